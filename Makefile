@@ -1,0 +1,105 @@
+# Every command sets itself up from a fresh clone, in .venv, and starts at once the next time.
+#
+#   .venv/bin/python --> .installed --> .compiled (the kernels)      what `make run` needs
+#                              \------> .tools                       what `make test` and `make check` add
+#                               \-----> .peers                       what `make bench` adds
+#
+# Each arrow is a stamp file in .venv, older than what it was made from only until the next command.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# torch comes first and alone with numpy: asked for by another package it would be resolved anew, and brings
+# gigabytes of CUDA libraries. Choose another build by `make TORCH=...`.
+TORCH  ?= torch==2.13.0
+EXTRAS := torch,hf,image,cli
+
+# Wheels that a machine offers to pip are offered to uv too.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+
+UV := $(shell command -v uv 2>/dev/null)
+ifdef UV
+CREATE_VENV := $(UV) venv --quiet --clear --seed --python $(PYTHON) $(VENV)
+INSTALL     := $(UV) pip install --quiet --python $(BIN)/python
+else
+CREATE_VENV := $(PYTHON) -m venv --clear $(VENV)
+INSTALL     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+endif
+
+KERNELS := src/poolish/kernels
+NATIVE  := $(wildcard $(KERNELS)/*.pyx $(KERNELS)/*.pxd $(KERNELS)/*.h)
+
+# Two processes, because the machines that check every change have two cores. `make test PYTEST="..."` for more.
+PYTEST ?= -n 2 --dist worksteal -q
+
+.DEFAULT_GOAL := help
+.PHONY: help environment run test check bench soak clean
+.DELETE_ON_ERROR:
+
+help:  ## what can be typed here
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+environment: $(VENV)/.compiled  ## the environment, ready to be used (`source install.sh` also activates it)
+
+run: environment  ## a tour of poolish, from nothing to trained rows
+	@$(BIN)/python examples/tour.py
+
+check: $(VENV)/.tools  ## lint, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# The kernels' tests run twice, compiled and as their NumPy reference. Where nothing was compiled the first run
+# has been on the reference already.
+test: environment check  ## everything that must hold: check, tests, examples in docstrings and documents
+	$(BIN)/pytest $(PYTEST)
+	@if $(BIN)/python -c "import poolish.kernels._native" 2>/dev/null; \
+	then echo "again, on the reference kernels:"; POOLISH_PURE=1 $(BIN)/pytest $(PYTEST) -m kernels; \
+	else echo "the kernels are not compiled here: all of the above ran on the reference"; fi
+
+soak: environment $(VENV)/.tools  ## the same tests for much longer: more examples, more kills
+	POOLISH_SOAK=1 $(BIN)/pytest $(PYTEST)
+
+bench: environment $(VENV)/.peers  ## poolish against its peers; writes benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks.run
+
+clean:  ## remove the environment, builds and caches
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	rm -f $(KERNELS)/_native.c $(KERNELS)/_native*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "poolish needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@echo "setting up $(VENV) with $(if $(UV),uv,pip) (a few minutes, once)"
+	@$(CREATE_VENV)
+
+# No build isolation: an isolated build would download its own setuptools and Cython each time.
+# CC=false: the kernels are compiled by the rule below, so this install need not compile them too.
+$(VENV)/.installed: pyproject.toml setup.py | $(BIN)/python
+	@$(INSTALL) "$(TORCH)" numpy "setuptools>=77" "Cython>=3.0"
+	@CC=false $(INSTALL) --no-build-isolation -e ".[$(EXTRAS)]"
+	@touch $@
+
+# What was built before goes first, the copy in build/ too: if the new source does not compile, yesterday's kernels
+# must not answer for it.
+$(VENV)/.compiled: $(NATIVE) setup.py $(VENV)/.compiler | $(VENV)/.installed
+	@rm -rf build $(KERNELS)/_native*.so
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@$(BIN)/python -c 'from poolish.versions import installed_versions as v; print("kernels:", v()["kernels"])'
+	@touch $@
+
+# Another compiler is another build. The file changes only when the answer does.
+$(VENV)/.compiler: FORCE | $(VENV)/.installed
+	@echo '$(CC)' | cmp -s - $@ || echo '$(CC)' > $@
+FORCE:
+
+$(VENV)/.tools: pyproject.toml $(VENV)/.installed
+	@CC=false $(INSTALL) --no-build-isolation -e ".[$(EXTRAS),dev]"
+	@touch $@
+
+# One at a time and with torch held still: a peer that cannot be had is missing from the results, not in the way.
+$(VENV)/.peers: benchmarks/peers.txt $(VENV)/.installed
+	@sed 's/#.*//' $< | while read -r peer; do \
+		test -z "$$peer" || $(INSTALL) "$(TORCH)" "$$peer" </dev/null || echo "peer not installed: $$peer"; done
+	@touch $@

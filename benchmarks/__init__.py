@@ -1,0 +1,1 @@
+"""Poolish against its peers; ``run`` measures all, ``harness`` says how."""

@@ -1,0 +1,64 @@
+"""poolish: datasets that change while you train.
+
+The names below are loaded when they are first used, so ``import poolish`` is instant and brings neither
+NumPy, Arrow nor torch into a program that may not need them.
+
+>>> from poolish import DatasetBuffer
+>>> buffer = DatasetBuffer(max_size=2)
+>>> buffer.append([{"label": 0}, {"label": 1}, {"label": 2}])
+>>> buffer.to_pydict()
+{'label': [1, 2]}
+"""
+
+from importlib import import_module
+
+# Type checkers take a constant of this name as true; importing typing for it would be most of our import time.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from poolish import errors as errors
+    from poolish.errors import PoolishError as PoolishError
+    from poolish.rows import DatasetBuffer as DatasetBuffer
+    from poolish.rows import register_normalizer as register_normalizer
+    from poolish.schema import Field as Field
+    from poolish.schema import Schema as Schema
+    from poolish.versions import show_versions as show_versions
+
+__version__ = "0.1.0"
+
+#: Public name -> the module it lives in. The imports above say the same to type checkers and editors.
+_HOMES = {
+    "DatasetBuffer": "poolish.rows",
+    "Field": "poolish.schema",
+    "PoolishError": "poolish.errors",
+    "Schema": "poolish.schema",
+    "register_normalizer": "poolish.rows",
+    "show_versions": "poolish.versions",
+}
+
+#: Modules that are public as they are.
+_MODULES = ("errors",)
+
+__all__ = [
+    "DatasetBuffer",
+    "Field",
+    "PoolishError",
+    "Schema",
+    "errors",
+    "register_normalizer",
+    "show_versions",
+]
+
+if not TYPE_CHECKING:  # hidden from type checkers, so that they see a misspelt name for what it is
+
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return import_module(f"poolish.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'poolish' has no attribute {name!r}")
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value  # so that each name is looked up once
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

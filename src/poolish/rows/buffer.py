@@ -1,0 +1,497 @@
+"""DatasetBuffer: rows that are appended, kept and dropped while you train.
+
+    append(sample)  --checked and copied-->  pending  --1,024 rows, or a read-->  stored  <--views--  snapshot
+    append(many)    --checked as a whole (Draft)------------------------------->  stored
+
+Deciding happens in ``retention``, checking in ``draft`` and ``codec``, keeping in ``stored``, reading in ``snapshot``; this
+module joins them under one lock. User code (normalizers, generators) runs before the lock is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import ArrayLike, NDArray
+
+from poolish import seeds
+from poolish.errors import ConfigError
+from poolish.rows import normalizers, retention, show
+from poolish.rows.codec import RowCodec
+from poolish.rows.draft import Draft, joined
+from poolish.rows.limits import Limits
+from poolish.rows.normalizers import ROWS
+from poolish.rows.snapshot import Found, Snapshot, checked_ids
+from poolish.rows.stored import StoredRows
+from poolish.schema import Schema
+
+if TYPE_CHECKING:
+    import datasets
+    import torch
+
+#: Rows appended one by one wait until there are this many, or until somebody reads.
+PENDING_ROWS = 1024
+
+_all_buffers: weakref.WeakSet[DatasetBuffer] = weakref.WeakSet()
+
+
+class DatasetBuffer:
+    """A mutable, schema-safe dataset in memory, bounded by fractions and sizes you choose, readable at any time.
+
+    ``append`` is all or nothing: a bad sample anywhere leaves the buffer as it was. Rows keep their order, oldest first.
+    Threads may append and read at the same time; a reader sees whole appends.
+
+    >>> buffer = DatasetBuffer(max_size=100, drop_strategy="oldest")
+    >>> buffer.append([{"label": 0, "meta": "first"}, {"label": 1, "meta": "second"}])
+    >>> buffer.append({"label": 1, "meta": "third"}, retain_prior=0.5, retain_prior_by="latest")
+    >>> buffer.to_pydict()
+    {'label': [1, 1], 'meta': ['second', 'third']}
+    """
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        drop_strategy: str = "oldest",
+        *,
+        seed: int = 0,
+        schema: Any = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """``schema`` declares columns before the first append; anything that describes one is taken (``Schema.of``)."""
+        if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1):
+            raise ConfigError(f"max_size is a whole number of rows above 0, or None for no bound, got {max_size!r}")
+        retention.named(retention.DROP, drop_strategy, "drop_strategy")
+        self._max_size = max_size
+        self._drop_strategy = drop_strategy
+        self._seed = seed
+        self.limits = limits or Limits()
+        self.uuid = uuid.uuid4().hex
+        self._kind: str | None = None
+        self._rng = seeds.generator(seed, "rows", "retain")
+        self._sample_rng = seeds.generator(seed, "rows", "sample")
+        self._evict_key = seeds.key(seed, "rows", "evict")
+        self._lock = threading.RLock()
+        self._pending: list[Any] = []
+        self._takes_rows = False
+        self._stored: StoredRows | None = None
+        self._loaded: Snapshot | None = None
+        self._codec: RowCodec | None = None
+        self._may_be_missing: frozenset[str] = frozenset()
+        self._current: Snapshot | None = None
+        if schema is not None:
+            self._declare(Schema.of(schema))
+        _all_buffers.add(self)
+
+    def _declare(self, schema: Schema) -> None:
+        self._may_be_missing = frozenset(field.name for field in schema if field.nullable)
+        self._codec = RowCodec(schema, self.limits, self._may_be_missing)
+        self._stored = StoredRows(schema)
+
+    # -- adding
+
+    def append(self, samples: Any, retain_prior: float = 1.0, retain_prior_by: str = "latest") -> None:
+        """Add one sample or many: first the prior rows are thinned, then the new ones come, then ``max_size`` holds.
+
+        ``retain_prior`` is the fraction of the rows already there that stays, picked by ``retain_prior_by``: ``latest``,
+        ``oldest`` or ``random``; a negative number clears them all.
+        """
+        if (
+            type(samples) is dict
+            and self._takes_rows
+            and type(retain_prior) is float
+            and retain_prior == 1.0
+            and retain_prior_by in retention.RETENTION
+            and not normalizers.sees_dicts
+        ):
+            self._append_row(samples)
+            return
+        retention.n_kept(0, retain_prior)
+        retention.named(retention.RETENTION, retain_prior_by, "retain_prior_by")
+        draft = Draft(self.schema, self._kind, self.limits, self._may_be_missing).read(samples)
+        with self._lock:
+            self._commit(draft, retain_prior, retain_prior_by)
+
+    def append_columns(
+        self, columns: Mapping[str, Any], retain_prior: float = 1.0, retain_prior_by: str = "latest"
+    ) -> None:
+        """Add many rows given as columns: arrays with one row per entry of the first dimension, or lists of values.
+
+        >>> buffer = DatasetBuffer()
+        >>> buffer.append_columns({"observation": np.zeros((3, 4), np.float32), "reward": [0.0, 1.0, 0.0]})
+        >>> len(buffer), buffer[1]["observation"].shape
+        (3, (4,))
+        """
+        from poolish.rows.column_input import batch_from
+
+        self.append(batch_from(columns, self.limits), retain_prior, retain_prior_by)
+
+    def _append_row(self, row: dict[str, Any]) -> None:
+        """The short way of one row into a buffer whose schema is settled: checked now, stored with others later.
+
+        Cells of waiting rows lie one behind the other in a flat list: a list per row would cost the garbage collector.
+        """
+        with self._lock:
+            codec = self._codec
+            assert codec is not None
+            self._pending.extend(codec.freeze(row))
+            self._current = None
+            if len(self._pending) >= PENDING_ROWS * codec.n_columns:
+                self._flush()
+
+    def _commit(self, draft: Draft, retain_prior: float, retain_prior_by: str) -> None:
+        """The new rows, then the thinning of the prior ones, then the size; if any of it fails, none of it happened."""
+        self._flush()
+        if draft.schema is None:
+            self._thin(0, retain_prior, retain_prior_by)
+            return
+        draft.check_kind(self._kind)
+        schema = joined(self.schema, draft.schema)
+        chunks = draft.arrays(schema, self.limits)
+        rows = self._rows(schema)
+        with self._all_or_nothing(rows):
+            rows.retype(schema)
+            rows.extend(chunks)
+            self._thin(draft.n_rows, retain_prior, retain_prior_by)
+            self._enforce_size(rows)
+        self._kind = draft.kind
+        if self._codec is None or schema != self._codec.schema:
+            self._codec = RowCodec(schema, self.limits, self._may_be_missing)
+        self._takes_rows = self._kind == ROWS and self._codec.is_resolved
+
+    def _flush(self) -> None:
+        """Move pending rows into the store, as if each had been stored when it came."""
+        if not self._pending:
+            return
+        assert self._codec is not None
+        rows, pending = self._rows(self._codec.schema), self._pending
+        with self._all_or_nothing(rows):
+            rows.extend([self._codec.build(pending)], one_by_one=True)
+            if self._max_size is not None and self._drop_strategy == "random":
+                rows.evict_one_by_one(self._n_pending(), self._max_size, self._evict_key)
+            self._enforce_size(rows)
+            self._pending = []
+
+    def _rows(self, schema: Schema) -> StoredRows:
+        """The store, to be changed; a loaded buffer moves from the mapped file into memory of its own."""
+        self._current = None
+        if self._stored is None:
+            self._stored = StoredRows(schema) if self._loaded is None else StoredRows.of(self._loaded)
+            self._loaded = None
+        return self._stored
+
+    @contextmanager
+    def _all_or_nothing(self, rows: StoredRows) -> Iterator[None]:
+        mark, pending = rows.mark(), self._pending
+        try:
+            yield
+        except BaseException:
+            rows.restore(mark)
+            self._pending = pending
+            raise
+
+    # -- thinning
+
+    def retain(self, fraction: float, *, by: str = "latest") -> None:
+        """Keep ``fraction`` of the rows, those that the policy ``by`` picks."""
+        retention.n_kept(0, fraction)
+        retention.named(retention.RETENTION, by, "by")
+        with self._lock:
+            self._flush()
+            self._thin(0, fraction, by)
+
+    def clear(self) -> None:
+        """Drop all rows; schema, ids and settings stay."""
+        self.retain(-1)
+
+    def _thin(self, n_new: int, fraction: float, by: str) -> None:
+        """Keep a fraction of the rows before the ``n_new`` newest."""
+        n_prior = self._n_stored() - n_new
+        n_kept = retention.n_kept(n_prior, fraction)
+        if n_kept < n_prior:
+            kept = retention.RETENTION[by](n_prior, n_kept, self._rng)
+            assert self.schema is not None
+            self._rows(self.schema).keep(kept, n_prior)
+
+    def _enforce_size(self, rows: StoredRows) -> None:
+        n_rows = len(rows)
+        if self._max_size is not None and n_rows > self._max_size:
+            rows.drop(retention.DROP[self._drop_strategy](n_rows, n_rows - self._max_size, self._rng))
+
+    def _n_pending(self) -> int:
+        return len(self._pending) // self._codec.n_columns if self._codec is not None else 0
+
+    def _n_stored(self) -> int:
+        if self._stored is not None:
+            return len(self._stored)
+        return 0 if self._loaded is None else len(self._loaded)
+
+    # -- changing
+
+    def update(self, ids: ArrayLike, columns: Mapping[str, Any]) -> NDArray[np.int64]:
+        """Change values of the rows with these ids, for snapshots taken from now on; which of the ids are gone.
+
+        Numbers and tensors of one shape are written in place (or into a copy, while a snapshot still shows the old ones);
+        for text, lists and nulls the column is written anew. Where an id stands twice, its last value counts.
+
+        >>> buffer = DatasetBuffer()
+        >>> buffer.append([{"text": "rye", "priority": 1.0}, {"text": "wheat", "priority": 1.0}])
+        >>> buffer.update([1], {"priority": [0.25]})
+        array([], dtype=int64)
+        >>> buffer[1]
+        {'text': 'wheat', 'priority': 0.25}
+        """
+        from poolish.rows.column_input import fitted_columns
+
+        with self._lock:
+            snapshot = self.snapshot()
+            asked = checked_ids(ids, snapshot.next_id)
+            values = fitted_columns(columns, len(asked), snapshot.schema, self.limits)
+            numbers, found = snapshot.numbers_of(asked)
+            schema = snapshot.schema
+            del snapshot  # it would count as somebody who still looks at the old values
+            if len(numbers):
+                self._rows(schema).replace(numbers, np.flatnonzero(found), values)
+            return asked[~found]
+
+    def map(self, function: Callable[[dict[str, Any]], Any]) -> DatasetBuffer:
+        """A new buffer with ``function(row)`` for every row."""
+        return self._derived(self._calls(function, self.snapshot()))
+
+    def filter(self, keep: Any) -> DatasetBuffer:
+        """A new buffer with the rows for which ``keep(row)`` is true; a boolean mask or an Arrow expression works too."""
+        rows = self.snapshot()
+        if isinstance(keep, pc.Expression):
+            chosen = rows.to_arrow().filter(keep)
+        else:
+            mask = np.fromiter(map(bool, self._calls(keep, rows)), bool, len(rows)) if callable(keep) else keep
+            chosen = rows[np.asarray(mask, bool)]
+        kept = self._derived(chosen)
+        kept._kind = self._kind
+        return kept
+
+    def _calls(self, function: Callable[[dict[str, Any]], Any], rows: Snapshot) -> Iterator[Any]:
+        for i in range(len(rows)):
+            row = rows[i]
+            try:
+                yield function(row)
+            except Exception as error:
+                error.add_note(
+                    f"while calling {getattr(function, '__name__', function)!s} on row {i}; no buffer was changed"
+                )
+                raise
+
+    def _derived(self, samples: Any) -> DatasetBuffer:
+        buffer = DatasetBuffer(self._max_size, self._drop_strategy, seed=self._seed, limits=self.limits)
+        buffer.append(samples)
+        return buffer
+
+    # -- reading: everything goes through the current snapshot
+
+    def snapshot(self) -> Snapshot:
+        """The rows as they are now: immutable, made in O(1), unaffected by whatever happens to the buffer."""
+        current = self._current
+        if current is not None:
+            return current
+        with self._lock:
+            self._flush()
+            self._current = self._view()
+            return self._current
+
+    def _view(self) -> Snapshot:
+        if self._stored is not None:
+            return self._stored.view(self.uuid)
+        if self._loaded is not None:
+            return self._loaded
+        empty = np.empty(0, np.int64)
+        return Snapshot(Schema([]), [], empty, empty, next_id=0, uuid=self.uuid)
+
+    def __len__(self) -> int:
+        with self._lock:
+            n_rows = self._n_pending() + self._n_stored()
+        return n_rows if self._max_size is None else min(n_rows, self._max_size)
+
+    def __getitem__(self, index: Any) -> Any:
+        """One row as a dict for a number; a ``pa.Table`` for a slice, an array of numbers or a boolean mask."""
+        return self.snapshot()[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows as dicts, the way torch's DataLoader asks for a whole batch."""
+        return self.snapshot().__getitems__(indices)
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """The rows one by one, as one-row tables; rows that come or go meanwhile make no difference."""
+        return iter(self.snapshot())
+
+    def get_batch(self, indices: ArrayLike) -> pa.Table:
+        """The rows with these numbers, in this order, copied into a table of their own."""
+        return self.snapshot().get_batch(indices)
+
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> pa.Table:
+        """``n`` random rows; ``weights`` are numbers, one per row, or the name of a column; ``rng`` follows from the seed."""
+        return self.snapshot().sample(n, weights, replace, self._sample_rng if rng is None else rng)
+
+    def by_id(self, ids: ArrayLike) -> Found:
+        """The rows with these ids that are still there, and which of the ids are gone."""
+        return self.snapshot().by_id(ids)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The row id of every row, oldest first; ids count up for ever and are never used again."""
+        return self.snapshot().ids
+
+    @property
+    def generations(self) -> list[tuple[int, int]]:
+        """The ids ``[first, last)`` that each append brought, for appends of which rows may be left."""
+        return self.snapshot().generations
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next row will get."""
+        return self.snapshot().next_id
+
+    @property
+    def schema(self) -> Schema | None:
+        """The columns and their types; None until the first append."""
+        codec = self._codec
+        return None if codec is None else codec.schema
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next append will drive rows out."""
+        return self._max_size is not None and len(self) >= self._max_size
+
+    @property
+    def max_size(self) -> int | None:
+        """How many rows there may be; None for no bound."""
+        return self._max_size
+
+    @property
+    def drop_strategy(self) -> str:
+        """Which rows go when there are more than ``max_size``: ``oldest`` or ``random``."""
+        return self._drop_strategy
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use by the rows, those that have left but not yet made room included."""
+        with self._lock:
+            self._flush()
+            return (
+                self._loaded.to_arrow().nbytes if self._loaded else 0 if self._stored is None else self._stored.n_bytes
+            )
+
+    # -- conversions
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as a table of one chunk, without a copy unless rows have left from the middle."""
+        return self.snapshot().to_arrow()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """For polars, pandas, DuckDB and everything else that speaks Arrow's C interface."""
+        return self.snapshot().__arrow_c_stream__(requested_schema)
+
+    def to_pydict(self) -> dict[str, list[Any]]:
+        """Columns as lists of the values that ``buffer[i]`` would give."""
+        return self.snapshot().to_pydict()
+
+    def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Columns as arrays: read-only views of numbers and tensors, object arrays of anything else."""
+        return self.snapshot().to_numpy(columns)
+
+    def to_torch(
+        self, columns: Sequence[str] | None = None, *, device: Any = None, copy: bool = False
+    ) -> dict[str, torch.Tensor | Any]:
+        """Columns as tensors, sharing memory where they can; see ``Snapshot.to_torch``."""
+        return self.snapshot().to_torch(columns, device=device, copy=copy)
+
+    def to_hf_dataset(self) -> datasets.Dataset:
+        """A Hugging Face dataset with the features the rows came with, or those their types ask for."""
+        return self.snapshot().to_hf_dataset()
+
+    # -- keeping
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything into one file: whole or not at all, checksummed, and there after a power cut."""
+        from poolish.rows import saved
+
+        with self._lock:
+            snapshot, settings = self.snapshot(), self._settings()
+        saved.write(path, snapshot, settings)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> DatasetBuffer:
+        """The buffer that ``save`` wrote: rows, ids, generations, settings and random state. Any damage is an error."""
+        from poolish.rows import saved
+
+        snapshot, settings = saved.read(path)
+        return cls._restored(snapshot, settings)
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "max_size": self._max_size,
+            "drop_strategy": self._drop_strategy,
+            "seed": self._seed,
+            "kind": self._kind,
+            "may_be_missing": sorted(self._may_be_missing),
+            "rng": self._rng.bit_generator.state,
+            "sample_rng": self._sample_rng.bit_generator.state,
+        }
+
+    @classmethod
+    def _restored(cls, snapshot: Snapshot, settings: dict[str, Any]) -> DatasetBuffer:
+        buffer = cls(settings["max_size"], settings["drop_strategy"], seed=settings["seed"])
+        buffer.uuid = snapshot.uuid
+        buffer._kind = settings["kind"]
+        buffer._may_be_missing = frozenset(settings["may_be_missing"])
+        buffer._rng.bit_generator.state = settings["rng"]
+        buffer._sample_rng.bit_generator.state = settings["sample_rng"]
+        if len(snapshot.schema):
+            buffer._codec = RowCodec(snapshot.schema, buffer.limits, buffer._may_be_missing)
+            buffer._loaded = snapshot
+            buffer._takes_rows = buffer._kind == ROWS and buffer._codec.is_resolved
+        return buffer
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        with self._lock:
+            return DatasetBuffer._restored, (self.snapshot(), self._settings())
+
+    def __repr__(self) -> str:
+        return show.text("DatasetBuffer", self.snapshot(), self._bound())
+
+    def _repr_html_(self) -> str:
+        return show.page("DatasetBuffer", self.snapshot(), self._bound())
+
+    def _bound(self) -> str:
+        return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self._drop_strategy!r}"
+
+
+# A fork copies the memory of all threads but only one of them runs on: whoever forks takes every buffer's lock first, so
+# that no child ever finds a buffer half-changed, or locked by a thread it does not have.
+_held: list[DatasetBuffer] = []
+
+
+def _hold_all() -> None:
+    _held.extend(_all_buffers)
+    for buffer in _held:
+        buffer._lock.acquire()
+
+
+def _release_all() -> None:
+    while _held:
+        _held.pop()._lock.release()
+
+
+os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)

@@ -1,0 +1,170 @@
+"""Rows of Python values and Arrow batches to the arrays of one schema.
+
+A codec belongs to a schema and never changes; a schema that settles an open column gets a new codec. Every refusal names
+the row, counted from the first sample of the append, and the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from poolish import kernels
+from poolish.errors import SchemaError
+from poolish.rows import images
+from poolish.rows.cells import Cell, Frozen, cell_of
+from poolish.rows.fit import fit
+from poolish.rows.infer import widen_all
+from poolish.rows.limits import Limits
+from poolish.rows.refusal import Refusal, shown
+from poolish.schema import Field, Schema, column_name, describe, is_resolved
+
+Row = Mapping[str, Any]
+
+_IMAGE = '{"_type": "Image"}'
+
+
+class RowCodec:
+    """What one schema makes of rows.
+
+    >>> codec = RowCodec(Schema.of({"flour": "string", "grams": "int64"}), Limits())
+    >>> codec.encode([{"flour": "rye", "grams": 500}])[1].to_pylist()
+    [500]
+    """
+
+    def __init__(self, schema: Schema, limits: Limits, may_be_missing: frozenset[str] = frozenset()) -> None:
+        self.schema = schema
+        self.limits = limits
+        self.may_be_missing = may_be_missing
+        self.names = schema.names
+        self.is_resolved = all(is_resolved(field.type) for field in schema)
+        self._cells: list[Cell] = [cell_of(field.type, limits) for field in schema]
+        self._plan = tuple(cell.step(name) for name, cell in zip(self.names, self._cells, strict=True))
+        self.n_columns = len(self.names)
+        self._all_nullable = all(field.nullable for field in schema)
+
+    # -- one row, checked now and built later
+
+    def freeze(self, row: dict[str, Any]) -> list[Frozen]:
+        """One row, checked and copied."""
+        if len(row) == self.n_columns:
+            try:
+                frozen = kernels.freeze_row(row, self._plan)
+                if self._all_nullable:
+                    return frozen
+            except (KeyError, Refusal):
+                pass  # told below, with its place
+        return [self._frozen(column, values, 0)[0] for column, values in enumerate(self.columns([row]))]
+
+    def build(self, cells: Sequence[Frozen]) -> list[pa.Array]:
+        """Frozen rows, laid one behind the other, as arrays."""
+        return [cell.build(cells[i :: self.n_columns]) for i, cell in enumerate(self._cells)]
+
+    # -- many rows
+
+    def encode(self, rows: Sequence[Row], first_row: int = 0) -> list[pa.Array]:
+        """Rows as arrays."""
+        columns = self.columns(rows, first_row)
+        frozen = [self._frozen(i, values, first_row) for i, values in enumerate(columns)]
+        return [cell.build(values) for cell, values in zip(self._cells, frozen, strict=True)]
+
+    def _frozen(self, column: int, values: Sequence[Any], first_row: int) -> Sequence[Frozen]:
+        field = self.schema.fields[column]
+        try:
+            frozen = self._cells[column].freeze_many(values)
+        except Refusal as refusal:
+            raise refusal.explained(first_row + refusal.index, field.name) from None
+        if not field.nullable and None in frozen:
+            raise _null_refused(field, first_row + list(frozen).index(None))
+        return frozen
+
+    def columns(self, rows: Sequence[Row], first_row: int = 0) -> list[list[Any]]:
+        """Rows turned on their side: the values of each column, in the order of the schema."""
+        return columns_of(rows, self.names, self.may_be_missing, first_row)
+
+    def fit(self, arrays: Mapping[str, pa.Array], n_rows: int, first_row: int = 0) -> list[pa.Array]:
+        """The columns of a table as arrays of this schema."""
+        missing = [name for name in self.names if name not in arrays and name not in self.may_be_missing]
+        unknown = [name for name in arrays if name not in self.schema]
+        if missing or unknown:
+            raise _keys_refused(f"rows {first_row} to {first_row + n_rows - 1}", missing, unknown, self.names)
+        return [self._fitted(field, arrays.get(field.name), n_rows, first_row) for field in self.schema]
+
+    def _fitted(self, field: Field, array: pa.Array | None, n_rows: int, first_row: int) -> pa.Array:
+        try:
+            fitted = fit(pa.nulls(n_rows) if array is None else array, field.type)
+        except Refusal as refusal:
+            raise refusal.explained(first_row + refusal.index, field.name) from None
+        if not field.nullable and fitted.null_count:
+            nulls = fitted.is_null().to_numpy(zero_copy_only=False)
+            raise _null_refused(field, first_row + int(np.flatnonzero(nulls)[0]))
+        return fitted
+
+
+def columns_of(
+    rows: Sequence[Row], names: Sequence[str], may_be_missing: Iterable[str], first_row: int = 0
+) -> list[list[Any]]:
+    """The values of each column; a missing or unknown key is refused unless it may be missing."""
+    n_columns = len(names)
+    try:
+        if all(len(row) == n_columns for row in rows):
+            return [[row[name] for row in rows] for name in names]
+    except KeyError:
+        pass  # told below, with its place
+    aligned = [_aligned(row, names, may_be_missing, first_row + i) for i, row in enumerate(rows)]
+    return [[row[name] for row in aligned] for name in names]
+
+
+def _aligned(row: Row, names: Sequence[str], may_be_missing: Iterable[str], i: int) -> Row:
+    row = _with_names(row, i)
+    missing = [name for name in names if name not in row and name not in may_be_missing]
+    unknown = [name for name in row if name not in names]
+    if missing or unknown:
+        raise _keys_refused(f"row {i}", missing, unknown, list(names))
+    return row if len(row) == len(names) else {name: row.get(name) for name in names}
+
+
+def _with_names(row: Row, i: int) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for key, value in row.items():
+        name = column_name(key)
+        if name in named:
+            raise SchemaError(f"row {i}: two keys are called {name!r} once normalised; rename one of them")
+        named[name] = value
+    return named
+
+
+def _keys_refused(place: str, missing: list[str], unknown: list[str], names: list[str]) -> SchemaError:
+    found = [f"column {name!r} is missing" for name in missing] + [f"column {name!r} is unknown" for name in unknown]
+    return SchemaError(f"{place}: {', '.join(found)}; this buffer holds {names}, bring these keys and no others")
+
+
+def _null_refused(field: Field, row: int) -> SchemaError:
+    return SchemaError(
+        f"row {row}, column {field.name!r}: declared {describe(field.type)} and not nullable, got None; "
+        "give it a value or declare Field(..., nullable=True)"
+    )
+
+
+def schema_of(known: Schema | None, rows: Sequence[Row], first_row: int = 0) -> Schema:
+    """The schema after these rows: names from the first row, open types from the first real value."""
+    if known is None:
+        if not rows[0]:
+            raise SchemaError(f"row {first_row}: no columns, got {shown(rows[0])}; bring at least one key")
+        known = Schema(Field(name, "null", nullable=True) for name in _with_names(rows[0], first_row))
+    columns = columns_of(rows, known.names, known.names, first_row)
+    return Schema(_widened(field, values, first_row) for field, values in zip(known, columns, strict=True))
+
+
+def _widened(field: Field, values: Sequence[Any], first_row: int) -> Field:
+    try:
+        type_ = widen_all(field.type, values)
+    except Refusal as refusal:
+        raise refusal.explained(first_row + refusal.index, field.name) from None
+    if type_ == field.type:
+        return field
+    feature = _IMAGE if any(images.is_image(value) for value in values) else None
+    return Field(field.name, type_, nullable=field.nullable, role=field.role, feature=feature)

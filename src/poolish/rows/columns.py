@@ -1,0 +1,370 @@
+"""Growable columns: every Arrow type as a few regions of memory, so that a buffer is always one Arrow chunk.
+
+A column mirrors the layout of its type: numbers are one region, text is offsets and bytes, a list is offsets and a
+column of elements, a struct is columns side by side. ``extend`` copies an Arrow array to the end, ``view`` shows a range
+of rows as an Arrow array without a copy, ``truncate`` takes back what a failed append had added.
+
+Rows below the length never change and never move while a view is alive, so a view stays what it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from poolish import kernels
+from poolish.rows.memory import Bytes, Region
+
+
+def column_of(type_: pa.DataType) -> Column:
+    """An empty column for one of the types poolish keeps."""
+    if isinstance(type_, pa.BaseExtensionType):
+        return Extended(type_)
+    if kinds.is_null(type_):
+        return Nothing(type_)
+    if kinds.is_boolean(type_):
+        return Flags(type_)
+    if kinds.is_large_string(type_) or kinds.is_large_binary(type_):
+        return Blobs(type_)
+    if kinds.is_large_list(type_):
+        return Lists(type_)
+    if kinds.is_fixed_size_list(type_):
+        return Tuples(type_)
+    if kinds.is_struct(type_):
+        return Structs(type_)
+    return Fixed(type_)
+
+
+class Column:
+    """What all columns share: a length, and a validity bitmap from the first null on."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        self.type = type_
+        self.length = 0
+        self._valid: Bits | None = None
+
+    def extend(self, array: pa.Array) -> None:
+        """Copy ``array``, which must have this column's type, to the end."""
+        self._extend_values(array)
+        self._extend_validity(array)
+        self.length += len(array)
+
+    def view(self, start: int, stop: int) -> pa.Array:
+        """Rows ``start:stop`` as an Arrow array over this column's memory."""
+        valid = None if self._valid is None else pa.py_buffer(self._valid.export())
+        n_null = 0 if valid is None else -1
+        return self._view_values(valid, start, stop - start, n_null)
+
+    def truncate(self, length: int) -> None:
+        """Forget the rows from ``length`` on; they must never have been shown to anybody."""
+        if self._valid is not None:
+            self._valid.n_bits = length
+        self._truncate_values(length)
+        self.length = length
+
+    def _extend_validity(self, array: pa.Array) -> None:
+        n = len(array)
+        if array.null_count == 0:
+            if self._valid is not None:
+                self._valid.fill(n)
+            return
+        if self._valid is None:
+            self._valid = Bits()
+            self._valid.fill(self.length)
+        self._valid.extend(_bytes_of(array.buffers()[0]), array.offset, n)
+
+    def _extend_values(self, array: pa.Array) -> None:
+        raise AssertionError(f"{type(self).__name__} does not say how it extends")
+
+    def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
+        raise AssertionError(f"{type(self).__name__} does not say how it is viewed")
+
+    def _truncate_values(self, length: int) -> None:
+        """Nothing to do where the length of the parts follows from the column's."""
+
+    def regions(self) -> list[Region]:
+        """All memory of the column, for accounting."""
+        return [] if self._valid is None else [self._valid.region]
+
+    def can_put(self, values: pa.Array) -> bool:
+        """Whether ``put`` can write these values over others: only where every row has the same width and none is null."""
+        return False
+
+    def own(self) -> None:
+        """Before ``put``: take a copy of the memory if anybody looks at it."""
+
+    def put(self, positions: np.ndarray[Any, Any], values: pa.Array) -> None:
+        """Write ``values`` over the rows at ``positions``."""
+        raise AssertionError(f"{type(self).__name__} cannot be written in place")
+
+
+class Nothing(Column):
+    """A column that has held only nulls so far."""
+
+    def extend(self, array: pa.Array) -> None:
+        self.length += len(array)
+
+    def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
+        return pa.nulls(n)
+
+
+class Fixed(Column):
+    """Values of one width: numbers, times, decimals."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        super().__init__(type_)
+        self.width = type_.bit_width // 8
+        self.region = Region()
+
+    def _extend_values(self, array: pa.Array) -> None:
+        values = _bytes_of(array.buffers()[1])
+        start = array.offset * self.width
+        self.region.append(values[start : start + len(array) * self.width])
+
+    def extend_numbers(self, values: np.ndarray[Any, Any]) -> None:
+        """Numbers from NumPy, without the detour through Arrow."""
+        self.region.append(values.view(np.uint8))
+        self.length += len(values)
+
+    def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
+        values = pa.py_buffer(self.region.export())
+        return pa.Array.from_buffers(self.type, n, [valid, values], n_null, start)
+
+    def _truncate_values(self, length: int) -> None:
+        self.region.used = length * self.width
+
+    def can_put(self, values: pa.Array) -> bool:
+        return self._valid is None and values.null_count == 0 and self.width > 0
+
+    def own(self) -> None:
+        if self.region.is_shared:
+            fresh = Region()
+            fresh.append(self.region.writable)
+            self.region = fresh
+
+    def put(self, positions: np.ndarray[Any, Any], values: pa.Array) -> None:
+        start = values.offset * self.width
+        new = _bytes_of(values.buffers()[1])[start : start + len(values) * self.width]
+        self.region.writable.reshape(-1, self.width)[positions] = new.reshape(-1, self.width)
+
+    def regions(self) -> list[Region]:
+        return [*super().regions(), self.region]
+
+
+class Flags(Column):
+    """Booleans, a bit each."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        super().__init__(type_)
+        self._bits = Bits()
+
+    def _extend_values(self, array: pa.Array) -> None:
+        self._bits.extend(_bytes_of(array.buffers()[1]), array.offset, len(array))
+
+    def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
+        return pa.Array.from_buffers(self.type, n, [valid, pa.py_buffer(self._bits.export())], n_null, start)
+
+    def _truncate_values(self, length: int) -> None:
+        self._bits.n_bits = length
+
+    def regions(self) -> list[Region]:
+        return [*super().regions(), self._bits.region]
+
+
+class Offsets:
+    """Where each row's part begins in what lies behind it; one more than rows."""
+
+    def __init__(self) -> None:
+        self.region = Region()
+        self.region.append(np.zeros(8, np.uint8))
+        self.end = 0
+
+    def extend(self, offsets: np.ndarray[Any, Any]) -> tuple[int, int]:
+        """Take over the lengths of a foreign array's rows; the range that they cover in that array."""
+        first, last = int(offsets[0]), int(offsets[-1])
+        n = len(offsets) - 1
+        np.add(offsets[1:], self.end - first, out=self.region.tail(n * 8).view(np.int64))
+        self.region.used += n * 8
+        self.end += last - first
+        return first, last
+
+    def truncate(self, length: int) -> int:
+        """Keep ``length`` rows; where they end."""
+        self.region.used = (length + 1) * 8
+        self.end = int(self.region.writable[-8:].view(np.int64)[0])
+        return self.end
+
+
+class Blobs(Column):
+    """Text or bytes: 64-bit offsets and the bytes behind them."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        super().__init__(type_)
+        self._offsets = Offsets()
+        self._data = Region()
+
+    def _extend_values(self, array: pa.Array) -> None:
+        first, last = self._offsets.extend(_offsets_of(array))
+        self._data.append(_bytes_of(array.buffers()[2])[first:last])
+
+    def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
+        offsets, data = pa.py_buffer(self._offsets.region.export()), pa.py_buffer(self._data.export())
+        return pa.Array.from_buffers(self.type, n, [valid, offsets, data], n_null, start)
+
+    def _truncate_values(self, length: int) -> None:
+        self._data.used = self._offsets.truncate(length)
+
+    def regions(self) -> list[Region]:
+        return [*super().regions(), self._offsets.region, self._data]
+
+
+class Lists(Column):
+    """Lists of any length: 64-bit offsets and one column of all elements."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        super().__init__(type_)
+        self._offsets = Offsets()
+        self._elements = column_of(type_.value_type)
+
+    def _extend_values(self, array: pa.Array) -> None:
+        first, last = self._offsets.extend(_offsets_of(array))
+        self._elements.extend(array.values.slice(first, last - first))
+
+    def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
+        offsets = pa.py_buffer(self._offsets.region.export())
+        elements = self._elements.view(0, self._elements.length)
+        return pa.Array.from_buffers(self.type, n, [valid, offsets], n_null, start, [elements])
+
+    def _truncate_values(self, length: int) -> None:
+        self._elements.truncate(self._offsets.truncate(length))
+
+    def regions(self) -> list[Region]:
+        return [*super().regions(), self._offsets.region, *self._elements.regions()]
+
+
+class Tuples(Column):
+    """Lists of one length: a column of all elements, and nothing else."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        super().__init__(type_)
+        self.size = type_.list_size
+        self.elements = column_of(type_.value_type)
+
+    def _extend_values(self, array: pa.Array) -> None:
+        # ``values`` looks past the slice and ``flatten`` leaves out null rows, so the slice is made here.
+        self.elements.extend(array.values.slice(array.offset * self.size, len(array) * self.size))
+
+    def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
+        elements = self.elements.view(0, self.elements.length)
+        return pa.Array.from_buffers(self.type, n, [valid], n_null, start, [elements])
+
+    def _truncate_values(self, length: int) -> None:
+        self.elements.truncate(length * self.size)
+
+    def can_put(self, values: pa.Array) -> bool:
+        is_flat = self._valid is None and values.null_count == 0 and self.size > 0
+        return is_flat and self.elements.can_put(values.flatten())
+
+    def own(self) -> None:
+        self.elements.own()
+
+    def put(self, positions: np.ndarray[Any, Any], values: pa.Array) -> None:
+        elements = (positions[:, None] * self.size + np.arange(self.size)).ravel()
+        self.elements.put(elements, values.flatten())
+
+    def regions(self) -> list[Region]:
+        return [*super().regions(), *self.elements.regions()]
+
+
+class Structs(Column):
+    """Named columns side by side."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        super().__init__(type_)
+        self._fields = [column_of(type_.field(i).type) for i in range(type_.num_fields)]
+
+    def _extend_values(self, array: pa.Array) -> None:
+        for i, field in enumerate(self._fields):
+            field.extend(array.field(i))
+
+    def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
+        fields = [field.view(0, field.length) for field in self._fields]
+        return pa.Array.from_buffers(self.type, n, [valid], n_null, start, fields)
+
+    def _truncate_values(self, length: int) -> None:
+        for field in self._fields:
+            field.truncate(length)
+
+    def regions(self) -> list[Region]:
+        return [*super().regions(), *(region for field in self._fields for region in field.regions())]
+
+
+class Extended(Column):
+    """A type that gives another meaning to a plain one: tensors, UUIDs."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        super().__init__(type_)
+        self.storage = column_of(type_.storage_type)
+
+    def extend(self, array: pa.Array) -> None:
+        self.storage.extend(array.storage)
+        self.length = self.storage.length
+
+    def view(self, start: int, stop: int) -> pa.Array:
+        return pa.ExtensionArray.from_storage(self.type, self.storage.view(start, stop))
+
+    def truncate(self, length: int) -> None:
+        self.storage.truncate(length)
+        self.length = length
+
+    def can_put(self, values: pa.Array) -> bool:
+        return self.storage.can_put(values.storage)
+
+    def own(self) -> None:
+        self.storage.own()
+
+    def put(self, positions: np.ndarray[Any, Any], values: pa.Array) -> None:
+        self.storage.put(positions, values.storage)
+
+    def regions(self) -> list[Region]:
+        return self.storage.regions()
+
+
+class Bits:
+    """A growable bitmap, least significant bit first."""
+
+    def __init__(self) -> None:
+        self.region = Region()
+        self.n_bits = 0
+
+    def extend(self, source: Bytes, first_bit: int, n: int) -> None:
+        kernels.copy_bits(source, first_bit, self._room(n), self.n_bits, n)
+        self.n_bits += n
+
+    def fill(self, n: int) -> None:
+        """Add ``n`` set bits."""
+        self.extend(np.full((n + 7) // 8, 0xFF, np.uint8), 0, n)
+
+    def export(self) -> Bytes:
+        return self.region.export()
+
+    def _room(self, n: int) -> Bytes:
+        n_bytes = (self.n_bits + n + 7) // 8
+        if n_bytes > self.region.used:
+            self.region.tail(n_bytes - self.region.used)[:] = 0
+            self.region.used = n_bytes
+        return self.region.writable
+
+
+def _bytes_of(buffer: pa.Buffer | None) -> Bytes:
+    return np.empty(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)
+
+
+def _offsets_of(array: pa.Array) -> np.ndarray[Any, Any]:
+    buffer = array.buffers()[1]
+    if buffer is None or buffer.size == 0:  # an empty array may leave its offsets out
+        return np.zeros(1, np.int64)
+    return np.frombuffer(buffer, np.int64)[array.offset : array.offset + len(array) + 1]

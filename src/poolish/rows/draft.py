@@ -1,0 +1,120 @@
+"""What one append brings, checked as a whole before the buffer changes.
+
+The samples are read once, a few thousand at a time, and become Arrow arrays at once, so that a long generator costs no
+more memory than its rows. The types they ask for settle while they are read: within the first append arrays that differ in
+shape make the column ragged; afterwards only columns that have held nothing but nulls may still find their type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from poolish.errors import SchemaError
+from poolish.rows.codec import RowCodec, columns_of, schema_of
+from poolish.rows.infer import ragged, settle
+from poolish.rows.limits import Limits
+from poolish.rows.normalizers import Part, parts_of
+from poolish.schema import Field, Schema
+
+
+class Draft:
+    """Samples on their way into a buffer of a schema, or into one that has none yet."""
+
+    def __init__(self, schema: Schema | None, kind: str | None, limits: Limits, may_be_missing: frozenset[str]) -> None:
+        self.schema = schema
+        self.kind = kind
+        self.n_rows = 0
+        self._is_first = schema is None
+        self._limits = limits
+        self._may_be_missing = may_be_missing
+        self._chunks: list[list[pa.Array]] = []
+        self._codec = None if schema is None else RowCodec(schema, limits, may_be_missing)
+
+    def read(self, samples: Any) -> Draft:
+        """Take in everything that was passed to ``append``."""
+        for part in parts_of(samples):
+            self.kind = self.kind or part.kind
+            self._check_same(part.kind, self.kind)
+            arrays = self._from_rows(part) if part.batch is None else self._from_batch(part.batch)
+            self._chunks.append(arrays)
+            self.n_rows += len(arrays[0]) if arrays else 0
+        return self
+
+    def arrays(self, schema: Schema, limits: Limits) -> list[list[pa.Array]]:
+        """The chunks in the types of ``schema``, which may have settled further since they were read."""
+        codec, first_row, chunks = RowCodec(schema, limits), 0, []
+        for chunk in self._chunks:
+            if [array.type for array in chunk] != [field.type for field in schema]:
+                names = self.schema.names if self.schema is not None else []
+                chunk = codec.fit(dict(zip(names, chunk, strict=True)), len(chunk[0]), first_row)
+            chunks.append(chunk)
+            first_row += len(chunk[0])
+        return chunks
+
+    def check_kind(self, kind: str | None) -> None:
+        """Another thread may have begun the buffer with samples of another kind."""
+        if kind is not None and self.kind is not None:
+            self._check_same(self.kind, kind)
+
+    def _check_same(self, kind: str, expected: str) -> None:
+        if kind != expected:
+            raise SchemaError(
+                f"row {self.n_rows}: this buffer holds samples of kind {expected}, got {kind}; "
+                "use one buffer per kind, or a normalizer that makes dicts of both"
+            )
+
+    def _from_rows(self, part: Part) -> list[pa.Array]:
+        if self._is_first or self._codec is None or not self._codec.is_resolved:
+            self._settle(self._widened_by(part))
+        assert self._codec is not None
+        return self._codec.encode(part.rows, self.n_rows)
+
+    def _widened_by(self, part: Part) -> Schema:
+        """Shapes may turn ragged only while the schema is being made; later rows must fit what it says."""
+        if self.schema is not None:
+            columns_of(part.rows, self.schema.names, self._may_be_missing, self.n_rows)
+        widened = schema_of(self.schema, part.rows, self.n_rows)
+        if self._is_first or self.schema is None:
+            return widened
+        return Schema(_settled(old, new) for old, new in zip(self.schema, widened, strict=True))
+
+    def _from_batch(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        brought = Schema.from_arrow(batch.schema)
+        if self.schema is None:
+            self._settle(brought)
+        elif self._is_first or not (self._codec and self._codec.is_resolved):
+            self._settle(Schema(self._joined(field, brought) for field in self.schema))
+        assert self._codec is not None
+        columns = {field.name: batch.column(i) for i, field in enumerate(brought)}
+        return self._codec.fit(columns, batch.num_rows, self.n_rows)
+
+    def _joined(self, field: Field, brought: Schema) -> Field:
+        if field.name not in brought:
+            return field
+        other = brought[field.name]
+        joined = _settled(field, other)
+        return _retyped(joined, ragged(joined.type, other.type), joined.feature) if self._is_first else joined
+
+    def _settle(self, schema: Schema) -> None:
+        if schema != self.schema:
+            self.schema = schema
+            self._codec = RowCodec(schema, self._limits, self._may_be_missing)
+
+
+def _settled(old: Field, new: Field) -> Field:
+    return _retyped(old, settle(old.type, new.type), new.feature)
+
+
+def _retyped(field: Field, type_: pa.DataType, feature: str | None) -> Field:
+    if type_ == field.type:
+        return field
+    return Field(field.name, type_, nullable=field.nullable, role=field.role, feature=feature)
+
+
+def joined(known: Schema | None, drafted: Schema) -> Schema:
+    """The schema of the buffer after the draft; another thread may have given the buffer one in the meantime."""
+    if known is None:
+        return drafted
+    return Schema(_settled(field, drafted[field.name]) if field.name in drafted else field for field in known)

@@ -1,0 +1,284 @@
+"""Arrow arrays into the types a buffer keeps, exactly or not at all.
+
+Wider offsets, undone encodings and tensors made of lists change no value. Numbers may change their width only if every
+one of them survives; text is never parsed, nothing is rounded, and nothing turns into text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from poolish.rows.cells import build_ragged
+from poolish.rows.refusal import Refusal
+from poolish.schema import TensorType, canonical, describe, dtype_and_shape, is_tensor, numpy_dtype
+from poolish.schema.arrow import is_hf_array
+from poolish.schema.tensor import carrier
+
+
+def fit(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """``array`` with the type of a column; Refusal with the index of the first row that the column cannot hold.
+
+    >>> fit(pa.array([1, 2], pa.int32()), pa.int64()).type
+    DataType(int64)
+    """
+    if array.type == type_:
+        return array
+    if kinds.is_null(array.type) or len(array) == array.null_count:
+        return _nulls(len(array), type_)
+    if kinds.is_dictionary(array.type):
+        return fit(array.dictionary_decode(), type_)
+    if kinds.is_run_end_encoded(array.type):
+        return fit(pc.run_end_decode(array), type_)
+    if is_tensor(type_):
+        return _fit_tensor(array, type_)
+    if isinstance(array.type, pa.BaseExtensionType) and not isinstance(type_, pa.BaseExtensionType):
+        return fit(array.storage, type_)
+    if kinds.is_large_list(type_):
+        return _fit_list(array, type_)
+    if kinds.is_struct(type_):
+        return _fit_struct(array, type_)
+    return _fit_scalar(array, type_)
+
+
+def _nulls(n: int, type_: pa.DataType) -> pa.Array:
+    if isinstance(type_, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(type_, pa.nulls(n, type_.storage_type))
+    return pa.nulls(n, type_)
+
+
+def _fit_list(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    lists = _as_large_list(array, type_)
+    offsets = np.frombuffer(lists.buffers()[1], np.int64)[lists.offset : lists.offset + len(lists) + 1]
+    elements = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
+    try:
+        fitted = fit(elements, type_.value_type)
+    except Refusal as refusal:
+        inside = refusal.index + int(offsets[0])
+        refusal.index = int(np.searchsorted(offsets, inside, side="right")) - 1
+        raise refusal.at(f"[{inside - int(offsets[refusal.index])}]") from None
+    buffers = [validity(lists), pa.py_buffer(offsets - offsets[0])]
+    return pa.Array.from_buffers(type_, len(lists), buffers, children=[fitted])
+
+
+def _as_large_list(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    if is_tensor(array.type) and len(array.type.shape) == 1:
+        array = array.storage if not isinstance(array.type, TensorType) else array.storage.field("data")
+    given = array.type
+    if kinds.is_map(given):
+        pairs = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+        return pa.Array.from_buffers(
+            pa.list_(pairs.type), len(array), array.buffers()[:2], offset=array.offset, children=[pairs]
+        ).cast(pa.large_list(pairs.type))
+    if not (kinds.is_nested(given) and hasattr(given, "value_type")):
+        raise _refused(array, type_)
+    return array if kinds.is_large_list(given) else array.cast(pa.large_list(given.value_type))
+
+
+def _fit_struct(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    names = [type_.field(i).name for i in range(type_.num_fields)]
+    given = [array.type.field(i).name for i in range(array.type.num_fields)] if kinds.is_struct(array.type) else []
+    if sorted(given) != sorted(names):
+        raise _refused(array, type_)
+    children = []
+    for name in names:
+        try:
+            children.append(fit(array.field(name), type_.field(name).type))
+        except Refusal as refusal:
+            raise refusal.at(f".{name}") from None
+    return pa.Array.from_buffers(type_, len(array), [validity(array)], children=children)
+
+
+def _fit_tensor(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    dtype, shape = dtype_and_shape(type_)
+    if is_tensor(array.type) and None not in dtype_and_shape(array.type)[1] and None in shape:
+        return _as_ragged(array, type_)
+    storage = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+    if None in shape:
+        return _ragged_from_lists(storage, array, type_)
+    values, sizes = _flattened(storage, len(shape) or 1, array, type_)
+    wanted = [size for size in shape if size is not None] or [1]
+    for axis, (lengths, size) in enumerate(zip(sizes, wanted, strict=True)):
+        wrong = np.flatnonzero(lengths != size)
+        if len(wrong):
+            raise _refused(array, type_, int(wrong[0]) // int(np.prod(wanted[:axis], dtype=int)))
+    items = fit_values(values, array, type_)
+    inner = pa.Array.from_buffers(type_.storage_type, len(array), [None], children=[items])
+    return pa.ExtensionArray.from_storage(type_, inner if array.null_count == 0 else _with_nulls(array, items, type_))
+
+
+def _with_nulls(array: pa.Array, items: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Null rows have no values in a list, but take their place in a tensor."""
+    size = type_.storage_type.list_size
+    present = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+    place = np.zeros(len(array), np.int64)
+    place[present] = np.arange(len(present))
+    spread = items.take(pa.array((place[:, None] * size + np.arange(size)).ravel())) if size else items
+    return pa.Array.from_buffers(type_.storage_type, len(array), [validity(array)], children=[spread])
+
+
+def _flattened(storage: pa.Array, rank: int, array: pa.Array, type_: pa.DataType) -> tuple[pa.Array, list[np.ndarray]]:
+    """All values of nested lists of present rows, and per level the length of every list."""
+    values, sizes = storage.drop_null() if storage.null_count else storage, []
+    flat_rank = 1 if kinds.is_fixed_size_list(storage.type) and storage.type.list_size == _n_values(type_) else rank
+    if flat_rank != rank:
+        n = len(values)
+        wanted = [size for size in dtype_and_shape(type_)[1] if size is not None]
+        return values.flatten(), [
+            np.full(n * int(np.prod(wanted[:i], dtype=int)), size) for i, size in enumerate(wanted)
+        ]
+    for _ in range(rank):
+        if not hasattr(values.type, "value_type") or values.null_count:
+            raise _refused(array, type_)
+        if kinds.is_fixed_size_list(values.type):
+            sizes.append(np.full(len(values), values.type.list_size))
+        else:
+            sizes.append(pc.list_value_length(values).to_numpy(zero_copy_only=False))
+        values = values.flatten()
+    return values, sizes
+
+
+def _n_values(type_: pa.DataType) -> int:
+    return int(type_.storage_type.list_size)
+
+
+def _as_ragged(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    dtype, shape = dtype_and_shape(array.type)
+    wanted_dtype, wanted = dtype_and_shape(type_)
+    if (
+        dtype != wanted_dtype
+        or len(shape) != len(wanted)
+        or any(w not in (None, s) for w, s in zip(wanted, shape, strict=True))
+    ):
+        raise _refused(array, type_)
+    values = array.storage.values.slice(
+        array.storage.offset * _n_values(array.type), len(array) * _n_values(array.type)
+    )
+    data = values.to_numpy(zero_copy_only=True)
+    return build_ragged(type_, [shape] * len(array), np.ascontiguousarray(data), validity(array))
+
+
+def _ragged_from_lists(storage: pa.Array, array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Ragged tensors out of nested lists, row by row: rare, and each row may have a shape of its own."""
+    if isinstance(array.type, TensorType):
+        raise _refused(array, type_)
+    dtype, wanted = dtype_and_shape(type_)
+    exact = fit(storage, _nested_list(carrier(dtype), len(wanted)))
+    shapes, parts = [], []
+    for i, row in enumerate(exact.to_pylist()):
+        part = (
+            np.array(row or [], numpy_dtype(dtype), ndmin=len(wanted))
+            if row
+            else np.empty((0,) * len(wanted), numpy_dtype(dtype))
+        )
+        if row and any(want not in (None, got) for want, got in zip(wanted, part.shape, strict=True)):
+            raise _refused(array, type_, i)
+        shapes.append(part.shape)
+        parts.append(part.tobytes())
+    return build_ragged(type_, shapes, b"".join(parts), validity(array))
+
+
+def _nested_list(type_: pa.DataType, rank: int) -> pa.DataType:
+    for _ in range(rank):
+        type_ = pa.large_list(type_)
+    return type_
+
+
+def fit_values(values: pa.Array, array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """The numbers of a tensor column: the same dtype, and none of them null."""
+    dtype = dtype_and_shape(type_)[0]
+    expected = pa.bool_() if dtype == "bool" else carrier(dtype)
+    if values.null_count:
+        raise Refusal("a tensor has no null inside", array[0], "fill the nulls, or cast the column to a list")
+    if kinds.is_boolean(values.type) and dtype == "bool":
+        return values.cast(pa.uint8())
+    if values.type != expected:
+        raise _refused(array, type_)
+    return values
+
+
+_FAMILIES = [
+    (kinds.is_integer, kinds.is_floating),
+    (kinds.is_string, kinds.is_large_string, kinds.is_string_view),
+    (kinds.is_binary, kinds.is_large_binary, kinds.is_binary_view, kinds.is_fixed_size_binary),
+    (kinds.is_timestamp,),
+    (kinds.is_duration,),
+    (kinds.is_date,),
+    (kinds.is_time,),
+    (kinds.is_decimal,),
+]
+
+
+def _fit_scalar(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    if not any(_is_one_of(array.type, family) and _is_one_of(type_, family) for family in _FAMILIES):
+        raise _refused(array, type_)
+    if kinds.is_timestamp(type_) and (array.type.tz is None) != (type_.tz is None):
+        raise _refused(array, type_)
+    try:
+        cast = array.cast(type_)
+        inexact = _inexact(array, cast)
+    except pa.ArrowInvalid:
+        inexact = _first_refused(array, type_)
+    if inexact is not None:
+        raise Refusal(
+            f"this column holds {describe(type_)}, and this value would not survive",
+            array[inexact].as_py(),
+            "declare a wider dtype with schema=, or round it yourself",
+        ).with_index(inexact)
+    return cast
+
+
+def _is_one_of(type_: pa.DataType, family: tuple) -> bool:
+    return any(is_member(type_) for is_member in family)
+
+
+def _inexact(array: pa.Array, cast: pa.Array) -> int | None:
+    """The first value that a narrower float has rounded; Arrow checks everything else itself."""
+    if (
+        not (kinds.is_floating(array.type) and kinds.is_floating(cast.type))
+        or cast.type.bit_width >= array.type.bit_width
+    ):
+        return None
+    before, after = (part.drop_null().to_numpy() for part in (array, cast))
+    changed = np.flatnonzero((before != after) & ~(np.isnan(before) & np.isnan(after)))
+    if not len(changed):
+        return None
+    return int(np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))[changed[0]])
+
+
+def _first_refused(array: pa.Array, type_: pa.DataType) -> int:
+    """The first row that cannot be cast, by halving."""
+    low, high = 0, len(array)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            array.slice(low, middle - low).cast(type_)
+            low = middle
+        except pa.ArrowInvalid:
+            high = middle
+    return low
+
+
+def _refused(array: pa.Array, type_: pa.DataType, index: int = 0) -> Refusal:
+    given = array.type
+    kind = describe(canonical(given)) if not is_hf_array(given) else str(given)
+    value = array[index].as_py() if len(array) else None
+    return Refusal(
+        f"this column holds {describe(type_)}, the table brings {kind}", value, "cast the column first"
+    ).with_index(index)
+
+
+def validity(array: pa.Array) -> pa.Buffer | None:
+    """The validity bitmap of a slice, starting at bit 0."""
+    if array.null_count == 0:
+        return None
+    return pa.py_buffer(np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """A column of a table as one array; without a copy where it has one chunk."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else _nulls(0, column.type)

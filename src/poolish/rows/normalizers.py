@@ -1,0 +1,201 @@
+"""Samples of any class to rows, and anything that can be appended to a stream of rows or Arrow batches.
+
+A normalizer turns one sample into a dict. Those registered for a class come first, the most specific class winning; then
+what is built in: dicts, tensors, arrays, images, dataclasses, named tuples; then ``vars(sample)``. The class whose
+normalizer was used is the *kind* of the sample: a buffer keeps to one kind.
+
+Libraries are recognised without being imported: nobody can hold their objects before they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from poolish.errors import SchemaError
+from poolish.rows import arrays, hf_bridge, images
+from poolish.rows.refusal import shown
+
+Row = Mapping[str, Any]
+Normalizer = Callable[[Any], Row]
+Function = TypeVar("Function", bound=Normalizer)
+
+#: Samples read from an iterable before they are converted together.
+CHUNK_ROWS = 8192
+
+#: The kind of everything that comes with column names: dicts, Arrow, Hugging Face datasets, data frames.
+ROWS = "rows"
+
+_registered: dict[type, Normalizer] = {}
+
+#: Whether a registered normalizer wants to see plain dicts, which are rows already otherwise.
+sees_dicts = False
+
+
+def register_normalizer(sample_class: type) -> Callable[[Function], Function]:
+    """Say how samples of a class, and of its subclasses, become rows.
+
+    >>> class Loaf:
+    ...     def __init__(self, flour, grams): self.flour, self.grams = flour, grams
+    >>> @register_normalizer(Loaf)
+    ... def normalize_loaf(loaf):
+    ...     return {"flour": loaf.flour, "kilos": loaf.grams / 1000}
+    >>> from poolish import DatasetBuffer
+    >>> buffer = DatasetBuffer()
+    >>> buffer.append([Loaf("rye", 500), Loaf("wheat", 750)])
+    >>> buffer[1]
+    {'flour': 'wheat', 'kilos': 0.75}
+    """
+    if not isinstance(sample_class, type):
+        raise TypeError(
+            f"register_normalizer takes a class, got {shown(sample_class)}; write @register_normalizer(MySample)"
+        )
+
+    def register(function: Function) -> Function:
+        global sees_dicts
+        _registered[sample_class] = function
+        sees_dicts = sees_dicts or issubclass(dict, sample_class)
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some consecutive samples of one kind: as rows, or as an Arrow batch."""
+
+    kind: str
+    rows: list[Row]
+    batch: pa.RecordBatch | None = None
+
+
+def parts_of(samples: Any) -> Iterator[Part]:
+    """Everything that was appended, in order, a few thousand rows at a time.
+
+    >>> [len(part.rows) for part in parts_of([{"flour": "rye"}] * 10_000)]
+    [8192, 1808]
+    """
+    batches = _batches(samples)
+    if batches is not None:
+        yield from (Part(ROWS, [], batch) for batch in batches)
+    elif is_sample(samples):
+        kind, normalize = _normalizer_of(samples)
+        yield Part(kind, [_normalized(samples, normalize, 0)])
+    else:
+        yield from _parts_of_many(samples)
+
+
+def _parts_of_many(samples: Iterable[Any]) -> Iterator[Part]:
+    kind, rows = "", []
+    for i, sample in enumerate(samples):
+        batches = _batches(sample)
+        next_kind, normalize = (ROWS, _as_it_is) if batches is not None else _normalizer_of(sample)
+        if rows and (next_kind != kind or batches is not None or len(rows) == CHUNK_ROWS):
+            yield Part(kind, rows)
+            rows = []
+        kind = next_kind
+        if batches is None:
+            rows.append(_normalized(sample, normalize, i))
+        else:
+            yield from (Part(ROWS, [], batch) for batch in batches)
+    if rows:
+        yield Part(kind, rows)
+
+
+def is_sample(value: object) -> bool:
+    """Whether a value is one sample, not an iterable of samples."""
+    if _registered_for(type(value)) is not None or arrays.is_array(value) or images.is_image(value):
+        return True
+    if isinstance(value, (Mapping, str, bytes)) or arrays.is_named_tuple(value) or arrays.is_dataclass(value):
+        return True
+    return not (hasattr(value, "__iter__") or (hasattr(value, "__getitem__") and hasattr(value, "__len__")))
+
+
+def _registered_for(sample_class: type) -> tuple[type, Normalizer] | None:
+    if not _registered:
+        return None
+    return next(((base, _registered[base]) for base in sample_class.__mro__ if base in _registered), None)
+
+
+def _normalizer_of(sample: Any) -> tuple[str, Normalizer]:
+    """The kind of a sample, and the function that makes a row of it."""
+    found = _registered_for(type(sample))
+    if found is not None:
+        return _named(found[0]), found[1]
+    if isinstance(sample, Mapping):
+        hf_bridge.refuse_splits(sample)
+        return ROWS, _as_it_is
+    if arrays.is_torch_tensor(sample):
+        return "torch.Tensor", _tensor
+    if isinstance(sample, np.ndarray):
+        return "numpy.ndarray", _tensor
+    if images.is_image(sample):
+        return "PIL.Image.Image", _image
+    if arrays.is_dataclass(sample) or arrays.is_named_tuple(sample):
+        return _named(type(sample)), _record
+    if not hasattr(sample, "__dict__") or isinstance(sample, type):
+        raise SchemaError(
+            f"a sample is a dict, an array, an image or an object with attributes, got {shown(sample)}; "
+            "wrap it ({'value': ...}) or register a normalizer for its class"
+        )
+    return _named(type(sample)), vars
+
+
+def _named(sample_class: type) -> str:
+    return f"{sample_class.__module__}.{sample_class.__qualname__}"
+
+
+def _as_it_is(sample: Row) -> Row:
+    return sample
+
+
+def _tensor(sample: Any) -> Row:
+    return {"tensor": sample}
+
+
+def _image(sample: Any) -> Row:
+    return {"image": sample}
+
+
+def _record(sample: Any) -> Row:
+    return arrays.as_dict(sample) or {}
+
+
+def _normalized(sample: Any, normalize: Normalizer, i: int) -> Row:
+    try:
+        row = normalize(sample)
+    except Exception as error:
+        error.add_note(f"while normalizing sample {i}, a {type(sample).__name__}; the buffer is unchanged")
+        raise
+    if not isinstance(row, Mapping):
+        name = getattr(normalize, "__name__", repr(normalize))
+        raise SchemaError(
+            f"row {i}: the normalizer {name} must return a dict, got {shown(row)}; the buffer is unchanged"
+        )
+    return row
+
+
+def _batches(value: Any) -> Iterable[pa.RecordBatch] | None:
+    """The Arrow batches of anything tabular; None for anything else."""
+    if type(value) is dict or images.is_image(value) or _registered_for(type(value)) is not None:
+        return None  # images speak Arrow too, but mean pixels
+    if isinstance(value, pa.Table):
+        return _kept_empty(value.to_batches(), value.schema)
+    if isinstance(value, pa.RecordBatch):
+        return [value]
+    if hf_bridge.is_dataset(value):
+        return hf_bridge.batches(value)
+    if hasattr(value, "__arrow_c_stream__") and not isinstance(value, (pa.Array, pa.ChunkedArray)):
+        return pa.RecordBatchReader.from_stream(value)
+    if hasattr(value, "__arrow_c_array__") and not isinstance(value, pa.Array):
+        return [pa.record_batch(value)]
+    return None
+
+
+def _kept_empty(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
+    """A table without rows still has columns, and they decide the schema."""
+    return batches or [pa.RecordBatch.from_pylist([], schema=schema)]

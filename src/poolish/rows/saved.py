@@ -1,0 +1,183 @@
+"""A buffer in one file: written whole or not at all, checked bit by bit before anything in it is believed.
+
+    magic, zeros to 64 | rows, an Arrow IPC stream | ids, int64 | generation starts, int64
+    footer, JSON | u64 length of the footer | u64 xxh3 of the footer | magic
+
+The footer comes last, so that rows are written as they are hashed, in one pass and without a second copy in memory. It holds
+the settings, the lengths of the parts and the xxh3 of everything before it. Reading goes: sizes, checksums, structure
+(``validate(full=True)``), use; Arrow alone would take every second damaged file for good. The file is mapped
+copy-on-write, so a loaded buffer costs no memory until its rows are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from poolish import files
+from poolish.errors import CorruptDataError, PoolishError
+from poolish.rows.fit import one_chunk
+from poolish.rows.snapshot import Snapshot
+from poolish.schema import Schema
+
+MAGIC = b"POOLROW1"
+VERSION = 1
+MAX_FOOTER_BYTES = 1 << 20
+_TAIL = struct.Struct("<QQ8s")
+_FRONT = MAGIC.ljust(64, b"\0")
+
+
+def write(path: str | os.PathLike[str], snapshot: Snapshot, settings: dict[str, Any]) -> None:
+    """Publish the file; whoever opens ``path`` sees the old one or the new one."""
+    with files.publish(path) as file:
+        body = _Hashed(file)
+        body.write(_FRONT)
+        _write_ipc(snapshot, pa.PythonFile(body, "w"))
+        n_rows_bytes = body.n_bytes - len(_FRONT)
+        starts = _starts(snapshot)
+        body.write(snapshot.ids.astype("<i8").tobytes())
+        body.write(starts.astype("<i8").tobytes())
+        footer = {
+            "format": "poolish.rows",
+            "version": VERSION,
+            "uuid": snapshot.uuid,
+            "next_id": snapshot.next_id,
+            "bytes": {"rows": n_rows_bytes, "ids": len(snapshot) * 8, "generations": len(starts) * 8},
+            "xxh3": body.digest.hexdigest(),
+            "settings": settings,
+        }
+        told = json.dumps(footer, separators=(",", ":")).encode()
+        file.write(told + _TAIL.pack(len(told), xxhash.xxh3_64_intdigest(told), MAGIC))
+
+
+class _Hashed:
+    """A file that hashes what is written to it."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = xxhash.xxh3_64()
+        self.n_bytes = 0
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.n_bytes += memoryview(data).nbytes
+        self._file.write(data)
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Publishing flushes."""
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Snapshot, dict[str, Any]]:
+    """The snapshot and the settings in a file, or CorruptDataError that says what is wrong with it."""
+    path = Path(path)
+    try:
+        memory = _mapped(path)
+        footer, end = _checked_footer(memory)
+        _check_body(memory, footer, end)
+        return _snapshot(memory, footer), footer["settings"]
+    except _Damaged as damage:
+        advice = "restore it from a copy, or save the buffer again"
+        raise CorruptDataError(f"{path}: not a whole saved buffer: {damage}; {advice}") from None
+
+
+class _Damaged(Exception):
+    """What is wrong with the file."""
+
+
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size < len(_FRONT) + _TAIL.size:
+            raise _Damaged("it is too short")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+def _checked_footer(memory: memoryview) -> tuple[dict[str, Any], int]:
+    """The footer, and where the body ends."""
+    length, checksum, magic = _TAIL.unpack_from(memory, len(memory) - _TAIL.size)
+    if magic != MAGIC or memory[:8] != MAGIC:
+        raise _Damaged(f"it does not begin and end with {MAGIC!r}")
+    end = len(memory) - _TAIL.size - length
+    if length > MAX_FOOTER_BYTES or end < len(_FRONT):
+        raise _Damaged(f"its footer claims {length:,} bytes")
+    raw = bytes(memory[end : end + length])
+    if xxhash.xxh3_64_intdigest(raw) != checksum:
+        raise _Damaged("the checksum of its footer does not match")
+    try:
+        footer = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _Damaged(f"its footer is no JSON ({error})") from None
+    if not isinstance(footer, dict) or footer.get("version") != VERSION:
+        raise _Damaged(f"it has another format version than {VERSION}, which this poolish reads")
+    return footer, end
+
+
+def _check_body(memory: memoryview, footer: dict[str, Any], end: int) -> None:
+    if xxhash.xxh3_64_hexdigest(memory[:end]) != footer.get("xxh3"):
+        raise _Damaged("the checksum of its rows does not match")
+    sizes = footer.get("bytes")
+    if not isinstance(sizes, dict) or not all(type(size) is int and size >= 0 for size in sizes.values()):
+        raise _Damaged("its footer does not say how long its parts are")
+    if len(_FRONT) + sum(sizes.values()) != end:
+        raise _Damaged("its parts are not as long as its footer says")
+
+
+def _snapshot(memory: memoryview, footer: dict[str, Any]) -> Snapshot:
+    sizes = footer["bytes"]
+    first = len(_FRONT) + sizes["rows"]
+    try:
+        table = pa.ipc.open_stream(pa.py_buffer(memory[len(_FRONT) : first])).read_all()
+        table.validate(full=True)
+        ids = np.frombuffer(memory[first : first + sizes["ids"]], "<i8")
+        starts = np.frombuffer(memory[first + sizes["ids"] :][: sizes["generations"]], "<i8")
+        snapshot = _from_table(table, ids, starts, footer["next_id"], footer["uuid"])
+    except (pa.ArrowException, PoolishError, KeyError, TypeError, ValueError) as error:
+        raise _Damaged(f"its rows cannot be read ({error})") from None
+    _check_ids(snapshot, table.num_rows)
+    return snapshot
+
+
+def _check_ids(snapshot: Snapshot, n_rows: int) -> None:
+    ids = snapshot.ids
+    if len(ids) != n_rows or (np.diff(ids) <= 0).any() or (n_rows and not 0 <= ids[0] <= ids[-1] < snapshot.next_id):
+        raise _Damaged("its row ids do not count up, or do not match its rows")
+
+
+def snapshot_to_ipc(snapshot: Snapshot) -> tuple[bytes, bytes, bytes, int, str]:
+    """All a spawned worker needs, as plain bytes."""
+    sink = pa.BufferOutputStream()
+    _write_ipc(snapshot, sink)
+    ids, starts = np.asarray(snapshot.ids).tobytes(), _starts(snapshot).tobytes()
+    return sink.getvalue().to_pybytes(), ids, starts, snapshot.next_id, snapshot.uuid
+
+
+def snapshot_from_ipc(ipc: bytes, ids: bytes, starts: bytes, next_id: int, uuid: str) -> Snapshot:
+    """The snapshot in the worker, in memory that may be written: torch shares no other."""
+    table = pa.ipc.open_stream(pa.py_buffer(bytearray(ipc))).read_all()
+    return _from_table(table, np.frombuffer(ids, np.int64), np.frombuffer(starts, np.int64), next_id, uuid)
+
+
+def _write_ipc(snapshot: Snapshot, sink: Any) -> None:
+    table = snapshot.to_arrow()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _starts(snapshot: Snapshot) -> np.ndarray[Any, Any]:
+    return np.array([first for first, _ in snapshot.generations], np.int64)
+
+
+def _from_table(table: pa.Table, ids: Any, starts: Any, next_id: int, uuid: str) -> Snapshot:
+    schema = Schema.from_arrow(table.schema)
+    columns = [one_chunk(column) for column in table.columns]
+    return Snapshot(schema, columns, ids, starts, next_id=next_id, uuid=uuid)

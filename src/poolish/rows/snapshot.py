@@ -1,0 +1,309 @@
+"""Snapshot: the rows a buffer had at one moment. Immutable, made in O(1), safe to keep while the buffer changes.
+
+All reading happens here; the buffer only hands out its current snapshot. A snapshot is a map-style dataset for torch's
+DataLoader (``__getitem__``, ``__getitems__``), works in forked workers as it is, and travels to spawned ones as Arrow IPC.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from poolish import kernels
+from poolish.errors import UnknownColumn
+from poolish.rows import show
+from poolish.rows.fit import one_chunk
+from poolish.rows.gather import Taker, taker
+from poolish.rows.live import LiveSet
+from poolish.rows.readers import Reader, reader
+from poolish.schema import Schema
+
+if TYPE_CHECKING:
+    import datasets
+    import torch
+
+Int64 = NDArray[np.int64]
+
+#: Rows gathered at a time while iterating.
+ITERATION_ROWS = 1024
+
+
+class Found(NamedTuple):
+    """What ``by_id`` gives: the rows that are still there, in the order asked for, and the ids that are gone."""
+
+    rows: pa.Table
+    gone: Int64
+
+
+class Snapshot:
+    """Rows as they were at one moment.
+
+    >>> from poolish import DatasetBuffer
+    >>> buffer = DatasetBuffer()
+    >>> buffer.append([{"flour": "rye"}, {"flour": "wheat"}])
+    >>> before = buffer.snapshot()
+    >>> buffer.clear()
+    >>> len(before), before[-1], before.get_batch([1, 0])["flour"].to_pylist()
+    (2, {'flour': 'wheat'}, ['wheat', 'rye'])
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        arrays: Sequence[pa.Array],
+        ids: Int64,
+        generations: Int64,
+        *,
+        next_id: int,
+        uuid: str,
+        span: tuple[int, int] | None = None,
+        live: LiveSet | None = None,
+        n_before: int = 0,
+        n_rows: int | None = None,
+    ) -> None:
+        self.schema = schema
+        self.next_id = next_id
+        self.uuid = uuid
+        self._arrays = arrays
+        self._all_ids = ids
+        self._starts = generations
+        self._first, self._last = span or (0, len(ids))
+        self._live = live
+        self._lease = None if live is None else live.lease()
+        self._n_before = n_before
+        self._n_rows = self._last - self._first if n_rows is None else n_rows
+
+    # -- rows
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def __getitem__(self, index: Any) -> Any:
+        """One row as a dict for a number; a ``pa.Table`` for a slice, an array of numbers or a boolean mask."""
+        try:
+            i = operator.index(index)
+        except TypeError:
+            return self._rows(index)
+        if not -self._n_rows <= i < self._n_rows:
+            raise IndexError(f"row {i} of {self._n_rows}; the last is {self._n_rows - 1}")
+        i = i + self._n_rows if i < 0 else i
+        place = i + self._first if self._live is None else self._live.place(i + self._n_before)
+        return {name: read(place) for name, read in self._readers}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows as dicts, the way torch's DataLoader asks for a whole batch."""
+        return [{name: read(place) for name, read in self._readers} for place in self._places(indices).tolist()]
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """The rows one by one, as one-row tables."""
+        for first in range(0, self._n_rows, ITERATION_ROWS):
+            table = self[first : first + ITERATION_ROWS]
+            for i in range(table.num_rows):
+                yield table.slice(i, 1)
+
+    def get_batch(self, indices: ArrayLike) -> pa.Table:
+        """The rows with these numbers, in this order, copied into a table of their own."""
+        places = self._places(indices)
+        return pa.Table.from_arrays([take(places) for take in self._takers], schema=self.schema.to_arrow())
+
+    def _rows(self, index: Any) -> pa.Table:
+        if isinstance(index, slice):
+            first, last, step = index.indices(self._n_rows)
+            if step == 1 and self._live is None:
+                return self.to_arrow().slice(first, max(0, last - first))
+            return self.get_batch(np.arange(first, last, step))
+        return self.get_batch(index)
+
+    def _places(self, indices: ArrayLike) -> Int64:
+        numbers = _row_numbers(indices, self._n_rows)
+        places = np.empty(len(numbers), np.int64)
+        bad = kernels.resolve(numbers, self._n_rows, self._first if self._live is None else self._n_before, places)
+        if bad >= 0:
+            raise IndexError(f"row {numbers[bad]} of {self._n_rows}, at place {bad}; the last is {self._n_rows - 1}")
+        return places if self._live is None else self._live.select(places)
+
+    @cached_property
+    def _takers(self) -> list[Taker]:
+        return [taker(array) for array in self._arrays]
+
+    @cached_property
+    def _readers(self) -> list[tuple[str, Reader]]:
+        return [(name, reader(array)) for name, array in zip(self.schema.names, self._arrays, strict=True)]
+
+    # -- identity
+
+    @cached_property
+    def ids(self) -> Int64:
+        """The row id of every row, oldest first; ids count up for ever and are never used again."""
+        ids = self._all_ids[self._first : self._last]
+        if self._live is not None:
+            ids = self._all_ids[self._live.places(self._first, self._last)]
+        ids = ids.view()
+        ids.flags.writeable = False
+        return ids
+
+    @property
+    def generations(self) -> list[tuple[int, int]]:
+        """The ids ``[first, last)`` that each append brought, for appends of which rows may be left."""
+        ends = [*self._starts[1:].tolist(), self.next_id]
+        first_id = int(self.ids[0]) if self._n_rows else self.next_id
+        pairs = zip(self._starts.tolist(), ends, strict=True) if len(self._starts) else iter(())
+        return [(first, last) for first, last in pairs if last > first_id]
+
+    def by_id(self, ids: ArrayLike) -> Found:
+        """The rows with these ids, and which of the ids are gone."""
+        asked = checked_ids(ids, self.next_id)
+        numbers, found = self.numbers_of(asked)
+        return Found(self.get_batch(numbers), asked[~found])
+
+    def numbers_of(self, ids: Int64) -> tuple[Int64, NDArray[np.bool_]]:
+        """Row numbers of the ids that are still there, and for each id whether it is."""
+        numbers = np.searchsorted(self.ids, ids)
+        found = numbers < self._n_rows
+        found[found] = self.ids[numbers[found]] == ids[found]
+        return numbers[found], found
+
+    # -- random rows
+
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> pa.Table:
+        """``n`` random rows; ``weights`` are numbers, one per row, or the name of a column that holds them."""
+        rng = np.random.default_rng(0) if rng is None else rng
+        return self.get_batch(self.draw(n, weights, replace, rng))
+
+    def draw(self, n: int, weights: ArrayLike | str | None, replace: bool, rng: np.random.Generator) -> Int64:
+        """Numbers of ``n`` random rows."""
+        n_rows = self._n_rows
+        if n < 0 or (n > 0 and n_rows == 0) or (n > n_rows and not replace):
+            raise ValueError(f"{n} rows from {n_rows} without repeating any; ask for fewer, or pass replace=True")
+        if weights is None:
+            numbers = rng.integers(n_rows, size=n) if replace else rng.choice(n_rows, n, replace=False)
+        else:
+            numbers = rng.choice(n_rows, n, replace=replace, p=self._shares(weights, n, replace))
+        return np.asarray(numbers, np.int64)
+
+    def _shares(self, weights: ArrayLike | str, n: int, replace: bool) -> NDArray[np.float64]:
+        values = np.asarray(self.to_numpy([weights])[weights] if isinstance(weights, str) else weights, np.float64)
+        if values.shape != (self._n_rows,):
+            raise ValueError(f"weights: one number per row ({self._n_rows}), got shape {values.shape}")
+        if not np.isfinite(values).all() or (values < 0).any() or values.sum() == 0:
+            raise ValueError("weights: finite numbers >= 0, not all 0; check the column or array they come from")
+        if not replace and np.count_nonzero(values) < n:
+            raise ValueError(f"{n} rows, but only {np.count_nonzero(values)} have a weight above 0; pass replace=True")
+        shares: NDArray[np.float64] = values / values.sum()
+        return shares
+
+    # -- conversions
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as a table of one chunk, without a copy unless rows have left from the middle."""
+        return self._table
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        if self._live is not None:
+            return self.get_batch(np.arange(self._n_rows))
+        columns = [array.slice(self._first, self._n_rows) for array in self._arrays]
+        return pa.Table.from_arrays(columns, schema=self.schema.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """For polars, pandas, DuckDB and everything else that speaks Arrow's C interface."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.to_arrow().__arrow_c_schema__()
+
+    def to_pydict(self) -> dict[str, list[Any]]:
+        """Columns as lists of the values that ``snapshot[i]`` would give."""
+        places = self._places(np.arange(self._n_rows)).tolist()
+        return {name: [read(place) for place in places] for name, read in self._readers}
+
+    def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Columns as arrays: read-only views of numbers and tensors, object arrays of anything else."""
+        from poolish.rows.numpy_bridge import to_array
+
+        return {name: to_array(name, array) for name, array in self._chosen(columns)}
+
+    def to_torch(
+        self, columns: Sequence[str] | None = None, *, device: Any = None, copy: bool = False
+    ) -> dict[str, torch.Tensor | Any]:
+        """Columns as tensors; text and bytes stay lists, lists of different lengths become lists of tensors.
+
+        Numbers and tensors of one shape share the buffer's memory unless ``copy`` is true or the device is another one:
+        do not write to them.
+        """
+        from poolish.rows.torch_bridge import to_tensor
+
+        return {name: to_tensor(name, array, device, copy) for name, array in self._chosen(columns)}
+
+    def to_hf_dataset(self) -> datasets.Dataset:
+        """A Hugging Face dataset with the features the rows came with, or those their types ask for."""
+        from poolish.rows.hf_bridge import to_dataset
+
+        return to_dataset(self.to_arrow(), self.schema)
+
+    def _chosen(self, columns: Sequence[str] | None) -> Iterable[tuple[str, pa.Array]]:
+        names = self.schema.names if columns is None else list(columns)
+        unknown = [name for name in names if name not in self.schema]
+        if unknown:
+            raise UnknownColumn(f"no column {unknown[0]!r}; there are {self.schema.names}")
+        table = self.to_arrow()
+        return [(name, one_chunk(table.column(name))) for name in names]
+
+    # -- travelling and showing
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        from poolish.rows.saved import snapshot_from_ipc, snapshot_to_ipc
+
+        return snapshot_from_ipc, snapshot_to_ipc(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Snapshot) and self.uuid == other.uuid and self.to_arrow().equals(other.to_arrow())
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return show.text("Snapshot", self)
+
+    def _repr_html_(self) -> str:
+        return show.page("Snapshot", self)
+
+
+def checked_ids(ids: ArrayLike, next_id: int) -> Int64:
+    """Row ids as an array; an id that was never given out is a mistake, not a row that is gone."""
+    asked = np.atleast_1d(np.asarray(ids))
+    if asked.size and (asked.dtype.kind not in "iu" or asked.ndim != 1):
+        raise TypeError(f"row ids are whole numbers in one dimension, got {asked.dtype} of shape {asked.shape}")
+    asked = asked.astype(np.int64)
+    never = asked[(asked < 0) | (asked >= next_id)]
+    if len(never):
+        raise IndexError(f"row id {never[0]} was never given out; ids count from 0 and the next one is {next_id}")
+    return asked
+
+
+def _row_numbers(indices: ArrayLike, n_rows: int) -> Int64:
+    numbers = np.asarray(indices)
+    if numbers.dtype == np.int64 and numbers.ndim == 1:
+        return np.ascontiguousarray(numbers)
+    if numbers.dtype == bool:
+        if numbers.shape != (n_rows,):
+            raise IndexError(f"a mask has one value per row ({n_rows}), got shape {numbers.shape}")
+        return np.flatnonzero(numbers)
+    if numbers.size == 0:
+        return np.empty(0, np.int64)
+    if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+        raise TypeError(
+            f"rows are chosen by whole numbers in one dimension, got {numbers.dtype} of shape {numbers.shape}"
+        )
+    return numbers.astype(np.int64)

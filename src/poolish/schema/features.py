@@ -1,0 +1,130 @@
+"""Hugging Face features to and from fields. The only place where ``datasets`` is imported for its types.
+
+``datasets`` refuses Arrow's ``fixed_shape_tensor``, so tensors are translated here: rank 1 to ``List(length=n)``, rank 2
+to 5 to ``Array2D`` ... ``Array5D``; dtypes it lacks (bfloat16, float8) widen to float32, complex numbers become pairs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from poolish.errors import SchemaError
+from poolish.schema.tensor import Shape, dtype_and_shape, is_tensor
+
+if TYPE_CHECKING:
+    import datasets
+
+    from poolish.schema.fields import Field
+
+
+def is_features(value: object) -> bool:
+    """Whether this is a ``datasets.Features``; nobody can hold one before datasets is loaded."""
+    module = sys.modules.get("datasets")
+    return module is not None and isinstance(value, module.Features)
+
+
+def arrow_schema(features: Mapping[str, Any]) -> pa.Schema:
+    """The Arrow schema, with the features in its metadata."""
+    import datasets
+
+    return datasets.Features(features).arrow_schema
+
+
+def features_in(schema: pa.Schema) -> dict[str, Any]:
+    """The features that ``datasets`` left in the metadata of a schema, by column."""
+    told = (schema.metadata or {}).get(b"huggingface")
+    if told is None:
+        return {}
+    info = json.loads(told).get("info") or {}
+    features = info.get("features") or {}
+    return features if isinstance(features, dict) else {}
+
+
+def with_feature(field: Field, feature: Any) -> Field:
+    """The field, remembering the feature it came with: an Arrow type alone would bring back another one."""
+    return field if feature is None else dataclasses.replace(field, feature=json.dumps(feature))
+
+
+def to_features(fields: Iterable[Field]) -> datasets.Features:
+    """Features whose Arrow types hold exactly what the fields hold."""
+    import datasets
+
+    told = {field.name: _feature(field) for field in fields}
+    return datasets.Features(told)
+
+
+def _feature(field: Field) -> Any:
+    import datasets
+
+    if field.feature is not None:
+        return datasets.Features.from_dict({"feature": json.loads(field.feature)})["feature"]
+    return feature_of(field.type, field.name)
+
+
+def feature_of(type_: pa.DataType, name: str) -> Any:
+    """The feature for an Arrow type."""
+    import datasets
+
+    if is_tensor(type_):
+        return _tensor_feature(*dtype_and_shape(type_), name)
+    if kinds.is_struct(type_):
+        return {type_.field(i).name: feature_of(type_.field(i).type, name) for i in range(type_.num_fields)}
+    if kinds.is_large_list(type_):
+        return datasets.List(feature_of(type_.value_type, name))
+    if isinstance(type_, pa.BaseExtensionType):
+        return feature_of(type_.storage_type, name)
+    return datasets.Value(_value_name(type_))
+
+
+def _value_name(type_: pa.DataType) -> str:
+    if kinds.is_large_string(type_):
+        return "string"
+    if kinds.is_large_binary(type_) or kinds.is_fixed_size_binary(type_):
+        return "binary"
+    return {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}.get(type_) or str(type_)
+
+
+#: dtypes that ``datasets`` does not know, and the smallest one it knows that holds every value of them.
+WIDENED = {"bfloat16": "float32", "float8_e4m3fn": "float32", "float8_e5m2": "float32"}
+_PAIRS = {"complex64": "float32", "complex128": "float64"}
+
+
+def _tensor_feature(dtype: str, shape: Shape, name: str) -> Any:
+    import datasets
+
+    if dtype in _PAIRS:
+        dtype, shape = _PAIRS[dtype], (*shape, 2)
+    dtype = WIDENED.get(dtype, dtype)
+    value = datasets.Value(_temporal_name(dtype))
+    if len(shape) == 0:
+        return value
+    if len(shape) == 1:
+        return datasets.List(value, length=-1 if shape[0] is None else shape[0])
+    arrays = {2: "Array2D", 3: "Array3D", 4: "Array4D", 5: "Array5D"}
+    if len(shape) not in arrays:
+        raise SchemaError(
+            f"column {name!r}: Hugging Face has no feature for rank {len(shape)}; reshape it to rank 5 or less"
+        )
+    if None in shape[1:]:
+        return _nested_lists(value, shape)
+    return getattr(datasets, arrays[len(shape)])(shape=shape, dtype=dtype)
+
+
+def _nested_lists(value: Any, shape: Shape) -> Any:
+    """Only the first dimension of an Array2D may vary, so several ragged dimensions become lists of lists."""
+    import datasets
+
+    for _ in shape:
+        value = datasets.List(value)
+    return value
+
+
+def _temporal_name(dtype: str) -> str:
+    return dtype.replace("datetime64", "timestamp").replace("timedelta64", "duration")

@@ -1,0 +1,284 @@
+"""Field and Schema: one description of a row or a batch, in every dialect that describes it.
+
+Schema  <->  pa.Schema          what a buffer stores
+        <->  datasets.Features  what Hugging Face calls it
+        <->  batch_schema       what a provider promises: [{"name", "dtype", "shape", "role"}, ...]
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from poolish import html
+from poolish.errors import LimitExceeded, SchemaError, UnknownColumn
+from poolish.schema import features as hf
+from poolish.schema.arrow import canonical, check_names, describe
+from poolish.schema.tensor import CARRIED, NATIVE, TENSOR_DTYPES, Shape, dtype_and_shape, is_tensor, tensor_type
+
+if TYPE_CHECKING:
+    import datasets
+
+MAX_COLUMNS = 4096
+MAX_SCHEMA_BYTES = 1_000_000
+
+_SCALARS = {**NATIVE, "bool": pa.bool_(), "string": pa.large_string(), "binary": pa.large_binary(), "null": pa.null()}
+_SCALAR_NAMES = {type_: name for name, type_ in _SCALARS.items()}
+_ALIASES = {
+    "str": "string",
+    "bytes": "binary",
+    "int": "int64",
+    "float": "float64",
+    "text": "string",
+    "double": "float64",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A named column: a dtype, and a shape where each value is an array.
+
+    ``shape`` has a number for every dimension that is the same in all rows and ``None`` for one that varies. A
+    ``nullable`` field may be None, and its key may be missing from a row. ``feature`` is the Hugging Face feature where it
+    says more than the dtype (Image, ClassLabel), ``role`` what a trainer uses the field for.
+
+    >>> Field("pixels", "uint8", shape=(3, None, None)).type.shape
+    (3, None, None)
+    >>> Field("tokens", pa.list_(pa.int32()))
+    Field('tokens', list of int32)
+    """
+
+    name: str
+    dtype: Any
+    shape: Shape | None = None
+    nullable: bool = False
+    role: str | None = None
+    feature: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", column_name(self.name))
+        type_ = _type_from(self.dtype, self.shape, self.name)
+        object.__setattr__(self, "_type", type_)
+        if is_tensor(type_):
+            dtype, shape = dtype_and_shape(type_)
+            object.__setattr__(self, "dtype", dtype)
+            object.__setattr__(self, "shape", shape)
+        else:
+            object.__setattr__(self, "dtype", _SCALAR_NAMES.get(type_, type_))
+
+    @property
+    def type(self) -> pa.DataType:
+        """The Arrow type that holds this field's values."""
+        type_: pa.DataType = self._type  # type: ignore[attr-defined]  # set in __post_init__
+        return type_
+
+    def to_arrow(self) -> pa.Field:
+        """The Arrow field, with role and feature in its metadata."""
+        told = {"poolish.role": self.role, "poolish.feature": self.feature}
+        metadata = {key: value for key, value in told.items() if value is not None}
+        return pa.field(self.name, self.type, self.nullable, metadata or None)
+
+    @classmethod
+    def from_arrow(cls, field: pa.Field) -> Field:
+        """The field an Arrow field describes, in a type poolish keeps."""
+        metadata = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+        role, feature = metadata.get("poolish.role"), metadata.get("poolish.feature")
+        return cls(field.name, canonical(field.type), None, field.nullable, role, feature)
+
+    def __repr__(self) -> str:
+        extra = f", nullable={self.nullable}" if self.nullable else ""
+        return f"Field({self.name!r}, {describe(self.type)}{extra})"
+
+
+class Schema:
+    """The fields of a row or batch, in order.
+
+    >>> schema = Schema([Field("text", "string"), Field("embedding", "float32", shape=(64,))])
+    >>> schema["embedding"].shape, schema.names
+    ((64,), ['text', 'embedding'])
+    >>> Schema.of({"text": "string", "label": "int64"})
+    Schema(text: text, label: int64)
+    """
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        self.fields = tuple(fields)
+        if len(self.fields) > MAX_COLUMNS:
+            raise LimitExceeded(
+                f"{len(self.fields):,} columns, the limit is {MAX_COLUMNS:,}; nest them in a struct or a tensor"
+            )
+        check_names(self.names, "schema")
+        self._by_name = {field.name: field for field in self.fields}
+        self._arrow: pa.Schema | None = None
+
+    @classmethod
+    def of(cls, description: Any) -> Schema:
+        """A schema from whatever describes one: Schema, pa.Schema, Features, {name: dtype}, fields or a batch_schema."""
+        if isinstance(description, Schema):
+            return description
+        if isinstance(description, pa.Schema):
+            return cls.from_arrow(description)
+        if hf.is_features(description):
+            return cls.from_features(description)
+        if isinstance(description, Mapping):
+            return cls(Field(name, dtype) for name, dtype in description.items())
+        parts = list(description)
+        if all(isinstance(part, Field) for part in parts):
+            return cls(parts)
+        return cls.from_batch_schema(parts)
+
+    @property
+    def names(self) -> list[str]:
+        """Column names in order."""
+        return [field.name for field in self.fields]
+
+    def __getitem__(self, name: str) -> Field:
+        if name not in self._by_name:
+            raise UnknownColumn(f"no column {name!r}; there are {self.names}")
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Field]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self.fields == other.fields
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return "Schema(" + ", ".join(f"{field.name}: {describe(field.type)}" for field in self) + ")"
+
+    def _repr_html_(self) -> str:
+        rows = [(field.name, describe(field.type), "yes" if field.nullable else "", field.role or "") for field in self]
+        return str(html.table(("column", "type", "nullable", "role"), rows))
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that change with any name, dtype, shape, nullability, role or feature, and with nothing else.
+
+        >>> Schema.of({"x": "int64"}).fingerprint
+        '4d6e38db5f2c3db8'
+        """
+        parts = [[f.name, describe(f.type), f.nullable, f.role, f.feature] for f in self]
+        return xxhash.xxh3_64_hexdigest(json.dumps(parts, ensure_ascii=True, separators=(",", ":")))
+
+    # -- dialects
+
+    def to_arrow(self) -> pa.Schema:
+        """As Arrow describes it."""
+        if self._arrow is None:
+            self._arrow = pa.schema([field.to_arrow() for field in self])
+        return self._arrow
+
+    @classmethod
+    def from_arrow(cls, schema: pa.Schema) -> Schema:
+        """From Arrow; Hugging Face's features, where the metadata carries them, are kept.
+
+        >>> Schema.from_arrow(pa.schema([("words", pa.list_(pa.string()))]))
+        Schema(words: list of text)
+        """
+        check_names(schema.names, "Arrow schema")
+        told = hf.features_in(schema)
+        fields = [Field.from_arrow(field) for field in schema]
+        return cls(hf.with_feature(field, told.get(field.name)) for field in fields)
+
+    def to_features(self) -> datasets.Features:
+        """As Hugging Face describes it."""
+        return hf.to_features(self.fields)
+
+    @classmethod
+    def from_features(cls, features: Mapping[str, Any]) -> Schema:
+        """From Hugging Face's features."""
+        return cls.from_arrow(hf.arrow_schema(features))
+
+    def to_batch_schema(self) -> list[dict[str, Any]]:
+        """As a provider promises it: one JSON object per field.
+
+        >>> Schema([Field("x", "int64", shape=(128,), role="input")]).to_batch_schema()
+        [{'name': 'x', 'dtype': 'int64', 'shape': [128], 'role': 'input'}]
+        """
+        return [_batch_field(field) for field in self]
+
+    @classmethod
+    def from_batch_schema(cls, batch_schema: Iterable[Mapping[str, Any]]) -> Schema:
+        """From a provider's promise; every problem is named with the entry it is in."""
+        return cls(_field_from_batch(entry, i) for i, entry in enumerate(batch_schema))
+
+
+def column_name(name: object) -> str:
+    """A column name: text, in the one of Unicode's forms that compares equal when it looks equal."""
+    if not isinstance(name, str) or not name:
+        raise SchemaError(
+            f"a column name is text that is not empty, got {type(name).__name__} {name!r}; rename the key"
+        )
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def _type_from(dtype: Any, shape: Shape | None, name: str) -> pa.DataType:
+    if isinstance(dtype, pa.DataType):
+        type_ = canonical(dtype)
+        return type_ if shape is None else _shaped(_SCALAR_NAMES.get(type_, str(type_)), shape, name)
+    word = _dtype_word(dtype, name)
+    if shape is not None:
+        return _shaped(word, shape, name)
+    if word in _SCALARS:
+        return _SCALARS[word]
+    return tensor_type(word, ())
+
+
+def _dtype_word(dtype: Any, name: str) -> str:
+    word = _ALIASES.get(dtype, dtype) if isinstance(dtype, str) else _numpy_name(dtype)
+    if word not in _SCALARS and word not in CARRIED:
+        known = ", ".join(sorted({*_SCALARS, *CARRIED}))
+        raise SchemaError(f"field {name!r}: unknown dtype {dtype!r}; one of {known}, or any Arrow type")
+    return str(word)
+
+
+def _numpy_name(dtype: Any) -> str:
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return str(dtype).removeprefix("torch.")
+
+
+def _shaped(word: str, shape: Shape, name: str) -> pa.DataType:
+    sizes = tuple(shape)
+    if word not in TENSOR_DTYPES:
+        raise SchemaError(f"field {name!r}: {word} has no shape; leave shape= out, or use pa.list_(...) for lists")
+    if not all(size is None or (isinstance(size, int) and size >= 0) for size in sizes):
+        raise SchemaError(f"field {name!r}: shape {shape!r} must hold sizes >= 0, or None where rows differ")
+    return tensor_type(word, sizes)
+
+
+def _batch_field(field: Field) -> dict[str, Any]:
+    if not isinstance(field.dtype, str):
+        raise SchemaError(
+            f"field {field.name!r}: {describe(field.type)} has no place in a batch; use numbers with a shape"
+        )
+    entry = {"name": field.name, "dtype": field.dtype, "shape": list(field.shape or ())}
+    return entry if field.role is None else {**entry, "role": field.role}
+
+
+def _field_from_batch(entry: Mapping[str, Any], i: int) -> Field:
+    if not isinstance(entry, Mapping) or "name" not in entry or "dtype" not in entry:
+        raise SchemaError(f"batch_schema[{i}]: needs 'name' and 'dtype', got {entry!r}")
+    unknown = sorted(set(entry) - {"name", "dtype", "shape", "role"})
+    if unknown:
+        raise SchemaError(
+            f"batch_schema[{i}] {entry['name']!r}: unknown key {unknown[0]!r}; name, dtype, shape, role are known"
+        )
+    shape = tuple(entry.get("shape", ()))
+    return Field(entry["name"], entry["dtype"], shape or None, role=entry.get("role"))

@@ -1,0 +1,200 @@
+"""Arrays as Arrow types: which dtype is carried by what, and where the shape is kept.
+
+A tensor whose shape is the same in every row is Arrow's own ``fixed_shape_tensor``: torch and NumPy read it without a
+copy. Arrow has no type for some dtypes (bool as bytes, bfloat16, float8, complex) and none for tensors whose shape
+changes from row to row; those are the extension type ``poolish.tensor``, which carries the same bytes in plain types:
+
+    fixed shape     fixed_size_list<carrier>[n]
+    ragged          struct<data: large_list<carrier>, shape: fixed_size_list<int64>[rank]>
+
+Its metadata is JSON (dtype and shape), so any tool can read the storage and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from poolish.errors import SchemaError
+
+Shape = tuple[int | None, ...]
+
+#: dtypes Arrow has itself, by the name NumPy and torch give them.
+NATIVE: dict[str, pa.DataType] = {
+    **{
+        name: getattr(pa, name)() for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    },
+    **{name: getattr(pa, name)() for name in ("float16", "float32", "float64")},
+    **{f"datetime64[{unit}]": pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")},
+    **{f"timedelta64[{unit}]": pa.duration(unit) for unit in ("s", "ms", "us", "ns")},
+}
+
+#: dtypes Arrow does not have: what carries their bits, and how many carriers make one value.
+CARRIED: dict[str, tuple[pa.DataType, int]] = {
+    "bool": (pa.uint8(), 1),
+    "bfloat16": (pa.uint16(), 1),
+    "float8_e4m3fn": (pa.uint8(), 1),
+    "float8_e5m2": (pa.uint8(), 1),
+    "complex64": (pa.float32(), 2),
+    "complex128": (pa.float64(), 2),
+}
+
+TENSOR_DTYPES = frozenset(NATIVE) | frozenset(CARRIED)
+
+
+def carrier(dtype: str) -> pa.DataType:
+    """The Arrow type whose values carry ``dtype``.
+
+    >>> carrier("bfloat16"), carrier("float32")
+    (DataType(uint16), DataType(float))
+    """
+    return NATIVE[dtype] if dtype in NATIVE else CARRIED[dtype][0]
+
+
+def carriers_per_value(dtype: str) -> int:
+    """How many carriers make one value: two for complex numbers, one otherwise."""
+    return 1 if dtype in NATIVE else CARRIED[dtype][1]
+
+
+class TensorType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
+    """A tensor that Arrow's ``fixed_shape_tensor`` cannot describe: another dtype, or a shape that varies.
+
+    >>> TensorType("bfloat16", (64,)).storage_type
+    FixedSizeListType(fixed_size_list<item: uint16>[64])
+    """
+
+    def __init__(self, dtype: str, shape: Shape) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        super().__init__(_storage(dtype, shape), "poolish.tensor")
+
+    @property
+    def is_ragged(self) -> bool:
+        return None in self.shape
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return json.dumps({"dtype": self.dtype, "shape": self.shape}).encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> TensorType:
+        told = json.loads(serialized[:65536])
+        dtype, shape = told["dtype"], tuple(told["shape"])
+        if dtype not in TENSOR_DTYPES or not all(d is None or (type(d) is int and d >= 0) for d in shape):
+            raise SchemaError(
+                f"poolish.tensor: unknown dtype or shape {dtype!r} {shape!r}; written by a newer poolish?"
+            )
+        if _storage(dtype, shape) != storage_type:
+            raise SchemaError(
+                f"poolish.tensor: {dtype}{list(shape)} cannot be stored as {storage_type}; the file is damaged"
+            )
+        return cls(dtype, shape)
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape))
+
+    def __reduce__(self) -> tuple[type[TensorType], tuple[str, Shape]]:
+        return TensorType, (self.dtype, self.shape)
+
+
+def _storage(dtype: str, shape: Shape) -> pa.DataType:
+    item = carrier(dtype)
+    if None in shape:
+        sizes = pa.list_(pa.int64(), len(shape))
+        return pa.struct([pa.field("data", pa.large_list(item)), pa.field("shape", sizes)])
+    return pa.list_(item, math.prod(d for d in shape if d is not None) * carriers_per_value(dtype))
+
+
+def _register() -> None:
+    try:
+        pa.register_extension_type(TensorType("bool", (1,)))
+    except pa.ArrowKeyError:
+        pass  # the module was imported a second time in this process (a test that reloads it)
+
+
+_register()
+
+
+@lru_cache(maxsize=1024)
+def tensor_type(dtype: str, shape: Shape) -> pa.DataType:
+    """The Arrow type of a tensor column; ``None`` in ``shape`` is a dimension that differs from row to row.
+
+    >>> tensor_type("float32", (2, 3))
+    FixedShapeTensorType(extension<arrow.fixed_shape_tensor[value_type=float, shape=[2,3]]>)
+    >>> tensor_type("float32", (None, 3)).shape
+    (None, 3)
+    """
+    if dtype in NATIVE and shape and None not in shape:
+        return pa.fixed_shape_tensor(NATIVE[dtype], shape)
+    return TensorType(dtype, shape)
+
+
+def is_tensor(type_: pa.DataType) -> bool:
+    """Whether values of this type are arrays."""
+    return isinstance(type_, (TensorType, pa.FixedShapeTensorType))
+
+
+def dtype_and_shape(type_: pa.DataType) -> tuple[str, Shape]:
+    """What ``tensor_type`` was made from.
+
+    >>> dtype_and_shape(tensor_type("complex64", (2,)))
+    ('complex64', (2,))
+    """
+    if isinstance(type_, TensorType):
+        return type_.dtype, type_.shape
+    return dtype_name(type_.value_type), tuple(type_.shape)
+
+
+def dtype_name(type_: pa.DataType) -> str:
+    """NumPy's name of a plain Arrow number, or KeyError.
+
+    >>> dtype_name(pa.float64()), dtype_name(pa.timestamp("us"))
+    ('float64', 'datetime64[us]')
+    """
+    return _NAMES[type_]
+
+
+_NAMES = {type_: name for name, type_ in NATIVE.items()}
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The NumPy dtype of the carrier: what the bytes of a tensor are stored as.
+
+    >>> numpy_dtype("bfloat16"), numpy_dtype("complex64"), numpy_dtype("float32")
+    (dtype('uint16'), dtype('complex64'), dtype('float32'))
+    """
+    if dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        return np.dtype(carrier(dtype).to_pandas_dtype())
+    return np.dtype(dtype)
+
+
+def readable(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Stored values as NumPy can calculate with them: itself, or float32 for bfloat16 and float8, which is exact.
+
+    >>> readable(np.array([0x3FC0], np.uint16), "bfloat16")
+    array([1.5], dtype=float32)
+    """
+    if dtype == "bfloat16":
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    if dtype.startswith("float8"):
+        return _float8_values(dtype)[stored]
+    return stored
+
+
+@lru_cache
+def _float8_values(dtype: str) -> NDArray[np.float32]:
+    n_fraction, bias = (3, 7) if dtype == "float8_e4m3fn" else (2, 15)
+    code = np.arange(256)
+    exponent, fraction = (code & 127) >> n_fraction, code & ((1 << n_fraction) - 1)
+    scale = np.where(exponent == 0, 1, exponent) - bias - n_fraction
+    values = np.ldexp(np.where(exponent == 0, fraction, fraction + (1 << n_fraction)).astype(np.float32), scale)
+    if dtype == "float8_e4m3fn":
+        values[(code & 127) == 127] = np.nan
+    else:
+        values[exponent == 31] = np.where(fraction == 0, np.inf, np.nan)[exponent == 31]
+    return np.where(code >= 128, -values, values).astype(np.float32)

@@ -1,0 +1,52 @@
+"""What all tests share: hypothesis profiles, one thread for torch, and which tests are about the kernels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.effort import IS_SOAK, times
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Two test processes on two cores: with its default threads torch is 18 times slower than with one. torch reads
+# this when it is loaded, so tests that never need torch do not load it, and child processes do as we do.
+# (OMP_NUM_THREADS would quiet Arrow's threads as well, and with them the races that we want to see.)
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+# Random on every run, so that each push looks somewhere new; a failure prints the line that repeats it.
+settings.register_profile(
+    "push",
+    max_examples=100,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("soak", settings.get_profile("push"), max_examples=times(100))
+settings.load_profile("soak" if IS_SOAK else "push")
+
+#: Rooms whose answers come out of the kernels: their tests and doctests run on both kinds.
+KERNEL_ROOMS = {"kernels", "rows", "seeds", "tokens"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what leans on the kernels, and leave the long tests to ``make soak``."""
+    for item in items:
+        if room_of(item.path) in KERNEL_ROOMS:
+            item.add_marker(pytest.mark.kernels)
+    if not IS_SOAK:
+        long = [item for item in items if item.get_closest_marker("soak")]
+        items[:] = [item for item in items if item not in long]
+        config.hook.pytest_deselected(items=long)
+
+
+def room_of(path: Path) -> str:
+    """The part of poolish that a file is in or about: ``rows`` for src/poolish/rows/x.py and tests/rows/test_x.py."""
+    for folder in (ROOT / "src" / "poolish", ROOT / "tests"):
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).parts[0].removesuffix(".py").removeprefix("test_")
+    return ""

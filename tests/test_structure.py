@@ -1,0 +1,383 @@
+"""The shape of the project: who may import whom, what is public, what loads what, what is never used.
+
+Most of it is read from the source as a syntax tree, so it also holds for lines that no test ever runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import poolish
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+
+#: From the ground up. A room may import rooms on lower floors and itself, never one on its own floor or above.
+#: The ground is finer than "the shared modules": seeds permute and files checksum with the kernels, all may raise.
+FLOORS: tuple[set[str], ...] = (
+    {"errors"},
+    {"kernels", "html"},
+    {"seeds", "files", "versions"},
+    {"schema"},
+    {"guards"},
+    {"rows", "tokens"},
+    {"recipes", "serve", "load"},
+    {"engines", "report"},
+    {"cli", "testing"},
+    {"__main__"},
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+PUBLIC_NAMES = {
+    *("DatasetBuffer", "register_normalizer"),
+    *("Schema", "Field"),
+    *("PoolishError", "show_versions"),
+    "errors",
+}
+
+OPTIONAL_LIBRARIES = {"torch", "datasets", "PIL", "ray", "pandas", "polars"}
+
+#: Rooms that stay loadable, and quick to load, where no optional library is installed.
+LEAN_ROOMS = {room for rooms in FLOORS[: FLOOR_OF["rows"] + 1] for room in rooms}
+
+#: Modules that turn bytes into running code. Data is never code, so there is no exception to this list.
+BANNED_MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "jsonpickle", "marshal", "shelve"}
+BANNED_CALLS = {"eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
+
+
+# Reading the source -------------------------------------------------------------------------------------------
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Every module in src by its dotted name, as a syntax tree."""
+    return {module_name(path): ast.parse(path.read_text(), path) for path in sorted(SRC.rglob("*.py"))}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Dotted names that a tree imports, with the line: ``from a.b import c`` is ``a.b.c``, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Dotted names that a tree calls: ``torch.load(path)`` is ``torch.load``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def at_import_time(tree: ast.AST) -> Iterator[ast.AST]:
+    """What runs when a module is loaded: not what stands in functions, nor what is for type checkers only."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            node = ast.Module(node.orelse, [])
+        yield node
+        yield from at_import_time(node)
+
+
+def room_of(module: str) -> str:
+    """``rows`` for poolish.rows.columns; the package itself is the room ''."""
+    return module.split(".")[1] if module.count(".") else ""
+
+
+# Who may import whom ------------------------------------------------------------------------------------------
+
+
+def wrong_imports(module: str, tree: ast.AST) -> Iterator[str]:
+    """What a module of poolish imports from its own floor or above."""
+    room = room_of(module)
+    for name, line in imports(tree):
+        if name.split(".")[0] != "poolish" or name == "poolish.__version__":
+            continue
+        other = room_of(name)
+        if other not in FLOOR_OF:
+            yield f"{module}:{line} imports {name} from the top of the package; import it from the room it lives in"
+        elif other != room and FLOOR_OF[other] >= FLOOR_OF[room]:
+            yield f"{module}:{line} imports {name}, which is not below {room}"
+
+
+def test_imports_point_down():
+    """A room knows the rooms below it and none beside or above it, not even inside functions or for types."""
+    rooms = {module: tree for module, tree in sources().items() if module.startswith("poolish.")}
+
+    wrong = [line for module, tree in rooms.items() for line in wrong_imports(module, tree)]
+
+    assert wrong == []
+
+
+def test_every_module_has_a_floor():
+    """A new room is put into the order on purpose, else nothing above would hold for it."""
+    homeless = {room_of(module) for module in sources() if module.startswith("poolish.")} - FLOOR_OF.keys()
+
+    assert homeless == set()
+
+
+def test_no_relative_imports():
+    """Imports are written in full: they read the same everywhere, and the order above can be checked."""
+    relative = [
+        f"{module}:{node.lineno}"
+        for module, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+
+    assert relative == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("poolish.rows.columns", "from poolish.tokens import StreamStore"),  # sideways
+        ("poolish.schema", "import poolish.rows"),  # up
+        ("poolish.schema", "def f():\n    from poolish.rows.columns import grow"),  # up, later
+        ("poolish.errors", "if TYPE_CHECKING:\n    from poolish import schema"),  # up, for types
+        ("poolish.rows", "from poolish import DatasetBuffer"),  # through the roof
+        ("poolish.rows", "import poolish"),
+    ],
+)
+def test_wrong_imports_are_seen(module: str, line: str):
+    """The check above can fail."""
+    assert len(list(wrong_imports(module, ast.parse(line)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("poolish.rows.columns", "from poolish.rows.memory import grow"),
+        ("poolish.rows.columns", "from poolish import errors, schema"),
+        ("poolish.seeds", "from poolish.kernels import permute"),
+        ("poolish.versions", "from poolish import __version__"),
+        ("poolish.rows", "import poolishing"),
+    ],
+)
+def test_right_imports_are_not_refused(module: str, line: str):
+    """And it does not cry wolf."""
+    assert list(wrong_imports(module, ast.parse(line))) == []
+
+
+# What is public -----------------------------------------------------------------------------------------------
+
+
+def test_public_names_are_those_intended():
+    """Adding a name to the top is a decision, made here as well; the three lists in the package agree."""
+    lazy = {*poolish._HOMES, *poolish._MODULES}
+    typed = {
+        alias.asname
+        for node in sources()["poolish"].body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for imported in node.body
+        if isinstance(imported, ast.ImportFrom)
+        for alias in imported.names
+    }
+
+    assert set(poolish.__all__) == PUBLIC_NAMES
+    assert lazy == PUBLIC_NAMES
+    assert typed == PUBLIC_NAMES
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
+def test_public_name_resolves(name: str):
+    """Each name at the top is there, documented, and found by completion."""
+    value = getattr(poolish, name)
+
+    assert value.__doc__
+    assert name in dir(poolish)
+
+
+def test_unknown_name_is_an_attribute_error():
+    """A misspelt name fails as in any module."""
+    with pytest.raises(AttributeError, match="'poolish' has no attribute 'DatasetBufer'"):
+        poolish.DatasetBufer  # noqa: B018
+
+
+@pytest.mark.parametrize("module", [name for name in sources() if not name.endswith("__main__")])
+def test_exported_names_exist(module: str):
+    """What a module lists in ``__all__`` it has, once, and no private names among it."""
+    loaded = importlib.import_module(module)
+    exported = list(getattr(loaded, "__all__", []))
+
+    assert [name for name in exported if not hasattr(loaded, name)] == []
+    assert [name for name in exported if name.startswith("_")] == []
+    assert len(set(exported)) == len(exported)
+
+
+def test_first_names_are_the_same_objects():
+    """The package of the first programs is another door to the same class, not a copy."""
+    import dataset_buffer
+    import dataset_buffer.buffer
+
+    for door in (dataset_buffer, dataset_buffer.buffer):
+        assert door.DatasetBuffer is poolish.DatasetBuffer
+        assert door.register_normalizer is poolish.register_normalizer
+
+
+# What loads what ----------------------------------------------------------------------------------------------
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The libraries that a fresh interpreter holds after ``statement`` and did not hold before."""
+    script = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stdout.split()} - sys.stdlib_module_names
+
+
+def test_import_poolish_loads_nothing_heavy():
+    """``import poolish`` brings poolish alone: listing its names does not load them either."""
+    loaded = loaded_by("import poolish; dir(poolish); poolish.__version__")
+
+    assert loaded == {"poolish"}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
+def test_public_name_loads_no_optional_library(name: str):
+    """A program that holds no tensor pays for no torch."""
+    assert loaded_by(f"from poolish import {name}") & OPTIONAL_LIBRARIES == set()
+
+
+def eager_imports(tree: ast.Module) -> set[str]:
+    """The libraries that are loaded with a module."""
+    return {
+        name.split(".")[0]
+        for node in at_import_time(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name, _ in imports(node)
+    }
+
+
+def test_lean_rooms_load_optional_libraries_late():
+    """Up to rows, an optional library is imported in the function that needs it, or for types only."""
+    eager = {
+        module: heavy
+        for module, tree in sources().items()
+        if module.startswith("poolish.") and room_of(module) in LEAN_ROOMS
+        if (heavy := eager_imports(tree) & OPTIONAL_LIBRARIES)
+    }
+
+    assert eager == {}
+
+
+def test_eager_imports_are_seen():
+    """The check above sees imports in branches and classes, and lets late ones and those for types pass."""
+    seen = eager_imports(ast.parse("try:\n    import torch\nexcept ImportError:\n    from PIL import Image"))
+    passed = eager_imports(ast.parse("if TYPE_CHECKING:\n    import torch\ndef f():\n    import ray"))
+    otherwise = eager_imports(ast.parse("if typing.TYPE_CHECKING:\n    import torch\nelse:\n    import ray"))
+    in_class = eager_imports(ast.parse("class A:\n    import polars\n    def f(self):\n        import pandas"))
+
+    assert seen == {"torch", "PIL"}
+    assert passed == set()
+    assert otherwise == {"ray"}
+    assert in_class == {"polars"}
+
+
+# What is never used -------------------------------------------------------------------------------------------
+
+
+def unsafe_lines(module: str, tree: ast.AST) -> Iterator[str]:
+    """Where a module could turn data into code."""
+    for name, line in imports(tree):
+        if name.split(".")[0] in BANNED_MODULES or name in BANNED_CALLS:
+            yield f"{module}:{line} imports {name}"
+    for name, call in calls(tree):
+        allows_pickle = any(
+            keyword.arg == "allow_pickle" and ast.unparse(keyword.value) != "False" for keyword in call.keywords
+        )
+        if name in BANNED_CALLS or name.removeprefix("builtins.") in {"eval", "exec"} or allows_pickle:
+            yield f"{module}:{call.lineno} calls {ast.unparse(call)}"
+
+
+def test_data_is_never_code():
+    """Nothing in poolish can unpickle or execute what it reads."""
+    assert [line for module, tree in sources().items() for line in unsafe_lines(module, tree)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "def f():\n    from cloudpickle import loads",
+        "from multiprocessing import x; import joblib.memory",
+        "eval(text)",
+        "exec(code, {})",
+        "torch.load(path, weights_only=True)",
+        "from torch import load",
+        "np.load(path, allow_pickle=True)",
+        "np.load(path, allow_pickle=trusted)",
+        "yaml.load(text, Loader=yaml.Loader)",
+    ],
+)
+def test_unsafe_lines_are_seen(line: str):
+    """The check above can fail."""
+    assert len(list(unsafe_lines("module", ast.parse(line)))) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["np.load(path)", "np.load(path, allow_pickle=False)", "yaml.safe_load(text)", "model.eval()", "re.compile(p)"],
+)
+def test_safe_lines_are_not_refused(line: str):
+    """And it does not cry wolf."""
+    assert list(unsafe_lines("module", ast.parse(line))) == []
+
+
+# What is in the files -----------------------------------------------------------------------------------------
+
+#: Somebody's machine, and work left undone (spelt so that this line is not found itself).
+LEFTOVERS = re.compile(
+    rf"(?<![\w./-])(?:/(?:home|Users|root|opt|work)/\w|{re.escape(str(ROOT))}\b)|\b(?:TO[D]O|FIX[M]E|XX[X])\b"
+)
+
+
+def project_files(folder: Path = ROOT) -> Iterator[Path]:
+    """Every file that is, or would be, committed. Git is not asked: it may be absent, or refuse a borrowed folder."""
+    lines = (ROOT / ".gitignore").read_text().splitlines()
+    ignored = [".git", *(line.rstrip("/") for line in lines if line and not line.startswith("#"))]
+    for path in sorted(folder.iterdir()):
+        if any(fnmatch(name, pattern) for name in (path.name, str(path.relative_to(ROOT))) for pattern in ignored):
+            continue
+        yield from project_files(path) if path.is_dir() else [path]
+
+
+def leftovers(text: str) -> list[tuple[int, str]]:
+    return [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if LEFTOVERS.search(line)]
+
+
+def test_no_machine_paths_and_no_unfinished_marks():
+    """The files speak of the project only: nobody's folders, nothing put off."""
+    found = [
+        f"{path.relative_to(ROOT)}:{n} {line}"
+        for path in project_files()
+        for n, line in leftovers(path.read_text(errors="replace"))
+    ]
+
+    assert found == []
+
+
+def test_leftovers_are_seen():
+    """The check above can fail."""
+    unfinished = f"# {'to' + 'do'}: later".upper()
+
+    assert leftovers("fine\n" + unfinished) == [(2, unfinished)]
+    assert leftovers(f"path = '/{'home'}/someone/data'") != []
+    assert leftovers(f"path = '{ROOT}/data'") != []
+    assert leftovers("/home page of ~/.cache, docs/home/x and /usr/bin/env") == []
