@@ -4,16 +4,16 @@
 #                              \------> .tools                       what `make test` and `make check` add
 #                               \-----> .peers                       what `make bench` adds
 #
-# Each arrow is a stamp file in .venv, older than what it was made from only until the next command.
+# The names with a dot are stamp files in .venv: empty, and as old as the step they stand for.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# torch comes first and alone with numpy: asked for by another package it would be resolved anew, and brings
-# gigabytes of CUDA libraries. Choose another build by `make TORCH=...`.
+# torch comes first, pinned: left to the other packages' resolution it may become another build, which brings
+# gigabytes of CUDA libraries. Choose yours by `make TORCH=...`.
 TORCH  ?= torch==2.13.0
-EXTRAS := torch,hf,image,cli
+EXTRAS := torch,hf,image,cli,examples
 
 # Wheels that a machine offers to pip are offered to uv too.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)

@@ -111,7 +111,10 @@ def test_orders_are_pinned():
     assert whole(10, 14162144425750084933).tolist() == [1, 5, 3, 8, 9, 0, 2, 7, 4, 6]
     assert KeyedPermutation(2**40, 1)[[0, 1, 2**40 - 1]].tolist() == [534924735569, 261624333358, 611532926502]
     assert KeyedPermutation(2**40 + 1, 1)[[0, 1, 2**40]].tolist() == [676224495063, 17095473319, 101268306394]
-    assert KeyedPermutation(MAX_LENGTH, 2**64 - 1)[[0, MAX_LENGTH - 1]].tolist() == [2711931001593893359, 772202883733699622]
+    assert KeyedPermutation(MAX_LENGTH, 2**64 - 1)[[0, MAX_LENGTH - 1]].tolist() == [
+        2711931001593893359,
+        772202883733699622,
+    ]
 
 
 @pytest.mark.parametrize("n", EDGES)

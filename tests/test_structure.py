@@ -45,7 +45,15 @@ PUBLIC_NAMES = {
     "errors",
 }
 
-OPTIONAL_LIBRARIES = {"torch", "datasets", "PIL", "ray", "pandas", "polars"}
+#: Each with the word that a module must carry in its name to be about it: ``torch_bridge``, ``hf_bridge``.
+OPTIONAL_LIBRARIES = {
+    "torch": "torch",
+    "datasets": "hf",
+    "PIL": "image",
+    "ray": "ray",
+    "pandas": "pandas",
+    "polars": "polars",
+}
 
 #: Rooms that stay loadable, and quick to load, where no optional library is installed.
 LEAN_ROOMS = {room for rooms in FLOORS[: FLOOR_OF["rows"] + 1] for room in rooms}
@@ -252,42 +260,43 @@ def test_import_poolish_loads_nothing_heavy():
 @pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
 def test_public_name_loads_no_optional_library(name: str):
     """A program that holds no tensor pays for no torch."""
-    assert loaded_by(f"from poolish import {name}") & OPTIONAL_LIBRARIES == set()
+    assert loaded_by(f"from poolish import {name}") & OPTIONAL_LIBRARIES.keys() == set()
 
 
-def eager_imports(tree: ast.Module) -> set[str]:
-    """The libraries that are loaded with a module."""
+def eager_imports(module: str, tree: ast.Module) -> set[str]:
+    """The optional libraries that are loaded with a module, without those that its name announces."""
+    announced = module.split(".")[-1].split("_")
     return {
-        name.split(".")[0]
+        library
         for node in at_import_time(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name, _ in imports(node)
+        for library in (name.split(".")[0] for name, _ in imports(node))
+        if library in OPTIONAL_LIBRARIES and OPTIONAL_LIBRARIES[library] not in announced
     }
 
 
 def test_lean_rooms_load_optional_libraries_late():
-    """Up to rows, an optional library is imported in the function that needs it, or for types only."""
-    eager = {
-        module: heavy
-        for module, tree in sources().items()
-        if module.startswith("poolish.") and room_of(module) in LEAN_ROOMS
-        if (heavy := eager_imports(tree) & OPTIONAL_LIBRARIES)
-    }
+    """Up to rows, an optional library is imported where it is needed, for types, or by the module of its name."""
+    lean = {module: tree for module, tree in sources().items() if room_of(module) in LEAN_ROOMS}
+
+    eager = {module: found for module, tree in lean.items() if (found := eager_imports(module, tree))}
 
     assert eager == {}
 
 
-def test_eager_imports_are_seen():
-    """The check above sees imports in branches and classes, and lets late ones and those for types pass."""
-    seen = eager_imports(ast.parse("try:\n    import torch\nexcept ImportError:\n    from PIL import Image"))
-    passed = eager_imports(ast.parse("if TYPE_CHECKING:\n    import torch\ndef f():\n    import ray"))
-    otherwise = eager_imports(ast.parse("if typing.TYPE_CHECKING:\n    import torch\nelse:\n    import ray"))
-    in_class = eager_imports(ast.parse("class A:\n    import polars\n    def f(self):\n        import pandas"))
-
-    assert seen == {"torch", "PIL"}
-    assert passed == set()
-    assert otherwise == {"ray"}
-    assert in_class == {"polars"}
+@pytest.mark.parametrize(
+    ("module", "lines", "expected"),
+    [
+        ("a", "try:\n    import torch.nn\nexcept ImportError:\n    from PIL import Image", {"torch", "PIL"}),
+        ("a", "if typing.TYPE_CHECKING:\n    import torch\nelse:\n    import ray", {"ray"}),
+        ("a", "class A:\n    import polars\n    def f(self):\n        import pandas", {"polars"}),
+        ("a", "if TYPE_CHECKING:\n    import torch\ndef f():\n    import ray", set()),
+        ("a.torch_bridge", "import torch, pandas", {"pandas"}),
+    ],
+)
+def test_eager_imports_are_seen(module: str, lines: str, expected: set[str]):
+    """The check above sees imports in branches and classes, and lets the late ones pass."""
+    assert eager_imports(module, ast.parse(lines)) == expected
 
 
 # What is never used -------------------------------------------------------------------------------------------

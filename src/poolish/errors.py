@@ -1,4 +1,4 @@
-"""Every error that poolish raises on purpose, in one tree.
+"""What can go wrong with data, files and settings, in one tree; a wrong index stays an IndexError.
 
 Each leaf has two parents: ``PoolishError``, so that one ``except`` catches all of poolish, and the builtin
 that a caller who does not know poolish would expect, so that code written for files and values keeps working::
@@ -22,7 +22,7 @@ that a caller who does not know poolish would expect, so that code written for f
     |-- LimitExceeded          ValueError          larger than a limit that protects the process
     `-- BudgetSpent            RuntimeError        more failures than the user allowed
 
-``str(error)`` is always the plain message. Errors travel between processes by pickle and keep their type, message and notes.
+``str(error)`` is always the plain message. Sent to another process an error keeps its type, message and notes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 
 
 class PoolishError(Exception):
-    """The root: ``except PoolishError`` catches whatever poolish raises on purpose.
+    """The root: ``except PoolishError`` catches all of the tree.
 
     >>> raise LimitExceeded("column 'page': 70 MB in one cell, the limit is 64 MB; split it or raise the limit")
     Traceback (most recent call last):

@@ -160,6 +160,5 @@ def _int64(numbers: ArrayLike, what: str) -> NDArray[np.int64]:
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{what} must be integers, got an array of {array.dtype}")
-    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
-        raise IndexError(f"{what}: {array.max()} is beyond the end")
+    # A uint64 beyond int64 becomes negative here, and the kernel refuses what is negative.
     return np.ascontiguousarray(array, dtype=np.int64).reshape(array.shape)

@@ -11,7 +11,6 @@ import os
 from types import ModuleType
 
 from poolish.kernels import reference
-from poolish.kernels.reference import Step
 
 
 def _choose() -> ModuleType:

@@ -100,7 +100,7 @@ def freeze_row(row: dict[str, Any], plan: tuple[Step, ...]) -> list[Any]:
     return [step[1](row[step[0]]) for step in plan]
 
 
-# --- rows: tombstones. A bit per place, set while it is live; a Fenwick tree counts them by blocks of 512 ---------------
+# --- rows: tombstones. A bit per place, set while it is live; a Fenwick tree counts them by blocks of 512 ------------
 
 
 def count_blocks(words: Words, tree: Int64) -> None:
@@ -164,7 +164,7 @@ def mix(value: int) -> int:
     """A 64-bit number whose every bit depends on every bit of ``value`` (the finisher of splitmix64).
 
     >>> hex(mix(1))
-    '0x5692161d100b05e5'
+    '0x910a2dec89025cc1'
     """
     value = (value + 0x9E3779B97F4A7C15) & _MASK_64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
@@ -209,19 +209,19 @@ def _walk(start: Int64, n: int, key: int, out: Int64, rounds: range) -> None:
 
 def _cipher(values: Words, bits: int, keys: list[int], rounds: range) -> Words:
     """Each value below ``2**bits`` to another one below it, one to one."""
-    n_low = bits // 2
-    high, low = values >> n_low, values & ((1 << n_low) - 1)
+    n_low, n_high = np.uint64(bits // 2), np.uint64(bits - bits // 2)
+    high, low = values >> n_low, values & np.uint64((1 << int(n_low)) - 1)
     for i in rounds:
         if i % 2 == 0:
-            high ^= _scramble(low, keys[i]) >> (64 - bits + n_low)
+            high ^= _scramble(low, keys[i]) >> (np.uint64(64) - n_high)
         else:
-            low ^= _scramble(high, keys[i]) >> (64 - n_low)
+            low ^= _scramble(high, keys[i]) >> (np.uint64(64) - n_low)
     return high << n_low | low
 
 
 def _scramble(half: Words, key: int) -> Words:
     """A hash whose high bits depend on all bits of ``half`` and ``key``."""
-    product = (half ^ key) * np.uint64(0x9E3779B97F4A7C15)
-    product ^= product >> 32
+    product = (half ^ np.uint64(key)) * np.uint64(0x9E3779B97F4A7C15)
+    product ^= product >> np.uint64(32)
     product *= np.uint64(0xD6E8FEB86659FD93)
     return product

@@ -3,8 +3,9 @@
     append(sample)  --checked and copied-->  pending  --1,024 rows, or a read-->  stored  <--views--  snapshot
     append(many)    --checked as a whole (Draft)------------------------------->  stored
 
-Deciding happens in ``retention``, checking in ``draft`` and ``codec``, keeping in ``stored``, reading in ``snapshot``; this
-module joins them under one lock. User code (normalizers, generators) runs before the lock is taken.
+Deciding happens in ``retention``, checking in ``draft`` and ``codec``, keeping in ``stored``, reading in
+``snapshot``; this module joins them under one lock. User code (normalizers, generators) runs before the lock is
+taken.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _all_buffers: weakref.WeakSet[DatasetBuffer] = weakref.WeakSet()
 class DatasetBuffer:
     """A mutable, schema-safe dataset in memory, bounded by fractions and sizes you choose, readable at any time.
 
-    ``append`` is all or nothing: a bad sample anywhere leaves the buffer as it was. Rows keep their order, oldest first.
-    Threads may append and read at the same time; a reader sees whole appends.
+    ``append`` is all or nothing: a bad sample anywhere leaves the buffer as it was. Rows keep their order, oldest
+    first. Threads may append and read at the same time; a reader sees whole appends.
 
     >>> buffer = DatasetBuffer(max_size=100, drop_strategy="oldest")
     >>> buffer.append([{"label": 0, "meta": "first"}, {"label": 1, "meta": "second"}])
@@ -66,7 +67,7 @@ class DatasetBuffer:
         limits: Limits | None = None,
     ) -> None:
         """``schema`` declares columns before the first append; anything that describes one is taken (``Schema.of``)."""
-        if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1):
+        if max_size is not None and (type(max_size) is not int or max_size < 1):
             raise ConfigError(f"max_size is a whole number of rows above 0, or None for no bound, got {max_size!r}")
         retention.named(retention.DROP, drop_strategy, "drop_strategy")
         self._max_size = max_size
@@ -100,8 +101,8 @@ class DatasetBuffer:
     def append(self, samples: Any, retain_prior: float = 1.0, retain_prior_by: str = "latest") -> None:
         """Add one sample or many: first the prior rows are thinned, then the new ones come, then ``max_size`` holds.
 
-        ``retain_prior`` is the fraction of the rows already there that stays, picked by ``retain_prior_by``: ``latest``,
-        ``oldest`` or ``random``; a negative number clears them all.
+        ``retain_prior`` is the fraction of the rows already there that stays, picked by ``retain_prior_by``:
+        ``latest``, ``oldest`` or ``random``; a negative number clears them all.
         """
         if (
             type(samples) is dict
@@ -238,8 +239,8 @@ class DatasetBuffer:
     def update(self, ids: ArrayLike, columns: Mapping[str, Any]) -> NDArray[np.int64]:
         """Change values of the rows with these ids, for snapshots taken from now on; which of the ids are gone.
 
-        Numbers and tensors of one shape are written in place (or into a copy, while a snapshot still shows the old ones);
-        for text, lists and nulls the column is written anew. Where an id stands twice, its last value counts.
+        Numbers and tensors of one shape are written in place (or into a copy, while a snapshot still shows the old
+        ones); for text, lists and nulls the column is written anew. Where an id stands twice, its last value counts.
 
         >>> buffer = DatasetBuffer()
         >>> buffer.append([{"text": "rye", "priority": 1.0}, {"text": "wheat", "priority": 1.0}])
@@ -266,7 +267,7 @@ class DatasetBuffer:
         return self._derived(self._calls(function, self.snapshot()))
 
     def filter(self, keep: Any) -> DatasetBuffer:
-        """A new buffer with the rows for which ``keep(row)`` is true; a boolean mask or an Arrow expression works too."""
+        """A new buffer with the rows for which ``keep(row)`` is true; a mask or an Arrow expression works too."""
         rows = self.snapshot()
         if isinstance(keep, pc.Expression):
             chosen = rows.to_arrow().filter(keep)
@@ -341,7 +342,7 @@ class DatasetBuffer:
         replace: bool = False,
         rng: np.random.Generator | None = None,
     ) -> pa.Table:
-        """``n`` random rows; ``weights`` are numbers, one per row, or the name of a column; ``rng`` follows from the seed."""
+        """``n`` random rows; ``weights`` are one number per row, or the name of a column; ``rng`` follows the seed."""
         return self.snapshot().sample(n, weights, replace, self._sample_rng if rng is None else rng)
 
     def by_id(self, ids: ArrayLike) -> Found:
@@ -478,8 +479,8 @@ class DatasetBuffer:
         return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self._drop_strategy!r}"
 
 
-# A fork copies the memory of all threads but only one of them runs on: whoever forks takes every buffer's lock first, so
-# that no child ever finds a buffer half-changed, or locked by a thread it does not have.
+# A fork copies the memory of all threads but only one of them runs on: whoever forks takes every buffer's lock first,
+# so that no child ever finds a buffer half-changed, or locked by a thread it does not have.
 _held: list[DatasetBuffer] = []
 
 

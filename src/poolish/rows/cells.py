@@ -1,8 +1,9 @@
 """Python values to Arrow arrays, exactly or not at all: one kind of cell per type of column.
 
-A value goes two steps. ``freeze`` checks it against the column and gives something that can no longer change: the value
-itself where it is immutable, the bytes of an array. ``build`` turns frozen values into an Arrow array and cannot fail. So
-a row that ``append`` has accepted can wait in memory, and every refusal happens before anything is changed.
+A value goes two steps. ``freeze`` checks it against the column and gives something that can no longer change: the
+value itself where it is immutable, the bytes of an array. ``build`` turns frozen values into an Arrow array and
+cannot fail. So a row that ``append`` has accepted can wait in memory, and every refusal happens before anything is
+changed.
 
 The first real value decides the type; a later one must be held exactly: 2 fits a float column, 2.5 does not fit an
 integer column, 2**53 + 1 fits no float column, True and 1 are not the same kind of thing, nor are text and bytes.
@@ -13,14 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from poolish import kernels
-from poolish.errors import BadText, LimitExceeded, NumberTooLarge, SchemaError
+from poolish.errors import BadText, LimitExceeded, NumberTooLarge
+from poolish.kernels.reference import Step
 from poolish.rows import arrays, images
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal
@@ -65,7 +66,7 @@ class Cell:
         """Frozen values as an Arrow array."""
         return pa.array(frozen, self.type)
 
-    def step(self, name: str) -> kernels.Step:
+    def step(self, name: str) -> Step:
         """This cell's step in the plan of ``kernels.freeze_row``; the shortcut must agree with ``freeze``."""
         return name, self.freeze, 0, 0, object, b"", ()
 
@@ -98,12 +99,14 @@ class IntCell(Cell):
             return value
         return super().freeze(value)
 
-    def step(self, name: str) -> kernels.Step:
+    def step(self, name: str) -> Step:
         return name, self.freeze, 2 if kinds.is_int64(self.type) else 0, 0, int, b"", ()
 
     def freeze_many(self, values: Sequence[object]) -> Sequence[Frozen]:
-        if set(map(type, values)) == {int} and self._low <= min(values) and max(values) <= self._high:  # type: ignore[type-var,operator]
-            return values
+        if set(map(type, values)) == {int}:
+            numbers = cast("Sequence[int]", values)
+            if self._low <= min(numbers) and max(numbers) <= self._high:
+                return numbers
         return super().freeze_many(values)
 
     def _freeze(self, value: object) -> int:
@@ -137,7 +140,7 @@ class FloatCell(Cell):
             return value
         return super().freeze(value)
 
-    def step(self, name: str) -> kernels.Step:
+    def step(self, name: str) -> Step:
         return name, self.freeze, 3 if self._is_double else 0, 0, float, b"", ()
 
     def freeze_many(self, values: Sequence[object]) -> Sequence[Frozen]:
@@ -188,15 +191,15 @@ class TextCell(Cell):
             return value
         return super().freeze(value)
 
-    def step(self, name: str) -> kernels.Step:
+    def step(self, name: str) -> Step:
         return name, self.freeze, 1, self.limits.cell_bytes, str, b"", ()
 
     def freeze_many(self, values: Sequence[object]) -> Sequence[Frozen]:
         if (
             set(map(type, values)) == {str}
-            and all(map(str.isascii, values))
-            and max(map(len, values)) <= self.limits.cell_bytes
-        ):  # type: ignore[arg-type]
+            and all(map(str.isascii, cast("Sequence[str]", values)))
+            and max(map(len, cast("Sequence[str]", values))) <= self.limits.cell_bytes
+        ):
             return values
         return super().freeze_many(values)
 
@@ -220,13 +223,18 @@ class BytesCell(Cell):
     def _freeze(self, value: object) -> bytes:
         if images.is_image(value):
             value = images.encode(value, self.limits)
-        if not isinstance(value, (bytes, bytearray, memoryview)):
+        if not (isinstance(value, (bytes, bytearray)) or is_bytes_view(value)):
             raise self.refuse(
                 value, "encode it before append" if isinstance(value, str) else "convert it before append"
             )
-        data = bytes(value)
+        data = bytes(cast(bytes, value))
         self._check_size(len(data), self.limits.cell_bytes, "cell_bytes", value)
         return data
+
+
+def is_bytes_view(value: object) -> bool:
+    """Whether this is a memoryview of bytes, not of numbers."""
+    return isinstance(value, memoryview) and value.format in ("B", "b", "c")
 
 
 class OtherCell(Cell):
@@ -234,6 +242,8 @@ class OtherCell(Cell):
 
     def _freeze(self, value: object) -> Frozen:
         value = arrays.scalar(value)
+        if isinstance(value, (np.datetime64, np.timedelta64)) and np.isnat(value):
+            raise self.refuse(value, "use None for a time that is missing")
         try:
             scalar = pa.scalar(value, self.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -278,6 +288,8 @@ class StructCell(Cell):
         self._parts = [(field.name, cell_of(field.type, limits)) for field in fields]
 
     def _freeze(self, value: object) -> tuple[Frozen, ...]:
+        if images.is_image(value) and [name for name, _ in self._parts] == ["bytes", "path"]:  # Hugging Face's images
+            value = {"bytes": value, "path": None}
         row = arrays.as_dict(value)
         if row is None:
             raise self.refuse(value, "pass a dict")
@@ -306,7 +318,8 @@ class TensorCell(Cell):
         self._dtype, self._shape = dtype_and_shape(type_)
         self._numpy = numpy_dtype(self._dtype)
         self._n_bytes = math.prod(size or 0 for size in self._shape) * self._numpy.itemsize
-        # A dtype NumPy lacks is carried by another one, which must not slip in as itself; huge tensors are checked below.
+        # A dtype NumPy lacks is carried by another one, which must not slip in as itself; huge tensors are checked
+        # below.
         is_plain = self._numpy.name == self._dtype and self._n_bytes <= limits.row_bytes
         self._plain = self._numpy if is_plain else None
 
@@ -315,11 +328,11 @@ class TensorCell(Cell):
             return value.tobytes()
         return super().freeze(value)
 
-    def step(self, name: str) -> kernels.Step:
+    def step(self, name: str) -> Step:
         if self._plain is None or self._plain.kind in "mM":  # times have no format in the buffer protocol
             return super().step(name)
         sizes = tuple(size for size in self._shape if size is not None)
-        format_ = memoryview(np.empty(0, self._plain)).format.encode()
+        format_ = np.empty(0, self._plain).data.format.encode()
         return name, self.freeze, 4, 0, np.ndarray, format_, sizes
 
     def _freeze(self, value: object) -> bytes:
@@ -417,9 +430,9 @@ def _difference(got: list[str], expected: list[str]) -> str:
 
 
 def _same(kept: object, given: object) -> bool:
-    if isinstance(given, np.generic):
-        return bool(np.datetime64(kept) == given) if given.dtype.kind == "M" else True  # type: ignore[arg-type]
-    return bool(kept == given)
+    if isinstance(given, np.datetime64):
+        return bool(np.datetime64(kept) == given)  # type: ignore[call-overload]  # Arrow gave a datetime
+    return isinstance(given, np.generic) or bool(kept == given)
 
 
 def _is_float(value: object) -> bool:

@@ -1,7 +1,7 @@
 """Rows of Python values and Arrow batches to the arrays of one schema.
 
-A codec belongs to a schema and never changes; a schema that settles an open column gets a new codec. Every refusal names
-the row, counted from the first sample of the append, and the column.
+A codec belongs to a schema and never changes; a schema that settles an open column gets a new codec. Every refusal
+names the row, counted from the first sample of the append, and the column.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RowCodec:
         """One row, checked and copied."""
         if len(row) == self.n_columns:
             try:
-                frozen = kernels.freeze_row(row, self._plan)
+                frozen: list[Frozen] = kernels.freeze_row(row, self._plan)
                 if self._all_nullable:
                     return frozen
             except (KeyError, Refusal):

@@ -22,7 +22,7 @@ from poolish.schema.tensor import carrier, carriers_per_value
 
 def batch_from(columns: Mapping[str, Any], limits: Limits) -> pa.RecordBatch:
     """One Arrow batch of all columns, which must have the same number of rows."""
-    if not isinstance(columns, Mapping) or not columns:
+    if not columns or not hasattr(columns, "items"):
         raise SchemaError(
             f"columns is a dict of names and arrays, got {type(columns).__name__}; pass {{'name': array}}"
         )

@@ -1,8 +1,8 @@
 """Growable columns: every Arrow type as a few regions of memory, so that a buffer is always one Arrow chunk.
 
 A column mirrors the layout of its type: numbers are one region, text is offsets and bytes, a list is offsets and a
-column of elements, a struct is columns side by side. ``extend`` copies an Arrow array to the end, ``view`` shows a range
-of rows as an Arrow array without a copy, ``truncate`` takes back what a failed append had added.
+column of elements, a struct is columns side by side. ``extend`` copies an Arrow array to the end, ``view`` shows a
+range of rows as an Arrow array without a copy, ``truncate`` takes back what a failed append had added.
 
 Rows below the length never change and never move while a view is alive, so a view stays what it was.
 """
@@ -90,7 +90,7 @@ class Column:
         return [] if self._valid is None else [self._valid.region]
 
     def can_put(self, values: pa.Array) -> bool:
-        """Whether ``put`` can write these values over others: only where every row has the same width and none is null."""
+        """Whether ``put`` can write these values over others: rows have one width and none is null."""
         return False
 
     def own(self) -> None:

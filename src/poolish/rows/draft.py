@@ -1,8 +1,9 @@
 """What one append brings, checked as a whole before the buffer changes.
 
-The samples are read once, a few thousand at a time, and become Arrow arrays at once, so that a long generator costs no
-more memory than its rows. The types they ask for settle while they are read: within the first append arrays that differ in
-shape make the column ragged; afterwards only columns that have held nothing but nulls may still find their type.
+The samples are read once, a few thousand at a time, and become Arrow arrays at once, so that a long generator costs
+no more memory than its rows. The types they ask for settle while they are read: within the first append arrays that
+differ in shape make the column ragged; afterwards only columns that have held nothing but nulls may still find their
+type.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from poolish.errors import SchemaError
 from poolish.rows.codec import RowCodec, columns_of, schema_of
 from poolish.rows.infer import ragged, settle
 from poolish.rows.limits import Limits
-from poolish.rows.normalizers import Part, parts_of
+from poolish.rows.normalizers import ROWS, TABLE, Part, parts_of
 from poolish.schema import Field, Schema
 
 
@@ -35,8 +36,9 @@ class Draft:
     def read(self, samples: Any) -> Draft:
         """Take in everything that was passed to ``append``."""
         for part in parts_of(samples):
-            self.kind = self.kind or part.kind
-            self._check_same(part.kind, self.kind)
+            if part.kind != TABLE:
+                self._check_same(part.kind, self.kind or part.kind)
+            self.kind = self.kind or (ROWS if part.kind == TABLE else part.kind)
             arrays = self._from_rows(part) if part.batch is None else self._from_batch(part.batch)
             self._chunks.append(arrays)
             self.n_rows += len(arrays[0]) if arrays else 0
@@ -82,6 +84,10 @@ class Draft:
 
     def _from_batch(self, batch: pa.RecordBatch) -> list[pa.Array]:
         brought = Schema.from_arrow(batch.schema)
+        if len(brought) == 0:
+            raise SchemaError(f"row {self.n_rows}: a table without columns; bring at least one")
+        for field in brought if self.schema is not None else ():
+            check_labels(field, self.schema)
         if self.schema is None:
             self._settle(brought)
         elif self._is_first or not (self._codec and self._codec.is_resolved):
@@ -101,6 +107,18 @@ class Draft:
         if schema != self.schema:
             self.schema = schema
             self._codec = RowCodec(schema, self._limits, self._may_be_missing)
+
+
+def check_labels(brought: Field, known: Schema | None) -> None:
+    """Numbers that stand for other names must not mix: label 0 would change its meaning."""
+    if known is None or brought.name not in known:
+        return
+    ours, theirs = known[brought.name].label_names, brought.label_names
+    if ours and theirs and ours != theirs:
+        raise SchemaError(
+            f"column {brought.name!r}: this buffer's labels are {ours}, the dataset's are {theirs}; "
+            "bring them into one order first (align_labels_with_mapping)"
+        )
 
 
 def _settled(old: Field, new: Field) -> Field:

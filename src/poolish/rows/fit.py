@@ -6,12 +6,16 @@ one of them survives; text is never parsed, nothing is rounded, and nothing turn
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
+from numpy.typing import NDArray
 
 from poolish.rows.cells import build_ragged
+from poolish.rows.readers import tensor_rows
 from poolish.rows.refusal import Refusal
 from poolish.schema import TensorType, canonical, describe, dtype_and_shape, is_tensor, numpy_dtype
 from poolish.schema.arrow import is_hf_array
@@ -34,13 +38,27 @@ def fit(array: pa.Array, type_: pa.DataType) -> pa.Array:
         return fit(pc.run_end_decode(array), type_)
     if is_tensor(type_):
         return _fit_tensor(array, type_)
+    if isinstance(array.type, pa.Bool8Type):
+        return fit(array.cast(pa.bool_()), type_)
     if isinstance(array.type, pa.BaseExtensionType) and not isinstance(type_, pa.BaseExtensionType):
         return fit(array.storage, type_)
+    if kinds.is_large_binary(type_) and _is_bare_image(array):
+        return fit(array.field("bytes"), type_)
     if kinds.is_large_list(type_):
         return _fit_list(array, type_)
     if kinds.is_struct(type_):
         return _fit_struct(array, type_)
     return _fit_scalar(array, type_)
+
+
+def _is_bare_image(array: pa.Array) -> bool:
+    """Whether these are Hugging Face's images, {bytes, path}, of which only the bytes are there."""
+    if not kinds.is_struct(array.type) or [array.type.field(i).name for i in range(array.type.num_fields)] != [
+        "bytes",
+        "path",
+    ]:
+        return False
+    return bool(array.field("path").null_count == len(array) and array.field("bytes").null_count == array.null_count)
 
 
 def _nulls(n: int, type_: pa.DataType) -> pa.Array:
@@ -67,14 +85,23 @@ def _as_large_list(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if is_tensor(array.type) and len(array.type.shape) == 1:
         array = array.storage if not isinstance(array.type, TensorType) else array.storage.field("data")
     given = array.type
+    if kinds.is_large_list(given):
+        return array
     if kinds.is_map(given):
         pairs = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
-        return pa.Array.from_buffers(
-            pa.list_(pairs.type), len(array), array.buffers()[:2], offset=array.offset, children=[pairs]
-        ).cast(pa.large_list(pairs.type))
+        offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset :][: len(array) + 1].astype(np.int64)
+        return _large_list(array, offsets, pairs)
+    if kinds.is_list_view(given) or kinds.is_large_list_view(given):  # Arrow's own cast loses their values
+        lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), array.sizes.to_numpy(), 0)
+        return _large_list(array, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))), array.flatten())
     if not (kinds.is_nested(given) and hasattr(given, "value_type")):
         raise _refused(array, type_)
-    return array if kinds.is_large_list(given) else array.cast(pa.large_list(given.value_type))
+    return array.cast(pa.large_list(given.value_type))
+
+
+def _large_list(array: pa.Array, offsets: NDArray[np.int64], elements: pa.Array) -> pa.Array:
+    buffers = [validity(array), pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(pa.large_list(elements.type), len(array), buffers, children=[elements])
 
 
 def _fit_struct(array: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -92,92 +119,72 @@ def _fit_struct(array: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _fit_tensor(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    dtype, shape = dtype_and_shape(type_)
-    if is_tensor(array.type) and None not in dtype_and_shape(array.type)[1] and None in shape:
+    if is_tensor(array.type):
         return _as_ragged(array, type_)
-    storage = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
-    if None in shape:
-        return _ragged_from_lists(storage, array, type_)
-    values, sizes = _flattened(storage, len(shape) or 1, array, type_)
-    wanted = [size for size in shape if size is not None] or [1]
-    for axis, (lengths, size) in enumerate(zip(sizes, wanted, strict=True)):
-        wrong = np.flatnonzero(lengths != size)
-        if len(wrong):
-            raise _refused(array, type_, int(wrong[0]) // int(np.prod(wanted[:axis], dtype=int)))
-    items = fit_values(values, array, type_)
-    inner = pa.Array.from_buffers(type_.storage_type, len(array), [None], children=[items])
-    return pa.ExtensionArray.from_storage(type_, inner if array.null_count == 0 else _with_nulls(array, items, type_))
-
-
-def _with_nulls(array: pa.Array, items: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Null rows have no values in a list, but take their place in a tensor."""
-    size = type_.storage_type.list_size
-    present = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-    place = np.zeros(len(array), np.int64)
-    place[present] = np.arange(len(present))
-    spread = items.take(pa.array((place[:, None] * size + np.arange(size)).ravel())) if size else items
-    return pa.Array.from_buffers(type_.storage_type, len(array), [validity(array)], children=[spread])
-
-
-def _flattened(storage: pa.Array, rank: int, array: pa.Array, type_: pa.DataType) -> tuple[pa.Array, list[np.ndarray]]:
-    """All values of nested lists of present rows, and per level the length of every list."""
-    values, sizes = storage.drop_null() if storage.null_count else storage, []
-    flat_rank = 1 if kinds.is_fixed_size_list(storage.type) and storage.type.list_size == _n_values(type_) else rank
-    if flat_rank != rank:
-        n = len(values)
-        wanted = [size for size in dtype_and_shape(type_)[1] if size is not None]
-        return values.flatten(), [
-            np.full(n * int(np.prod(wanted[:i], dtype=int)), size) for i, size in enumerate(wanted)
-        ]
-    for _ in range(rank):
-        if not hasattr(values.type, "value_type") or values.null_count:
-            raise _refused(array, type_)
-        if kinds.is_fixed_size_list(values.type):
-            sizes.append(np.full(len(values), values.type.list_size))
-        else:
-            sizes.append(pc.list_value_length(values).to_numpy(zero_copy_only=False))
-        values = values.flatten()
-    return values, sizes
-
-
-def _n_values(type_: pa.DataType) -> int:
-    return int(type_.storage_type.list_size)
+    lists = array.storage if is_hf_array(array.type) else array
+    if None in dtype_and_shape(type_)[1]:
+        return _ragged_from_lists(lists, array, type_)
+    return _fixed_from_lists(lists, array, type_)
 
 
 def _as_ragged(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    dtype, shape = dtype_and_shape(array.type)
-    wanted_dtype, wanted = dtype_and_shape(type_)
-    if (
-        dtype != wanted_dtype
-        or len(shape) != len(wanted)
-        or any(w not in (None, s) for w, s in zip(wanted, shape, strict=True))
-    ):
+    """Tensors of one shape into a column that allows several; no other change of a tensor type is exact."""
+    (dtype, shape), (wanted_dtype, wanted) = dtype_and_shape(array.type), dtype_and_shape(type_)
+    if dtype != wanted_dtype or None in shape or not _has_sizes(shape, wanted):
         raise _refused(array, type_)
-    values = array.storage.values.slice(
-        array.storage.offset * _n_values(array.type), len(array) * _n_values(array.type)
-    )
-    data = values.to_numpy(zero_copy_only=True)
-    return build_ragged(type_, [shape] * len(array), np.ascontiguousarray(data), validity(array))
+    sizes = [size for size in shape if size is not None]
+    rows = np.ascontiguousarray(tensor_rows(array)).reshape(-1).view(np.uint8)
+    return build_ragged(type_, [sizes] * len(array), rows, validity(array))
 
 
-def _ragged_from_lists(storage: pa.Array, array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Ragged tensors out of nested lists, row by row: rare, and each row may have a shape of its own."""
-    if isinstance(array.type, TensorType):
-        raise _refused(array, type_)
+def _has_sizes(shape: Sequence[int | None], wanted: Sequence[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(w in (None, s) for w, s in zip(wanted, shape, strict=True))
+
+
+def _fixed_from_lists(lists: pa.Array, array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Nested lists whose lengths are the sizes of a tensor."""
+    sizes = [size for size in dtype_and_shape(type_)[1] if size is not None]
+    values, n_lists_per_row = lists.drop_null() if lists.null_count else lists, 1
+    for size in sizes:
+        if not hasattr(values.type, "value_type") or values.null_count:
+            raise _refused(array, type_)
+        wrong = np.flatnonzero(_lengths(values) != size)
+        if len(wrong):
+            raise _refused(array, type_, int(wrong[0]) // n_lists_per_row)
+        values, n_lists_per_row = values.flatten(), n_lists_per_row * size
+    storage = _with_null_rows(fit_values(values, array, type_), array, type_.storage_type)
+    return pa.ExtensionArray.from_storage(type_, storage)
+
+
+def _lengths(lists: pa.Array) -> NDArray[np.int64]:
+    if kinds.is_fixed_size_list(lists.type):
+        return np.full(len(lists), lists.type.list_size)
+    lengths: NDArray[np.int64] = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    return lengths
+
+
+def _with_null_rows(items: pa.Array, array: pa.Array, storage: pa.DataType) -> pa.Array:
+    """Null rows have no values in a list, but take their place in a tensor."""
+    if array.null_count == 0:
+        return pa.Array.from_buffers(storage, len(array), [None], children=[items])
+    size, is_valid = storage.list_size, array.is_valid().to_numpy(zero_copy_only=False)
+    place = np.maximum(np.cumsum(is_valid) - 1, 0)  # null rows repeat the one before; nobody looks at them
+    spread = items.take(pa.array((place[:, None] * size + np.arange(size)).ravel()))
+    return pa.Array.from_buffers(storage, len(array), [validity(array)], children=[spread])
+
+
+def _ragged_from_lists(lists: pa.Array, array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Ragged tensors out of nested lists, row by row: rare, and each row has a shape of its own."""
     dtype, wanted = dtype_and_shape(type_)
-    exact = fit(storage, _nested_list(carrier(dtype), len(wanted)))
-    shapes, parts = [], []
-    for i, row in enumerate(exact.to_pylist()):
+    parts = []
+    for i, row in enumerate(fit(lists, _nested_list(carrier(dtype), len(wanted))).to_pylist()):
         part = (
-            np.array(row or [], numpy_dtype(dtype), ndmin=len(wanted))
-            if row
-            else np.empty((0,) * len(wanted), numpy_dtype(dtype))
+            np.array(row, numpy_dtype(dtype)) if row else np.empty([size or 0 for size in wanted], numpy_dtype(dtype))
         )
-        if row and any(want not in (None, got) for want, got in zip(wanted, part.shape, strict=True)):
+        if not _has_sizes(part.shape, wanted):
             raise _refused(array, type_, i)
-        shapes.append(part.shape)
-        parts.append(part.tobytes())
-    return build_ragged(type_, shapes, b"".join(parts), validity(array))
+        parts.append(part)
+    return build_ragged(type_, [part.shape for part in parts], b"".join(map(bytes, parts)), validity(array))
 
 
 def _nested_list(type_: pa.DataType, rank: int) -> pa.DataType:
@@ -230,7 +237,7 @@ def _fit_scalar(array: pa.Array, type_: pa.DataType) -> pa.Array:
     return cast
 
 
-def _is_one_of(type_: pa.DataType, family: tuple) -> bool:
+def _is_one_of(type_: pa.DataType, family: tuple[Callable[[pa.DataType], bool], ...]) -> bool:
     return any(is_member(type_) for is_member in family)
 
 

@@ -1,4 +1,4 @@
-"""Rows to and from Hugging Face datasets, through Arrow. ``datasets`` is imported here and in ``poolish.schema.features``."""
+"""Rows to and from Hugging Face datasets, through Arrow."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def is_dataset(value: object) -> bool:
     return module is not None and isinstance(value, module.Dataset)
 
 
-def refuse_splits(value: object) -> None:
+def refuse_splits(value: object, i: int) -> None:
     """A DatasetDict looks like a row whose cells are datasets; say what was meant."""
     module = sys.modules.get("datasets")
     if module is not None and isinstance(value, (module.DatasetDict, module.IterableDatasetDict)):
         raise SchemaError(
-            f"a DatasetDict holds splits, not rows; append one of them: dataset[{next(iter(value), 'train')!r}]"
+            f"row {i}: a DatasetDict holds splits, not rows; append one: dataset[{next(iter(value), 'train')!r}]"
         )
 
 
@@ -41,6 +41,8 @@ def batches(dataset: Any) -> Iterator[pa.RecordBatch]:
     if dataset._indices is None:
         yield from dataset.data.table.replace_schema_metadata(metadata).to_batches()
         return
+    if len(dataset) == 0:
+        yield pa.RecordBatch.from_pylist([], schema=dataset.features.arrow_schema)
     for table in dataset.with_format("arrow").iter(batch_size=10_000):
         yield from table.replace_schema_metadata(metadata).to_batches()
 

@@ -14,7 +14,7 @@ from poolish.errors import LimitExceeded
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal
 
-FORMATS = frozenset({"PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF"})
+FORMATS = frozenset({"PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"})
 _EXACT_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I"})
 _DECODED_BYTES = {"1": 1, "L": 1, "P": 1, "LA": 2, "I;16": 2, "RGB": 4, "RGBA": 4, "I": 4}
 
@@ -30,11 +30,18 @@ def encode(image: Any, limits: Limits) -> bytes:
     _check_size(image, limits)
     _check_form(image)
     _load(image)
-    if image.mode == "I" and not all(0 <= edge <= 65535 for edge in image.getextrema()):
-        raise Refusal("PNG holds 16 bits a pixel", image, "convert it to 16 bits, or append np.asarray(image)")
+    if image.mode == "I":
+        image = _in_16_bits(image)
     sink = io.BytesIO()
     image.save(sink, "PNG")
     return sink.getvalue()
+
+
+def _in_16_bits(image: Any) -> Any:
+    """32-bit grey values as the 16 bits that PNG has, where none is lost."""
+    if not all(0 <= edge <= 65535 for edge in image.getextrema()):
+        raise Refusal("PNG holds 16 bits a pixel", image, "convert it to 16 bits, or append np.asarray(image)")
+    return image.convert("I;16")
 
 
 def _check_size(image: Any, limits: Limits) -> None:
@@ -42,15 +49,17 @@ def _check_size(image: Any, limits: Limits) -> None:
     n_bytes = n_pixels * _DECODED_BYTES.get(image.mode, 4)
     if n_pixels > limits.image_pixels or n_bytes > limits.image_bytes:
         rule = f"an image has at most {limits.image_pixels:,} pixels and {limits.image_bytes:,} bytes decoded"
-        advice = f"resize it, or raise the limit: DatasetBuffer(limits=Limits(image_pixels={n_pixels}, image_bytes={n_bytes}))"
-        raise Refusal(rule, image, advice, LimitExceeded)
+        larger = f"Limits(image_pixels={n_pixels}, image_bytes={n_bytes})"
+        raise Refusal(rule, image, f"resize it, or raise the limit: DatasetBuffer(limits={larger})", LimitExceeded)
 
 
 def _check_form(image: Any) -> None:
     if image.format is not None and image.format not in FORMATS:
         raise Refusal(f"images come from {', '.join(sorted(FORMATS))}", image, f"convert the {image.format} file first")
     if getattr(image, "n_frames", 1) > 1:
-        raise Refusal("an image has one frame", image, "append the frames one by one (PIL.ImageSequence)")
+        raise Refusal(
+            "an image has one frame", image, "append [frame.copy() for frame in PIL.ImageSequence.Iterator(image)]"
+        )
     if image.mode not in _EXACT_MODES:
         raise Refusal(f"PNG cannot hold mode {image.mode} exactly", image, "convert it (image.convert('RGB')) first")
 

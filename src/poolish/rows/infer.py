@@ -14,6 +14,7 @@ import pyarrow.types as kinds
 
 from poolish.errors import LimitExceeded
 from poolish.rows import arrays, images
+from poolish.rows.cells import is_bytes_view
 from poolish.rows.refusal import Refusal
 from poolish.schema import dtype_and_shape, is_tensor, tensor_type
 from poolish.schema.arrow import MAX_NESTING
@@ -114,18 +115,29 @@ def _scalar_type(value: object) -> pa.DataType:
         return pa.float64()
     if isinstance(value, str):
         return pa.large_string()
-    if isinstance(value, (bytes, bytearray, memoryview)) or images.is_image(value):
+    if isinstance(value, (bytes, bytearray)) or is_bytes_view(value) or images.is_image(value):
         return pa.large_binary()
     if isinstance(value, (complex, np.complexfloating)):
         return tensor_type("complex128" if isinstance(value, complex) else value.dtype.name, ())
+    return _other_type(value)
+
+
+def _other_type(value: object) -> pa.DataType:
+    """Times, decimals, UUIDs: whatever else Arrow takes for one value."""
     try:
         type_ = pa.scalar(value).type
     except (pa.ArrowException, TypeError, ValueError):
+        type_ = None
+    if type_ is None or isinstance(value, pa.Scalar) or kinds.is_nested(type_) or kinds.is_null(type_):
         raise Refusal(
             "a cell holds numbers, text, bytes, times, arrays, images, lists and dicts of these",
             value,
             "convert it, or register a normalizer for its class",
-        ) from None
+        )
+    if kinds.is_decimal(type_):
+        return pa.decimal128(38, type_.scale)  # the first value decides the scale; larger numbers of it may come
+    if kinds.is_timestamp(type_) and getattr(value, "unit", None) == "ns":  # a pandas Timestamp
+        return pa.timestamp("ns", type_.tz)
     return type_
 
 

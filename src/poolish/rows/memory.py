@@ -76,7 +76,7 @@ class Region:
         token = self._token() if self._token is not None else None
         if token is None:
             # Through a memoryview, because NumPy lets views of views point at the owner and would lose the token.
-            token = np.frombuffer(memoryview(self._bytes), np.uint8)
+            token = np.frombuffer(self._bytes.data, np.uint8)
             self._token = weakref.ref(token)
         return token[: self.used]
 

@@ -1,8 +1,8 @@
 """Samples of any class to rows, and anything that can be appended to a stream of rows or Arrow batches.
 
-A normalizer turns one sample into a dict. Those registered for a class come first, the most specific class winning; then
-what is built in: dicts, tensors, arrays, images, dataclasses, named tuples; then ``vars(sample)``. The class whose
-normalizer was used is the *kind* of the sample: a buffer keeps to one kind.
+A normalizer turns one sample into a dict. Those registered for a class come first, the most specific class winning;
+then what is built in: dicts, tensors, arrays, images, dataclasses, named tuples; then ``vars(sample)``. The class
+whose normalizer was used is the *kind* of the sample: a buffer keeps to one kind.
 
 Libraries are recognised without being imported: nobody can hold their objects before they are loaded.
 """
@@ -21,14 +21,16 @@ from poolish.rows import arrays, hf_bridge, images
 from poolish.rows.refusal import shown
 
 Row = Mapping[str, Any]
-Normalizer = Callable[[Any], Row]
+Normalizer = Callable[[Any], Any]
 Function = TypeVar("Function", bound=Normalizer)
 
 #: Samples read from an iterable before they are converted together.
 CHUNK_ROWS = 8192
 
-#: The kind of everything that comes with column names: dicts, Arrow, Hugging Face datasets, data frames.
+#: The kind of samples that come with column names: dicts.
 ROWS = "rows"
+#: Arrow, Hugging Face datasets, data frames: no samples but columns, which fit a buffer of any kind.
+TABLE = "table"
 
 _registered: dict[type, Normalizer] = {}
 
@@ -81,19 +83,20 @@ def parts_of(samples: Any) -> Iterator[Part]:
     """
     batches = _batches(samples)
     if batches is not None:
-        yield from (Part(ROWS, [], batch) for batch in batches)
+        yield from (Part(TABLE, [], batch) for batch in batches)
     elif is_sample(samples):
-        kind, normalize = _normalizer_of(samples)
+        kind, normalize = _normalizer_of(samples, 0)
         yield Part(kind, [_normalized(samples, normalize, 0)])
     else:
         yield from _parts_of_many(samples)
 
 
 def _parts_of_many(samples: Iterable[Any]) -> Iterator[Part]:
-    kind, rows = "", []
+    kind = ""
+    rows: list[Row] = []
     for i, sample in enumerate(samples):
         batches = _batches(sample)
-        next_kind, normalize = (ROWS, _as_it_is) if batches is not None else _normalizer_of(sample)
+        next_kind, normalize = (TABLE, _as_it_is) if batches is not None else _normalizer_of(sample, i)
         if rows and (next_kind != kind or batches is not None or len(rows) == CHUNK_ROWS):
             yield Part(kind, rows)
             rows = []
@@ -101,7 +104,7 @@ def _parts_of_many(samples: Iterable[Any]) -> Iterator[Part]:
         if batches is None:
             rows.append(_normalized(sample, normalize, i))
         else:
-            yield from (Part(ROWS, [], batch) for batch in batches)
+            yield from (Part(TABLE, [], batch) for batch in batches)
     if rows:
         yield Part(kind, rows)
 
@@ -110,7 +113,7 @@ def is_sample(value: object) -> bool:
     """Whether a value is one sample, not an iterable of samples."""
     if _registered_for(type(value)) is not None or arrays.is_array(value) or images.is_image(value):
         return True
-    if isinstance(value, (Mapping, str, bytes)) or arrays.is_named_tuple(value) or arrays.is_dataclass(value):
+    if isinstance(value, (Mapping, str, bytes, type)) or arrays.is_named_tuple(value) or arrays.is_dataclass(value):
         return True
     return not (hasattr(value, "__iter__") or (hasattr(value, "__getitem__") and hasattr(value, "__len__")))
 
@@ -121,13 +124,13 @@ def _registered_for(sample_class: type) -> tuple[type, Normalizer] | None:
     return next(((base, _registered[base]) for base in sample_class.__mro__ if base in _registered), None)
 
 
-def _normalizer_of(sample: Any) -> tuple[str, Normalizer]:
+def _normalizer_of(sample: Any, i: int) -> tuple[str, Normalizer]:
     """The kind of a sample, and the function that makes a row of it."""
     found = _registered_for(type(sample))
     if found is not None:
         return _named(found[0]), found[1]
     if isinstance(sample, Mapping):
-        hf_bridge.refuse_splits(sample)
+        hf_bridge.refuse_splits(sample, i)
         return ROWS, _as_it_is
     if arrays.is_torch_tensor(sample):
         return "torch.Tensor", _tensor
@@ -139,7 +142,7 @@ def _normalizer_of(sample: Any) -> tuple[str, Normalizer]:
         return _named(type(sample)), _record
     if not hasattr(sample, "__dict__") or isinstance(sample, type):
         raise SchemaError(
-            f"a sample is a dict, an array, an image or an object with attributes, got {shown(sample)}; "
+            f"row {i}: a sample is a dict, an array, an image or an object with attributes, got {shown(sample)}; "
             "wrap it ({'value': ...}) or register a normalizer for its class"
         )
     return _named(type(sample)), vars
@@ -190,7 +193,8 @@ def _batches(value: Any) -> Iterable[pa.RecordBatch] | None:
     if hf_bridge.is_dataset(value):
         return hf_bridge.batches(value)
     if hasattr(value, "__arrow_c_stream__") and not isinstance(value, (pa.Array, pa.ChunkedArray)):
-        return pa.RecordBatchReader.from_stream(value)
+        reader: Iterable[pa.RecordBatch] = pa.RecordBatchReader.from_stream(value)
+        return reader
     if hasattr(value, "__arrow_c_array__") and not isinstance(value, pa.Array):
         return [pa.record_batch(value)]
     return None

@@ -14,7 +14,7 @@ from poolish.schema import dtype_and_shape, is_tensor, readable
 
 
 def to_array(name: str, array: pa.Array) -> NDArray[Any]:
-    """A read-only array of numbers, booleans, times or tensors without nulls; otherwise Python values in an object array.
+    """A read-only array of numbers, booleans, times or tensors; Python values in an object array for anything else.
 
     >>> to_array("label", pa.array([3, 1]))
     array([3, 1])

@@ -27,12 +27,14 @@ _FORMATS = {
 
 
 def reader(array: pa.Array) -> Reader:
-    """A function that gives the value of ``array`` at a position: lists, dicts, NumPy arrays for tensors, None for null.
+    """A function that gives the value of ``array`` at a position: lists, dicts, arrays for tensors, None for null.
 
     >>> read = reader(pa.array(["rye", None], pa.large_string()))
     >>> read(0), read(1)
     ('rye', None)
     """
+    if kinds.is_null(array.type):
+        return lambda i: None
     read = _present(array)
     if array.null_count == 0:
         return read
@@ -54,7 +56,7 @@ def _present(array: pa.Array) -> Reader:
     if is_tensor(type_):
         return _ragged(array) if None in dtype_and_shape(type_)[1] else _tensor(array)
     if type_ in _FORMATS and array.buffers()[1] is not None:
-        values: Any = memoryview(array.buffers()[1]).cast("B").cast(_FORMATS[type_])[array.offset :]
+        values = _numbers(array)
         return lambda i: values[i]
     if kinds.is_large_string(type_):
         return _blob(array, lambda part: str(part, "utf-8"))
@@ -65,6 +67,11 @@ def _present(array: pa.Array) -> Reader:
     if kinds.is_struct(type_):
         return _struct(array)
     return lambda i: array[i].as_py()
+
+
+def _numbers(array: pa.Array) -> Any:
+    cast: Any = memoryview(array.buffers()[1]).cast("B").cast
+    return cast(_FORMATS[array.type])[array.offset :]
 
 
 def _blob(array: pa.Array, convert: Callable[[memoryview], Any]) -> Reader:
@@ -82,7 +89,7 @@ def _list(array: pa.Array) -> Reader:
         return lambda i: array[i].as_py()
     begins: Any = memoryview(offsets).cast("B").cast("q")[array.offset :]
     if elements.type in _FORMATS and elements.null_count == 0 and elements.buffers()[1] is not None:
-        values = memoryview(elements.buffers()[1]).cast("B").cast(_FORMATS[elements.type])[elements.offset :]
+        values = _numbers(elements)
         return lambda i: values[begins[i] : begins[i + 1]].tolist()
     read = reader(elements)
     return lambda i: [read(k) for k in range(begins[i], begins[i + 1])]

@@ -39,7 +39,8 @@ def shown(value: object) -> str:
     ("str 'rye'", 'list [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16...')
     """
     kind = type(value).__name__
-    if hasattr(value, "dtype") and getattr(value, "shape", None):
-        return f"{kind} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    shape = getattr(value, "shape", None)
+    if shape and hasattr(value, "dtype"):
+        return f"{kind} {str(value.dtype).removeprefix('torch.')}{list(shape)}"
     text = repr(value[:80] if isinstance(value, (str, bytes)) else value)
     return f"{kind} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -3,10 +3,10 @@
     magic, zeros to 64 | rows, an Arrow IPC stream | ids, int64 | generation starts, int64
     footer, JSON | u64 length of the footer | u64 xxh3 of the footer | magic
 
-The footer comes last, so that rows are written as they are hashed, in one pass and without a second copy in memory. It holds
-the settings, the lengths of the parts and the xxh3 of everything before it. Reading goes: sizes, checksums, structure
-(``validate(full=True)``), use; Arrow alone would take every second damaged file for good. The file is mapped
-copy-on-write, so a loaded buffer costs no memory until its rows are looked at.
+The footer comes last, so that rows are written as they are hashed, in one pass and without a second copy in memory.
+It holds the settings, the lengths of the parts and the xxh3 of everything before it. Reading goes: sizes, checksums,
+structure (``validate(full=True)``), use; Arrow alone would take every second damaged file for good. The file is
+mapped copy-on-write, so a loaded buffer costs no memory until its rows are looked at.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Snapshot: the rows a buffer had at one moment. Immutable, made in O(1), safe to keep while the buffer changes.
 
-All reading happens here; the buffer only hands out its current snapshot. A snapshot is a map-style dataset for torch's
-DataLoader (``__getitem__``, ``__getitems__``), works in forked workers as it is, and travels to spawned ones as Arrow IPC.
+All reading happens here; the buffer only hands out its current snapshot. A snapshot is a map-style dataset for
+torch's DataLoader (``__getitem__``, ``__getitems__``), works in forked workers as it is, and travels to spawned ones
+as Arrow IPC.
 """
 
 from __future__ import annotations

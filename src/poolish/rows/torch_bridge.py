@@ -79,8 +79,7 @@ def _shared(values: np.ndarray[Any, Any]) -> torch.Tensor:
 
 def _placed(tensor: torch.Tensor, device: Any, copy: bool) -> torch.Tensor:
     if device is not None:
-        tensor = tensor.to(device, copy=copy)
-        return tensor
+        return tensor.to(device, copy=copy)
     return tensor.clone() if copy else tensor
 
 

@@ -89,7 +89,7 @@ def _canonical_extension(type_: pa.DataType, depth: int) -> pa.DataType:
     if isinstance(type_, pa.JsonType):
         return pa.large_string()
     raise SchemaError(
-        f"extension type {type_} is not known to poolish; cast the column to its storage type {type_.storage_type} first"
+        f"extension type {type_} is unknown to poolish; cast the column to its storage type {type_.storage_type} first"
     )
 
 

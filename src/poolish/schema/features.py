@@ -1,7 +1,8 @@
 """Hugging Face features to and from fields. The only place where ``datasets`` is imported for its types.
 
-``datasets`` refuses Arrow's ``fixed_shape_tensor``, so tensors are translated here: rank 1 to ``List(length=n)``, rank 2
-to 5 to ``Array2D`` ... ``Array5D``; dtypes it lacks (bfloat16, float8) widen to float32, complex numbers become pairs.
+``datasets`` refuses Arrow's ``fixed_shape_tensor``, so tensors are translated here: rank 1 to ``List(length=n)``,
+rank 2 to 5 to ``Array2D`` ... ``Array5D``; dtypes it lacks (bfloat16, float8) widen to float32, complex numbers
+become pairs.
 """
 
 from __future__ import annotations

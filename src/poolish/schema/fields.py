@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import datasets
 
 MAX_COLUMNS = 4096
-MAX_SCHEMA_BYTES = 1_000_000
 
 _SCALARS = {**NATIVE, "bool": pa.bool_(), "string": pa.large_string(), "binary": pa.large_binary(), "null": pa.null()}
 _SCALAR_NAMES = {type_: name for name, type_ in _SCALARS.items()}
@@ -46,8 +45,8 @@ class Field:
     """A named column: a dtype, and a shape where each value is an array.
 
     ``shape`` has a number for every dimension that is the same in all rows and ``None`` for one that varies. A
-    ``nullable`` field may be None, and its key may be missing from a row. ``feature`` is the Hugging Face feature where it
-    says more than the dtype (Image, ClassLabel), ``role`` what a trainer uses the field for.
+    ``nullable`` field may be None, and its key may be missing from a row. ``feature`` is the Hugging Face feature
+    where it says more than the dtype (Image, ClassLabel), ``role`` what a trainer uses the field for.
 
     >>> Field("pixels", "uint8", shape=(3, None, None)).type.shape
     (3, None, None)
@@ -79,6 +78,12 @@ class Field:
         type_: pa.DataType = self._type  # type: ignore[attr-defined]  # set in __post_init__
         return type_
 
+    @property
+    def label_names(self) -> list[str]:
+        """The names of a ClassLabel feature, in the order of their numbers; empty for any other field."""
+        told = json.loads(self.feature) if self.feature else None
+        return list(told.get("names") or ()) if isinstance(told, dict) and told.get("_type") == "ClassLabel" else []
+
     def to_arrow(self) -> pa.Field:
         """The Arrow field, with role and feature in its metadata."""
         told = {"poolish.role": self.role, "poolish.feature": self.feature}
@@ -90,7 +95,10 @@ class Field:
         """The field an Arrow field describes, in a type poolish keeps."""
         metadata = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
         role, feature = metadata.get("poolish.role"), metadata.get("poolish.feature")
-        return cls(field.name, canonical(field.type), None, field.nullable, role, feature)
+        try:
+            return cls(field.name, canonical(field.type), None, field.nullable, role, feature)
+        except (SchemaError, LimitExceeded) as error:
+            raise type(error)(f"column {field.name!r}: {error}") from None
 
     def __repr__(self) -> str:
         extra = f", nullable={self.nullable}" if self.nullable else ""
@@ -119,7 +127,7 @@ class Schema:
 
     @classmethod
     def of(cls, description: Any) -> Schema:
-        """A schema from whatever describes one: Schema, pa.Schema, Features, {name: dtype}, fields or a batch_schema."""
+        """A schema from whatever describes one: Schema, pa.Schema, Features, {name: dtype}, Fields, batch_schema."""
         if isinstance(description, Schema):
             return description
         if isinstance(description, pa.Schema):
@@ -170,10 +178,10 @@ class Schema:
         """16 hex digits that change with any name, dtype, shape, nullability, role or feature, and with nothing else.
 
         >>> Schema.of({"x": "int64"}).fingerprint
-        '4d6e38db5f2c3db8'
+        '96dd0d37ceec8683'
         """
         parts = [[f.name, describe(f.type), f.nullable, f.role, f.feature] for f in self]
-        return xxhash.xxh3_64_hexdigest(json.dumps(parts, ensure_ascii=True, separators=(",", ":")))
+        return xxhash.xxh3_64_hexdigest(json.dumps(parts, separators=(",", ":")).encode())
 
     # -- dialects
 
@@ -249,7 +257,7 @@ def _dtype_word(dtype: Any, name: str) -> str:
 
 def _numpy_name(dtype: Any) -> str:
     try:
-        return np.dtype(dtype).name
+        return str(np.dtype(dtype).name)
     except TypeError:
         return str(dtype).removeprefix("torch.")
 
@@ -258,7 +266,7 @@ def _shaped(word: str, shape: Shape, name: str) -> pa.DataType:
     sizes = tuple(shape)
     if word not in TENSOR_DTYPES:
         raise SchemaError(f"field {name!r}: {word} has no shape; leave shape= out, or use pa.list_(...) for lists")
-    if not all(size is None or (isinstance(size, int) and size >= 0) for size in sizes):
+    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
         raise SchemaError(f"field {name!r}: shape {shape!r} must hold sizes >= 0, or None where rows differ")
     return tensor_type(word, sizes)
 
@@ -272,7 +280,7 @@ def _batch_field(field: Field) -> dict[str, Any]:
     return entry if field.role is None else {**entry, "role": field.role}
 
 
-def _field_from_batch(entry: Mapping[str, Any], i: int) -> Field:
+def _field_from_batch(entry: Any, i: int) -> Field:
     if not isinstance(entry, Mapping) or "name" not in entry or "dtype" not in entry:
         raise SchemaError(f"batch_schema[{i}]: needs 'name' and 'dtype', got {entry!r}")
     unknown = sorted(set(entry) - {"name", "dtype", "shape", "role"})

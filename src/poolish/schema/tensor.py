@@ -169,7 +169,7 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     (dtype('uint16'), dtype('complex64'), dtype('float32'))
     """
     if dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        return np.dtype(carrier(dtype).to_pandas_dtype())
+        dtype = str(carrier(dtype))
     return np.dtype(dtype)
 
 
@@ -180,9 +180,10 @@ def readable(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     array([1.5], dtype=float32)
     """
     if dtype == "bfloat16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
+        widened: NDArray[Any] = (stored.astype(np.uint32) << 16).view(np.float32)
+        return widened
     if dtype.startswith("float8"):
-        return _float8_values(dtype)[stored]
+        stored = _float8_values(dtype)[stored]
     return stored
 
 
@@ -197,4 +198,4 @@ def _float8_values(dtype: str) -> NDArray[np.float32]:
         values[(code & 127) == 127] = np.nan
     else:
         values[exponent == 31] = np.where(fraction == 0, np.inf, np.nan)[exponent == 31]
-    return np.where(code >= 128, -values, values).astype(np.float32)
+    return np.asarray(np.where(code >= 128, -values, values), np.float32)

@@ -1,0 +1,37 @@
+"""What every file of poolish is written and read with, so that each promise about files is kept in one place.
+
+    publishing   a file appears whole or not at all, and survives a power cut if asked to
+    locks        one writer at a time, told apart from one that was killed
+    space        a full disk is an error where space is asked for, never a signal later
+    checksums    every byte that is read back can be checked
+    documents    small JSON files and names that come from outside
+
+All of it works on paths and descriptors alone and knows nothing of rows, tokens or queues.
+"""
+
+from __future__ import annotations
+
+from poolish.files.checksums import CHECKSUM, Checksummed, checksum, checksum_hex
+from poolish.files.documents import check_name, read_json, write_json
+from poolish.files.locks import Lock
+from poolish.files.publishing import Partial, publish, sweep, sync, sync_directory
+from poolish.files.space import explain_full, grow, write_all
+
+__all__ = [
+    "CHECKSUM",
+    "Checksummed",
+    "Lock",
+    "Partial",
+    "check_name",
+    "checksum",
+    "checksum_hex",
+    "explain_full",
+    "grow",
+    "publish",
+    "read_json",
+    "sweep",
+    "sync",
+    "sync_directory",
+    "write_all",
+    "write_json",
+]

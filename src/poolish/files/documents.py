@@ -1,0 +1,149 @@
+"""Small JSON files and names that come from outside: bounded, exact, and never trusted.
+
+Python's own JSON reader takes the last of two equal keys, reads ``NaN`` and ``1e999``, and follows nesting until the
+stack ends. Here each of these is an error that names the file.
+"""
+
+from __future__ import annotations
+
+import errno as codes
+import json
+import math
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from poolish.errors import BadText, ConfigError, CorruptDataError, LimitExceeded
+from poolish.files.publishing import publish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 64
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+#: Strings as one piece (an unfinished one to the end, so that no text is looked at twice), and brackets.
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+
+
+def check_name(name: str, what: str = "name") -> str:
+    """The name, if it may become part of a path: 1 to 128 of ``A-Z a-z 0-9 . _ -``, not starting with a dot.
+
+    >>> check_name("w0", "provider")
+    'w0'
+    >>> check_name("../secrets", "provider")
+    Traceback (most recent call last):
+    poolish.errors.ConfigError: provider '../secrets': use 1 to 128 of A-Z a-z 0-9 . _ - and no dot at the start
+    """
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    raise ConfigError(f"{what} {_shorten(repr(name))}: use 1 to 128 of A-Z a-z 0-9 . _ - and no dot at the start")
+
+
+def read_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+    """What a JSON file says, exactly; a file that cannot be trusted is a ``CorruptDataError`` that says why.
+
+    Refused: two equal keys, NaN, numbers beyond float64, anything but a regular file. Too large or too deep is a
+    ``LimitExceeded``.
+    """
+    try:
+        text = _read(path, max_bytes).decode("utf-8")
+        return _parse(text, path, max_depth)
+    except LimitExceeded:
+        raise
+    except ValueError as error:
+        raise CorruptDataError(f"{os.fspath(path)}: not valid JSON ({error}); restore it or remove it") from error
+
+
+def write_json(path: str | os.PathLike[str], value: Any, *, durable: bool = True, replace: bool = True) -> None:
+    """Publish ``value`` as a JSON file, after proving that ``read_json`` gives the same value back.
+
+    >>> write_json(folder / "state.json", {"position": 2**60 + 1})
+    >>> read_json(folder / "state.json")
+    {'position': 1152921504606846977}
+    """
+    data = _encode(value, path)
+    with publish(path, durable=durable, replace=replace) as file:
+        file.write(data)
+
+
+def _encode(value: Any, path: str | os.PathLike[str]) -> bytes:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        error.add_note(f"while writing {os.fspath(path)}")
+        raise
+    # Python writes the key 1 as "1" and a tuple as a list without a word.
+    if _parse(text, path, MAX_DEPTH) != value:
+        raise TypeError(f"{os.fspath(path)}: JSON would not give this value back; use str keys, and lists for tuples")
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadText(f"{os.fspath(path)}: {error}; remove the lone surrogate") from None
+    _check_size(len(data), path, MAX_BYTES)
+    return data
+
+
+def _parse(text: str, path: str | os.PathLike[str], max_depth: int) -> Any:
+    if _depth(text) > max_depth:
+        raise LimitExceeded(f"{os.fspath(path)}: nested more than {max_depth} deep; no file of poolish is")
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+
+
+def _depth(text: str) -> int:
+    """How deep brackets are nested, counted before parsing: the parser itself would end at the end of the stack."""
+    depth = deepest = 0
+    for token in _BRACKETS.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise ValueError(f"key {_shorten(repr(name))} twice")
+        members[name] = value
+    return members
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{_shorten(digits)} is beyond float64")
+    return number
+
+
+def _read(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    # Not through links, which may lead anywhere; and without waiting, should it be a pipe.
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == codes.ELOOP:
+            raise ValueError("a symbolic link, which is not followed") from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("not a regular file")
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    finally:
+        os.close(fd)
+    _check_size(len(data), path, max_bytes)
+    return data
+
+
+def _check_size(n_bytes: int, path: str | os.PathLike[str], max_bytes: int) -> None:
+    if n_bytes > max_bytes:
+        raise LimitExceeded(f"{os.fspath(path)}: more than {max_bytes:,} bytes of JSON; no file of poolish is so large")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,141 @@
+"""One writer at a time, held by the kernel.
+
+The lock is an flock on a small file. The kernel gives it up when its holder ends, however it ends, so a lock file that
+a killed process left behind locks nothing. The file is never removed (two processes could then lock two files of one
+name); what is written in it only tells people who the holder is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from poolish.errors import StoreLocked
+from poolish.files.held import is_held, let_go, open_held, try_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HOLDER = re.compile(rb"([0-9]{1,10}) ([A-Za-z0-9._-]{1,255}) *\n")
+_NOTE_BYTES = 280
+
+
+class Lock:
+    """A lock that at most one process (and in it, one ``Lock``) holds, until it is released or its process ends.
+
+    By default a lock that is taken is a ``StoreLocked`` at once, naming the holder; with ``timeout_s`` only when that
+    time has passed. Forked children do not hold it, and cannot release it.
+
+    >>> writer, second = Lock(folder / "lock"), Lock(folder / "lock")
+    >>> with writer:
+    ...     second.acquire()
+    Traceback (most recent call last):
+    poolish.errors.StoreLocked: ...lock: held by this process (...); close the other handle first
+    >>> with second:
+    ...     second.is_held, writer.is_held
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        timeout_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.path = Path(path)
+        self.timeout_s = timeout_s
+        self._clock, self._sleep = clock, sleep
+        self._fd = -1
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object, in this process, holds the lock."""
+        return is_held(self._fd)
+
+    def acquire(self) -> None:
+        """Take the lock, or raise ``StoreLocked``."""
+        deadline, pause_s = self._clock() + self.timeout_s, 50e-6
+        while (fd := _take(self.path)) is None:
+            if self._clock() >= deadline:
+                raise StoreLocked(_who_holds(self.path), filename=self.path)
+            self._sleep(pause_s)
+            pause_s = min(2 * pause_s, 1e-3)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock up; nothing happens if it is not held."""
+        # Forget the descriptor first: once it is unlocked, another thread may take the lock and note its own here.
+        fd, self._fd = self._fd, -1
+        if is_held(fd):
+            # Unlock before closing: a copy of the descriptor that we do not know of then loses the lock too.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            let_go(fd)
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def __reduce__(self) -> str:
+        raise TypeError(f"{self.path}: a lock cannot be copied or sent to a process; make a Lock of its path there")
+
+
+def _take(path: Path) -> int | None:
+    """A descriptor that holds the lock, or None if another one does."""
+    while True:
+        fd = open_held(path, os.O_RDWR | os.O_CREAT)
+        try:
+            is_ours = try_lock(fd)
+            if is_ours and _is_still_at(path, fd):
+                _sign(fd)
+                return fd
+        except BaseException:
+            let_go(fd)
+            raise
+        let_go(fd)
+        if not is_ours:
+            return None
+        # Somebody removed the file between our two calls; what we locked is nobody's lock any more.
+
+
+def _is_still_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _sign(fd: int) -> None:
+    note = f"{os.getpid()} {os.uname().nodename}".ljust(_NOTE_BYTES) + "\n"
+    with suppress(OSError):  # on a full disk the lock is as good without a name on it
+        os.pwrite(fd, note.encode("ascii", "replace"), 0)
+
+
+def _who_holds(path: Path) -> str:
+    signed = _HOLDER.fullmatch(_read_note(path))
+    if signed is None:
+        return f"{path}: held by another process; wait until it has ended"
+    pid, host = int(signed[1]), signed[2].decode("ascii")
+    if (pid, host) == (os.getpid(), os.uname().nodename):
+        return f"{path}: held by this process ({pid}); close the other handle first"
+    return f"{path}: held by process {pid} on {host}; wait until it has ended, or end it"
+
+
+def _read_note(path: Path) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _NOTE_BYTES + 1)
+    finally:
+        os.close(fd)

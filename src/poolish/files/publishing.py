@@ -1,0 +1,206 @@
+"""A file appears whole or not at all.
+
+A file is written under a name that no reader looks for, and gets its real name in one step::
+
+    (nothing) --create--> .<name>.<random>.partial --sync, then rename or link--> <name>
+                           locked by its writer |
+                                                |-- any exception --> removed
+                                                `-- kill -9 --> stays, unlocked, until sweep() removes it
+
+The lock is what tells a file in the making from one whose writer is dead; its age would tell nothing.
+Durable means: file synced, then renamed, then the directory synced. In another order a power cut may leave the name
+without the content.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import re
+import secrets
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+from poolish.errors import DurabilityLost
+from poolish.files.held import is_held, let_go, open_held, try_lock
+from poolish.files.space import explain_full
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Buffer
+
+_LEFTOVER = re.compile(r"\..*\.[0-9a-f]{16}\.partial", re.DOTALL)
+
+
+@contextmanager
+def publish(path: str | os.PathLike[str], *, durable: bool = True, replace: bool = True) -> Iterator[BinaryIO]:
+    """A binary file to write to, which becomes ``path`` when the block ends well; after an exception nothing happened.
+
+    A reader sees the old file or the whole new one. ``durable`` makes it survive a power cut as well, once the block is
+    left; if only the directory cannot be synced, the error comes when the new file is already there. With
+    ``replace=False`` an existing file is a FileExistsError, also when it appeared in the meantime.
+
+    >>> with publish(folder / "meta.txt") as file:
+    ...     file.write(b"whole")
+    5
+    >>> (folder / "meta.txt").read_bytes()
+    b'whole'
+    """
+    target = Path(path)
+    if not replace and os.path.lexists(target):
+        raise _exists(target)
+    with Partial(target.parent, target.name) as partial:
+        yield partial.file
+        partial.finish(durable=durable)
+        if replace:
+            partial.rename(target)
+        else:
+            partial.link(target)
+    if durable:
+        sync_directory(target.parent)
+
+
+class Partial:
+    """A file in the making, in steps, for those who learn its final name only when it is written.
+
+    Write to ``file``, then ``finish``, then ``link`` or ``rename``. Leaving the block removes the temporary name.
+
+    >>> with Partial(folder, "batch") as partial:
+    ...     n_bytes = partial.file.write(b"rows")
+    ...     partial.finish(durable=False)
+    ...     partial.link(folder / "000042")
+    >>> (folder / "000042").read_bytes()
+    b'rows'
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], name: str) -> None:
+        self.path, self._fd = _create(Path(directory), name)
+        self._raw = _Raw(self._fd, self.path)
+        self.file: BinaryIO = io.BufferedWriter(self._raw)
+
+    def finish(self, *, durable: bool) -> None:
+        """Hand everything to the system, and if ``durable`` to the disk."""
+        self._check_ours()
+        if not self.file.closed:
+            self.file.flush()
+        if durable:
+            sync(self._fd, self.path)
+
+    def rename(self, target: Path) -> None:
+        """Put the file at ``target``, in place of what is there."""
+        self._check_ours()
+        with explain_full(target):
+            os.rename(self.path, target)
+
+    def link(self, target: Path) -> None:
+        """Put the file at ``target``, or raise FileExistsError if there is one."""
+        self._check_ours()
+        try:
+            with explain_full(target):
+                os.link(self.path, target)
+        except FileExistsError:
+            # A network file system may repeat a request that had already succeeded; then the file there is ours.
+            if not os.path.samestat(os.lstat(target), os.fstat(self._fd)):
+                raise _exists(target) from None
+
+    def close(self) -> None:
+        """Remove the temporary name, if it is still there, and let the file go."""
+        if is_held(self._fd):
+            with suppress(OSError):  # renamed already, or a broken disk: then sweep() comes after us
+                os.unlink(self.path)
+            # Not file.close(): it would write what is still in its buffer.
+            self._raw.close()
+            let_go(self._fd)
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check_ours(self) -> None:
+        if not is_held(self._fd):
+            raise ValueError(f"{self.path}: closed, or written by the process that this one was forked from")
+
+
+class _Raw(io.FileIO):
+    """The descriptor under a ``Partial``, whose writes say which file did not fit."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        super().__init__(fd, "wb", closefd=False)
+        self._path = path
+
+    def write(self, data: Buffer) -> int:
+        with explain_full(self._path, memoryview(data).nbytes):
+            return os.write(self.fileno(), data)
+
+
+def _create(directory: Path, name: str) -> tuple[Path, int]:
+    while True:
+        path = directory / f".{name[:50]}.{secrets.token_hex(8)}.partial"
+        with explain_full(path):
+            fd = open_held(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            if try_lock(fd) and os.fstat(fd).st_nlink:
+                return path, fd
+        except BaseException:
+            os.unlink(path)
+            let_go(fd)
+            raise
+        # A sweeper came between our two calls and took the file for a dead one. It removes it; we take another name.
+        let_go(fd)
+
+
+def sweep(directory: str | os.PathLike[str]) -> list[Path]:
+    """Remove the unfinished files of writers that are dead, and tell which; those still being written stay."""
+    names = sorted(name for name in os.listdir(directory) if _LEFTOVER.fullmatch(name))
+    return [path for path in (Path(directory, name) for name in names) if _remove_if_dead(path)]
+
+
+def _remove_if_dead(path: Path) -> bool:
+    try:
+        fd = open_held(path, os.O_RDWR | os.O_NONBLOCK)
+    except OSError:
+        return False  # finished meanwhile, or somebody else's
+    try:
+        if not try_lock(fd):
+            return False
+        os.unlink(path)
+        return True
+    except FileNotFoundError:
+        return False  # another sweeper was quicker
+    finally:
+        let_go(fd)
+
+
+def sync(fd: int, path: str | os.PathLike[str]) -> None:
+    """Wait until the disk has what was written to ``fd``. A failure is final: never sync again and believe it.
+
+    After a failed sync the system may forget what it could not write, and the next sync then succeeds.
+    """
+    try:
+        if sys.platform == "darwin":
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync stops at the disk's own cache there
+        else:
+            os.fsync(fd)
+    except OSError as error:
+        message = f"{path}: sync failed ({error.strerror}), a power cut may lose it; check the disk, then write it anew"
+        raise DurabilityLost(message, errno=error.errno, filename=path) from error
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Wait until the disk has the names in a directory: a new file's content may be durable before its name is."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd, path)
+    finally:
+        os.close(fd)
+
+
+def _exists(target: Path) -> FileExistsError:
+    return FileExistsError(f"{target}: there is a file already; choose another name, or remove it first")

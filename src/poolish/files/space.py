@@ -1,0 +1,109 @@
+"""Writing all of it, and having the space before it is used.
+
+A write through a memory map into space that the disk does not have is SIGBUS: the process dies without an exception.
+So a file that will be mapped is grown here first, over space that is really allocated, and a full disk is a
+``StoreFull`` at that call.
+"""
+
+from __future__ import annotations
+
+import errno as codes
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from poolish.errors import StoreFull
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from typing_extensions import Buffer
+
+_FULL = {codes.ENOSPC, codes.EDQUOT, codes.EFBIG}
+_UNSUPPORTED = {codes.EOPNOTSUPP, codes.EINVAL, codes.ENOSYS}
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+#: Bytes allocated by one system call. A call over a very long range can be interrupted for ever by a timer signal.
+_ALLOCATE = 64 * 2**20
+
+
+@contextmanager
+def explain_full(path: Path | str, n_bytes: int = 0) -> Iterator[None]:
+    """Turn the system's "no space", "quota" and "file too large" into a ``StoreFull`` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL or isinstance(error, StoreFull):
+            raise
+        reason = f"{os.strerror(error.errno).lower()}{f' for {n_bytes:,} bytes' if n_bytes else ''}"
+        message = f"{path}: {reason}; make room there, or raise the limit on it, then try again"
+        raise StoreFull(message, errno=error.errno, filename=path) from error
+
+
+def write_all(fd: int, buffers: Iterable[Buffer]) -> int:
+    """Write buffers one behind the other without joining them; how many bytes that was.
+
+    The system may write less than it was asked to, or take only so many buffers at once: this goes on until all is out.
+    """
+    views = [memoryview(buffer) for buffer in buffers]
+    waiting = [view.cast("B") for view in views if view.nbytes]
+    n_bytes = sum(view.nbytes for view in waiting)
+    with explain_full(_name_of(fd), n_bytes):
+        first = 0
+        while first < len(waiting):
+            written = os.writev(fd, waiting[first : first + _IOV_MAX])
+            first = _drop(waiting, first, written)
+    return n_bytes
+
+
+def _drop(waiting: list[memoryview], first: int, n_bytes: int) -> int:
+    """Take ``n_bytes`` off the front of the buffers from ``first`` on; the number of the first that has some left."""
+    while n_bytes and n_bytes >= waiting[first].nbytes:
+        n_bytes -= waiting[first].nbytes
+        first += 1
+    if n_bytes:
+        waiting[first] = waiting[first][n_bytes:]
+    return first
+
+
+def grow(fd: int, size: int) -> None:
+    """Make a file at least ``size`` bytes long, zeros at its end, over space that is really there; never shorter.
+
+    On a full disk the file keeps the length it had, and what was allocated on the way is given back.
+    """
+    before = os.fstat(fd).st_size
+    if size <= before:
+        return
+    with explain_full(_name_of(fd), size - before):
+        try:
+            for start in range(before, size, _ALLOCATE):
+                _allocate(fd, start, min(_ALLOCATE, size - start))
+        except BaseException:
+            os.ftruncate(fd, before)
+            raise
+
+
+def _allocate(fd: int, start: int, n_bytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        try:
+            return os.posix_fallocate(fd, start, n_bytes)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+    # macOS, and file systems that cannot allocate ahead: space that zeros were written to is there as well.
+    return _write_zeros(fd, start, n_bytes)
+
+
+def _write_zeros(fd: int, start: int, n_bytes: int) -> None:
+    zeros, end = bytes(min(n_bytes, 2**20)), start + n_bytes
+    while start < end:
+        start += os.pwrite(fd, zeros[: end - start], start)
+
+
+def _name_of(fd: int) -> str:
+    """The path of an open file where the system tells it, for messages."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"descriptor {fd}"

@@ -1,0 +1,132 @@
+"""Real faults for tests: children that are killed where it hurts, and disks that are too small.
+
+Children are forked, without starting an interpreter, so a hundred kills cost a second.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+#: Everything through which a file or a directory can change, or a lock be taken.
+SYSTEM_CALLS = (
+    *("open", "close", "write", "writev", "pwrite", "fsync", "fdatasync", "ftruncate", "posix_fallocate"),
+    *("rename", "replace", "link", "unlink", "mkdir", "rmdir"),
+)
+
+
+def fork(function: Callable[[], object]) -> int:
+    """Run a function in a forked child, whose exit status is 0 if it returned; the child's pid."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads, which is what is tested here
+        pid = os.fork()
+    if pid:
+        return pid
+    faulthandler.disable()  # a child that dies as it should has nothing to tell
+    status = 1
+    try:
+        function()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def ended(pid: int) -> int:
+    """Wait for a child: its exit status, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def in_child(function: Callable[[], object]) -> int:
+    """How a function ends in a child of its own."""
+    return ended(fork(function))
+
+
+def kill(pid: int) -> None:
+    """Kill a child and wait until it is gone."""
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid) in (-signal.SIGKILL, 0)
+
+
+def die() -> None:
+    """End this process at once, as ``kill -9`` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at_call(number: int, *, half: bool = False) -> None:
+    """From now on count this process's system calls on files, and die before the given one (or half way through it)."""
+    n_calls = 0
+
+    def dying(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*arguments: object, **options: object) -> object:
+            nonlocal n_calls
+            n_calls += 1
+            if n_calls == number:
+                if half and name == "write":
+                    fd, data = arguments
+                    call(fd, memoryview(data)[: len(memoryview(data)) // 2])  # type: ignore[arg-type]
+                die()
+            return call(*arguments, **options)
+
+        return counted
+
+    for name in SYSTEM_CALLS:
+        if hasattr(os, name):
+            setattr(os, name, dying(name, getattr(os, name)))
+    fcntl.flock = dying("flock", fcntl.flock)  # type: ignore[assignment]
+
+
+def every_kill_point(scenario: Callable[[], object], check: Callable[[], object], *, half: bool = False) -> int:
+    """Kill a scenario before each of its system calls in turn and check what is left; how many points there were."""
+    number = 0
+    while True:
+        number += 1
+
+        def child(number: int = number) -> None:
+            die_at_call(number, half=half)
+            scenario()
+
+        outcome = in_child(child)
+        assert outcome in (0, -signal.SIGKILL)
+        check()
+        if outcome == 0:
+            return number - 1
+
+
+@contextmanager
+def small_disk(folder: Path, n_bytes: int) -> Iterator[Path]:
+    """A file system of its own with little space; the test is skipped where mounting is not allowed."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def signals() -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+    """Two functions for two processes: the first says "now", the second waits for it."""
+    reading, writing = os.pipe()
+    try:
+        yield lambda: os.write(writing, b"!") and None, lambda: os.read(reading, 1) and None
+    finally:
+        os.close(reading)
+        os.close(writing)
