@@ -14,7 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -119,6 +119,13 @@ def small_disk(folder: Path, n_bytes: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Take what space is left on a disk."""
+    with open(disk / "filler", "wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
 
 
 @contextmanager

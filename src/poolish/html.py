@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from numbers import Number
+from numbers import Integral, Number
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -195,11 +195,12 @@ def _svg(width: int, height: int, title: object, *children: object) -> Html:
 
 
 def _line(points: list[str]) -> Html:
-    # A single point is drawn as a dot: a line of no length with round ends.
-    path = points if len(points) > 1 else points * 2
+    if len(points) == 1:
+        x, y = points[0].split(",")
+        return element("circle", cx=x, cy=y, r="1.5", fill=ACCENT)
     return element(
         "polyline",
-        points=" ".join(path),
+        points=" ".join(points),
         fill="none",
         stroke=ACCENT,
         stroke_width="1.5",
@@ -259,8 +260,8 @@ def _figure(value: object) -> str:
     >>> _figure(1234567), _figure(0.123456), _figure(float("nan"))
     ('1,234,567', '0.1235', 'nan')
     """
-    if isinstance(value, int) and abs(value) < 10**12:
-        return f"{value:,}"
+    if isinstance(value, Integral) and abs(int(value)) < 10**12:
+        return f"{int(value):,}"
     return f"{number:.4g}" if isinstance(number := _float(value), float) else _clip(value)
 
 

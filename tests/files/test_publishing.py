@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno as codes
 import fcntl
+import gc
 import os
 import random
 import resource
@@ -30,6 +31,12 @@ def target(tmp_path: Path) -> Path:
 def put(path: Path, data: bytes, **options: bool) -> None:
     with publish(path, **options) as file:
         file.write(data)
+
+
+def put_until(error: BaseException, path: Path, data: bytes) -> None:
+    with publish(path) as file:
+        file.write(data)
+        raise error
 
 
 def names(folder: Path) -> list[str]:
@@ -67,8 +74,11 @@ def test_a_file_that_the_writer_closed_is_published_all_the_same(target):
 
 def test_without_replace_an_existing_file_stays(target):
     """It is refused before anything is written, and the error says what to do."""
-    with pytest.raises(FileExistsError, match=r"store\.json: there is a file already; choose another name"):
-        put(target, NEW, replace=False)
+    with (
+        pytest.raises(FileExistsError, match=r"store\.json: there is a file already; choose another name"),
+        publish(target, replace=False),
+    ):
+        pytest.fail("the block was entered")
 
     assert target.read_bytes() == OLD
     assert names(target.parent) == [target.name]
@@ -77,8 +87,7 @@ def test_without_replace_an_existing_file_stays(target):
 def test_without_replace_a_file_that_came_first_stays(tmp_path):
     """Two writers of one name: the second to finish is told so."""
     target = tmp_path / "000042"
-    with pytest.raises(FileExistsError), publish(target, replace=False) as file:
-        file.write(NEW)
+    with pytest.raises(FileExistsError), publish(target, replace=False):
         target.write_bytes(OLD)
 
     assert target.read_bytes() == OLD
@@ -190,22 +199,22 @@ def record_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("error", [ValueError("bad row"), KeyboardInterrupt(), SystemExit(3), MemoryError()])
 def test_after_an_exception_nothing_happened(target, error):
     """The exception is the caller's own, the target is as it was, and nothing is left beside it."""
-    with pytest.raises(type(error)) as raised, publish(target) as file:
-        file.write(NEW)
-        raise error
+    with pytest.raises(type(error)) as raised:
+        put_until(error, target, NEW)
 
     assert raised.value is error
     assert target.read_bytes() == OLD
     assert names(target.parent) == [target.name]
 
 
-def test_what_was_buffered_when_it_failed_goes_nowhere(target, tmp_path):
+def test_what_was_buffered_when_it_failed_goes_nowhere(tmp_path):
     """A descriptor's number is used again soon; a writer that is thrown away must not write into the next file."""
-    with pytest.raises(ValueError, match="bad row"), publish(target) as file:
-        file.write(b"still in the buffer")
-        raise ValueError("bad row")
+    partial = Partial(tmp_path, "data")
+    partial.file.write(b"still in the buffer")
+    partial.close()
     with open(tmp_path / "other", "wb"):
-        del file
+        del partial
+        gc.collect()
 
     assert (tmp_path / "other").read_bytes() == b""
 
@@ -277,6 +286,16 @@ def test_other_failures_keep_their_own_error(target, monkeypatch, call, code):
     assert target.read_bytes() == NEW
 
 
+def test_a_write_that_failed_is_not_repeated(target, monkeypatch):
+    """What is still in the buffer when the file is given up is dropped, not written a second time."""
+    seen = fail_at(monkeypatch, "write", codes.EIO)
+
+    with pytest.raises(OSError, match=os.strerror(codes.EIO)):
+        put(target, b"less than the buffer")
+
+    assert len(seen) == 1
+
+
 def test_a_leftover_that_cannot_be_removed_hides_no_error(target, monkeypatch):
     """On a broken disk the first error is the one that is told."""
     fail_at(monkeypatch, "unlink", codes.EIO)
@@ -293,7 +312,7 @@ def test_a_full_disk_changes_nothing(tmp_path):
         put(disk / "file", OLD)
         free = os.statvfs(disk).f_bfree
 
-        with pytest.raises(StoreFull, match="no space left on device for .* bytes; make room"):
+        with pytest.raises(StoreFull, match=r"no space left on device for .* bytes; make room"):
             put(disk / "file", b"x" * 2**21)
 
         assert (disk / "file").read_bytes() == OLD
@@ -426,6 +445,20 @@ def test_a_sweep_follows_no_link_and_waits_for_no_pipe(tmp_path):
     sweep(tmp_path)
 
     assert (tmp_path / "data").read_bytes() == OLD
+
+
+def test_two_sweepers_do_not_disturb_each_other(tmp_path, monkeypatch):
+    """What another one removed in the meantime is no error, and is not counted twice."""
+    leftover, flock = tmp_path / ".x.0123456789abcdef.partial", fcntl.flock
+    leftover.touch()
+
+    def late(fd, operation):
+        leftover.unlink()
+        return flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+
+    assert sweep(tmp_path) == []
 
 
 def test_a_sweep_between_create_and_lock_does_no_harm(target, monkeypatch):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from poolish.errors import StoreFull
 from poolish.files import explain_full, grow, write_all
-from tests.faults import in_child, small_disk
+from tests.faults import fill, in_child, small_disk
 
 
 @pytest.fixture
@@ -191,9 +191,7 @@ def fill_through_a_map(disk: Path, lengthen) -> int:
     """Lengthen a file, take all other space away, then write to all of the file through a map: how that ends."""
     fd = os.open(disk / "data", os.O_RDWR | os.O_CREAT)
     lengthen(fd, 2**18)
-    with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
-        while True:
-            filler.write(bytes(4096))
+    fill(disk)
 
     def child():
         with mmap.mmap(fd, 2**18) as view:

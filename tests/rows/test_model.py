@@ -1,8 +1,9 @@
 """Random operations on a buffer and on a plain list of dicts give the same answers.
 
 Two buffers with the same seed go through the same operations. One is read after each of them, the other only now and
-then: what a buffer holds must not depend on when somebody looked. Random policies cannot be predicted by a list, so
-the model checks what they promise (the right number, in the old order) and goes on with what the read buffer kept.
+then: what a buffer holds must not depend on when somebody looked. Random policies cannot be predicted by a list, so the
+model checks what they promise (the right number, nothing that had to go, in the old order) and goes on with what they
+kept.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import numpy as np
@@ -20,23 +21,26 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from poolish import DatasetBuffer
 from poolish.errors import ConfigError, SchemaError
 from poolish.rows import buffer as buffer_module
 from poolish.rows import normalizers, stored
 from poolish.rows.snapshot import Snapshot
+from poolish.schema import is_resolved
 from tests.effort import times
-from tests.rows.facts import facts, plain
-from tests.rows.kinds import KINDS, Row, cell_of, columns_of, listed, row_of, rows_of, schema_of, table_of
+from tests.rows.facts import plain
+from tests.rows.kinds import KINDS, Row, cell_of, columns_of, listed, rows_of, schema_of, table_of
 
-fractions = st.sampled_from([-1, 0.0, 0.1, 0.25, 0.5, 0.5, 0.9, 1.0, 1])
-policies = st.sampled_from(["latest", "oldest", "random"])
+FRACTIONS = st.sampled_from([1.0, 1.0, 0.5, 0.9, 0.1, 0.25, 0.0, 1, -1])
+POLICIES = st.sampled_from(["latest", "oldest", "random"])
+NUMBERS = st.lists(st.integers(-10, 200), max_size=12)
+SHAPES = sorted(set(KINDS) - {"int", "moment"})
 
 
 class Model:
-    """What a buffer should hold: rows, oldest first, and where each append began."""
+    """What a buffer should hold: the rows by id, oldest first, and the id at which each append began."""
 
     def __init__(self, max_size: int | None, drop_strategy: str) -> None:
         self.max_size, self.drop_strategy = max_size, drop_strategy
@@ -44,36 +48,346 @@ class Model:
         self.starts: list[int] = []
         self.next_id = 0
 
-    def append(self, rows: Sequence[Row], fraction: float, by: str, survivors: Sequence[int]) -> None:
-        self.retain(fraction, by, survivors)
+    def append(self, rows: Sequence[Row], fraction: float, by: str, survivors: list[int]) -> None:
+        """Thin, add, bound; ``survivors`` must be what that leaves, or may leave where chance decides."""
+        kept, is_random = self._kept(fraction, by)
+        n_kept = len(self.rows) if not is_random else max(0, round(len(self.rows) * fraction))
+        new = list(range(self.next_id, self.next_id + len(rows)))
+        n_left = n_kept if is_random else len(kept)
+        n_rows = n_left + len(new) if self.max_size is None else min(n_left + len(new), self.max_size)
+        if n_rows < n_left + len(new) and self.drop_strategy == "oldest":
+            new = new[max(0, len(new) - n_rows) :]
+            kept = kept if is_random else kept[len(kept) + len(new) - n_rows :]
+        elif n_rows < n_left + len(new):
+            is_random = True
+        assert len(survivors) == n_rows
+        assert survivors == [i for i in [*kept, *new] if i in set(survivors)]
+        assert is_random or survivors == [*kept, *new]
+        assert self.drop_strategy == "random" or survivors[len(survivors) - len(new) :] == new
+        self._adopt(rows, survivors)
+
+    def _kept(self, fraction: float, by: str) -> tuple[list[int], bool]:
+        ids = list(self.rows)
+        n = max(0, round(len(ids) * fraction))
+        if by == "random" and 0 < n < len(ids):
+            return ids, True
+        return (ids[:n] if by == "oldest" else ids[len(ids) - n :]), False
+
+    def _adopt(self, rows: Sequence[Row], survivors: list[int]) -> None:
+        arrived = {**self.rows, **{self.next_id + i: dict(row) for i, row in enumerate(rows)}}
         if rows:
             self.starts.append(self.next_id)
-        for row in rows:
-            self.rows[self.next_id] = dict(row)
-            self.next_id += 1
-        if self.max_size is not None:
-            self._keep(min(len(self.rows), self.max_size), "latest" if self.drop_strategy == "oldest" else "random", survivors)
-
-    def retain(self, fraction: float, by: str, survivors: Sequence[int]) -> None:
-        self._keep(max(0, round(len(self.rows) * fraction)), by, survivors)
-
-    def _keep(self, n: int, by: str, survivors: Sequence[int]) -> None:
-        ids = list(self.rows)
-        if n == len(ids):
-            return
-        if by == "random":
-            # More rows may have been driven out afterwards, so here only: nothing is kept that should have gone.
-            kept = [i for i in ids if i in set(survivors)]
-            assert len(kept) <= n
-            kept = sorted({*kept, *[i for i in ids if i not in kept][: n - len(kept)]})
-        else:
-            kept = ids[len(ids) - n :] if by == "latest" else ids[:n]
-        self.rows = {i: self.rows[i] for i in kept}
+        self.next_id += len(rows)
+        self.rows = {i: arrived[i] for i in survivors}
 
     @property
     def generations(self) -> list[tuple[int, int]]:
-        first_left = next(iter(self.rows), self.next_id)
-        ranges = zip(self.starts, [*self.starts[1:], self.next_id], strict=True)
-        return [(first, last) for first, last in ranges if last > first_left]
+        """The appends of which rows may be left: those up to the oldest row are over."""
+        oldest = next(iter(self.rows), self.next_id)
+        ranges = zip(self.starts, [*self.starts, self.next_id][1:], strict=True)
+        return [(first, last) for first, last in ranges if last > oldest]
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "rows": plain(list(self.rows.values())),
+            "ids": list(self.rows),
+            "generations": self.generations,
+            "next_id": self.next_id,
+        }
 
 
+def facts_of(rows: DatasetBuffer | Snapshot) -> dict[str, Any]:
+    return {
+        "rows": plain(listed(rows.to_pydict())),
+        "ids": rows.ids.tolist(),
+        "generations": rows.generations,
+        "next_id": rows.next_id,
+    }
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """``unread`` is looked at now and then, ``read`` after every operation; both do as the model says."""
+
+    sizes: st.SearchStrategy[int | None] = st.none()
+    strategies: st.SearchStrategy[str] = st.just("oldest")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = ExitStack()
+        self.folder = Path(self.patches.enter_context(tempfile.TemporaryDirectory()))
+        self.patches.enter_context(mock.patch("os.fsync"))  # power cuts are not this test's business
+        self.kept: list[tuple[Snapshot, Any, dict[str, Any], bytes]] = []
+
+    def patch(self, module: Any, name: str, value: int) -> None:
+        self.patches.enter_context(mock.patch.object(module, name, value))
+
+    @initialize(data=st.data(), salt=st.integers(0, 2), nulls=st.sampled_from([0.0, 0.2, 0.9]))
+    def begin(self, data: st.DataObject, salt: int, nulls: float) -> None:
+        self.salt, self.nulls = salt, nulls
+        self.names = data.draw(st.lists(st.sampled_from(SHAPES), max_size=4, unique=True), "columns")
+        max_size, drop_strategy = data.draw(self.sizes, "max_size"), data.draw(self.strategies, "drop_strategy")
+        is_ragged = any(KINDS[name].is_ragged for name in self.names)
+        self.is_declared = is_ragged or data.draw(st.booleans(), "declared")
+        self.patch(stored, "MIN_DEAD", data.draw(st.sampled_from([0, 3, 1024]), "MIN_DEAD"))
+        self.patch(stored, "MOVE_ROWS", data.draw(st.sampled_from([1, 5, 2048]), "MOVE_ROWS"))
+        self.patch(normalizers, "CHUNK_ROWS", data.draw(st.sampled_from([1, 4, 8192]), "CHUNK_ROWS"))
+        self.patch(buffer_module, "PENDING_ROWS", data.draw(st.sampled_from([1, 3, 1024]), "PENDING_ROWS"))
+        settings_ = {"seed": salt, "schema": schema_of(self.names) if self.is_declared else None}
+        self.unread = DatasetBuffer(max_size, drop_strategy, **settings_)
+        self.read = DatasetBuffer(max_size, drop_strategy, **settings_)
+        self.model = Model(max_size, drop_strategy)
+        self.next_key = 0
+
+    def both(self) -> tuple[DatasetBuffer, DatasetBuffer]:
+        return self.unread, self.read
+
+    def new_rows(self, n: int) -> list[Row]:
+        self.next_key += n
+        return rows_of(self.names, self.next_key - n, n, self.salt, self.nulls)
+
+    def settled(self, rows: Sequence[Row], fraction: float, by: str) -> None:
+        """The model follows the buffer that is read; the other one may not even know how many rows wait."""
+        self.model.append(rows, fraction, by, self.read.ids.tolist())
+        assert len(self.unread) == len(self.model.rows)
+        assert self.read.generations == self.model.generations
+        assert self.read.next_id == self.model.next_id
+
+    # -- changing
+
+    @rule()
+    def append_one(self) -> None:
+        (row,) = self.new_rows(1)
+        for buffer in self.both():
+            buffer.append(row)
+        self.settled([row], 1.0, "latest")
+
+    @rule(n=st.integers(1, 12), fraction=FRACTIONS, by=POLICIES, how=st.sampled_from(["list", "generator", "columns", "table"]))
+    def append_many(self, n: int, fraction: float, by: str, how: str) -> None:
+        rows = self.new_rows(n)
+        for buffer in self.both():
+            if how == "columns":
+                buffer.append_columns(columns_of(self.names, rows), fraction, by)
+            elif how == "table" and all(KINDS[name].arrow is not None for name in self.names):
+                buffer.append(table_of(self.names, rows), fraction, by)
+            else:
+                buffer.append(iter(rows) if how == "generator" else rows, fraction, by)
+        self.settled(rows, fraction, by)
+
+    @rule(fraction=FRACTIONS, by=POLICIES)
+    def append_one_over_fewer(self, fraction: float, by: str) -> None:
+        (row,) = self.new_rows(1)
+        for buffer in self.both():
+            buffer.append(row, retain_prior=fraction, retain_prior_by=by)
+        self.settled([row], fraction, by)
+
+    @rule(fraction=FRACTIONS, by=POLICIES, how=st.sampled_from(["retain", "append nothing", "clear"]))
+    def thin(self, fraction: float, by: str, how: str) -> None:
+        for buffer in self.both():
+            if how == "retain":
+                buffer.retain(fraction, by=by)
+            elif how == "clear":
+                buffer.clear()
+            else:
+                buffer.append([], fraction, by)
+        self.settled([], -1 if how == "clear" else fraction, by)
+
+    @rule(data=st.data(), as_arrays=st.booleans())
+    def update(self, data: st.DataObject, as_arrays: bool) -> None:
+        schema = self.read.schema
+        open_names = [name for name in self.names if schema is None or not is_resolved(schema[name].type)]
+        names = data.draw(st.lists(st.sampled_from(self.names), unique=True), "columns") if self.names else []
+        names = [name for name in names if name not in open_names]
+        ids = data.draw(st.lists(st.integers(0, self.model.next_id - 1), max_size=6), "ids") if self.model.next_id else []
+        keys = range(self.next_key, self.next_key + len(ids))
+        self.next_key += len(ids)
+        rows = [{name: cell_of(name, key, self.salt, self.nulls) for name in names} for key in keys]
+        columns = {name: [row[name] for row in rows] for name in names}
+        if as_arrays and rows:
+            columns = {name: columns_of([name], [{"key": 0, **row} for row in rows])[name] for name in names}
+        for buffer in self.both():
+            assert buffer.update(ids, columns).tolist() == [i for i in ids if i not in self.model.rows]
+        for i, row in zip(ids, rows, strict=True):
+            if i in self.model.rows:
+                self.model.rows[i] |= row
+
+    @rule(n=st.integers(0, 6), at=st.integers(0, 6), fraction=FRACTIONS, by=POLICIES, fault=st.sampled_from(["object", "number", "key", "error"]))
+    def append_badly(self, n: int, at: int, fraction: float, by: str, fault: str) -> None:
+        rows = self.new_rows(n + 1)
+        bad = rows[min(at, n)]
+        if fault == "object":
+            bad["key"] = object()
+        elif fault == "number":
+            bad["key"] = 2**63
+        elif fault == "key" and self.unread.schema is not None:
+            bad["another"] = 1
+        else:
+            with pytest.raises(ZeroDivisionError):
+                self.unread.append(_raising(rows), fraction, by)
+            return
+        with pytest.raises(SchemaError, match="row 0" if n == 0 else f"row {min(at, n)}"):
+            self.unread.append(rows if n else rows[0], fraction, by)
+
+    @rule(bad=st.sampled_from([1.5, float("nan"), "half", True, None]))
+    def thin_badly(self, bad: Any) -> None:
+        for change in (lambda: self.unread.retain(bad), lambda: self.unread.append(self.new_rows(1)[0], bad)):
+            with pytest.raises(ConfigError, match="retain_prior"):
+                change()
+
+    @rule(n=st.sampled_from([1, 2, 5, 1024]))
+    def change_patience(self, n: int) -> None:
+        """How many single rows wait for each other is nobody's business."""
+        self.patch(buffer_module, "PENDING_ROWS", n)
+
+    @rule()
+    def save_and_load(self) -> None:
+        self.unread.save(self.folder / "rows")
+        loaded = DatasetBuffer.load(self.folder / "rows")
+        assert loaded.uuid == self.unread.uuid
+        self.unread = loaded
+
+    @rule()
+    def travel(self) -> None:
+        self.unread = pickle.loads(pickle.dumps(self.unread))
+
+    # -- reading
+
+    @rule()
+    def look(self) -> None:
+        assert facts_of(self.unread) == facts_of(self.read) == self.model.facts()
+
+    @rule(number=st.integers(-200, 200))
+    def look_at_one(self, number: int) -> None:
+        rows = list(self.model.rows.values())
+        if -len(rows) <= number < len(rows):
+            assert plain(self.unread[number]) == plain(rows[number])
+        else:
+            with pytest.raises(IndexError):
+                self.unread[number]
+
+    @rule(part=st.slices(30))
+    def look_at_a_slice(self, part: slice) -> None:
+        assert self.keys(self.unread[part]) == [row["key"] for row in list(self.model.rows.values())[part]]
+
+    @precondition(lambda self: self.model.rows)
+    @rule(numbers=NUMBERS, how=st.sampled_from(["batch", "array", "mask", "items"]))
+    def look_at_some(self, numbers: list[int], how: str) -> None:
+        rows = list(self.model.rows.values())
+        numbers = [number % (2 * len(rows)) - len(rows) for number in numbers]
+        if how == "mask":
+            mask = np.isin(np.arange(len(rows)), numbers)
+            assert self.values(self.unread[mask]) == plain([row for row, is_in in zip(rows, mask, strict=True) if is_in])
+        elif how == "items":
+            assert plain(self.unread.__getitems__(numbers)) == plain([rows[number] for number in numbers])
+        else:
+            table = self.unread.get_batch(numbers) if how == "batch" else self.unread[np.array(numbers, np.int32)]
+            assert self.values(table) == plain([rows[number] for number in numbers])
+
+    @precondition(lambda self: self.model.next_id)
+    @rule(numbers=NUMBERS)
+    def look_up_ids(self, numbers: list[int]) -> None:
+        ids = [number % self.model.next_id for number in numbers]
+        found = self.unread.by_id(ids)
+        assert self.values(found.rows) == plain([self.model.rows[i] for i in ids if i in self.model.rows])
+        assert found.gone.tolist() == [i for i in ids if i not in self.model.rows]
+
+    @rule(n=st.integers(0, 8), replace=st.booleans(), is_weighted=st.booleans())
+    def sample(self, n: int, replace: bool, is_weighted: bool) -> None:
+        """Both buffers draw the same rows by themselves; without repeating, each row comes once."""
+        keys = [row["key"] for row in self.model.rows.values()]
+        n = n if replace and keys else min(n, len(keys))
+        weights = [key % 3 for key in keys] if is_weighted else None
+        n_heavy = sum(map(bool, weights)) if weights is not None else len(keys)
+        if n_heavy < (1 if replace else n) or (is_weighted and not n_heavy):
+            return
+        drawn, again = (self.keys(buffer.sample(n, weights, replace)) for buffer in self.both())
+        assert drawn == again
+        assert len(drawn) == n
+        assert set(drawn) <= {key for key in keys if not is_weighted or key % 3}
+        assert replace or len(set(drawn)) == n
+
+    @rule(fraction=FRACTIONS, by=POLICIES)
+    def iterate(self, fraction: float, by: str) -> None:
+        """Rows that come and go while somebody iterates make no difference to him."""
+        expected = [row["key"] for row in self.model.rows.values()]
+        rows = iter(self.unread)
+        seen = [self.keys(row) for row in [next(rows, None)] if row is not None]
+        self.append_many(3, fraction, by, "list")
+        seen += [self.keys(row) for row in rows]
+        assert seen == [[key] for key in expected]
+
+    @precondition(lambda self: self.model.next_id)
+    @rule()
+    def derive(self) -> None:
+        """map and filter make buffers of their own."""
+        rows = list(self.model.rows.values())
+        even = self.unread.filter(lambda row: row["key"] % 2 == 0)
+        assert plain(listed(even.to_pydict())) == plain([row for row in rows if row["key"] % 2 == 0])
+        mapped = self.unread.map(lambda row: {"twice": 2 * row["key"]})
+        assert mapped.to_pydict().get("twice", []) == [2 * row["key"] for row in rows]
+
+    # -- snapshots that are kept for ever
+
+    @rule()
+    def keep_a_snapshot(self) -> None:
+        snapshot = self.unread.snapshot()
+        if len(self.kept) < 5:
+            keys = snapshot.to_numpy(["key"])["key"] if self.model.next_id or self.is_declared else np.empty(0)
+            self.kept.append((snapshot, keys, self.model.facts(), keys.tobytes()))
+
+    @rule()
+    def look_at_kept_snapshots(self) -> None:
+        for snapshot, keys, expected, raw in self.kept:
+            assert facts_of(snapshot) == expected
+            assert keys.tobytes() == raw
+
+    def keys(self, table: pa.Table) -> list[int]:
+        return table.column("key").to_pylist() if table.num_columns else []
+
+    def values(self, table: pa.Table) -> Any:
+        """The rows of a table, read by a buffer of its own where Arrow's Python values would lose bits."""
+        copy = DatasetBuffer(schema=table.schema)
+        copy.append(table)
+        return plain(listed(copy.to_pydict()))
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "model"):
+                self.look()
+                self.look_at_kept_snapshots()
+        finally:
+            self.patches.close()
+
+
+def _raising(rows: Sequence[Row]) -> Iterator[Row]:
+    yield from rows
+    _ = 1 / 0
+
+
+class OldestMachine(BufferMachine):
+    sizes = st.sampled_from([1, 5, 20])
+
+
+class RandomMachine(BufferMachine):
+    sizes = st.sampled_from([1, 5, 20])
+    strategies = st.just("random")
+
+
+class LongMachine(BufferMachine):
+    """More rows than a block of tombstones holds."""
+
+    sizes = st.sampled_from([None, 700])
+    strategies = st.just("random")
+
+    @rule(n=st.sampled_from([300, 1100]), fraction=FRACTIONS, by=POLICIES)
+    def append_very_many(self, n: int, fraction: float, by: str) -> None:
+        if self.model.next_id < 3_000:
+            self.append_many(n, fraction, by, "list")
+
+
+MACHINES = [(BufferMachine, 350), (OldestMachine, 300), (RandomMachine, 350), (LongMachine, 50)]
+
+
+@pytest.mark.parametrize(("machine", "n"), MACHINES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_buffer_does_as_a_list_of_dicts(machine, n):
+    """Whatever is done in whatever order, rows, ids, generations and every way to read them are those of the list."""
+    run_state_machine_as_test(machine, settings=settings(max_examples=times(n), stateful_step_count=25))

@@ -104,9 +104,13 @@ def _stored_tensor(tensor: Any) -> tuple[str, Array]:
             "make it dense (to_dense())" if tensor.layout != torch.strided else "convert it (to(dtype)) before append"
         )
         raise Refusal(f"no column holds {tensor.layout} tensors of {name}", tensor, advice)
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     carrier = numpy_dtype(name)
-    if carrier.name != name:
-        tensor = tensor.contiguous().view(torch.uint8 if carrier.itemsize == 1 else torch.int16)
-    array: Array = tensor.numpy()
+    try:
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if carrier.name != name:
+            tensor = tensor.contiguous().view(torch.uint8 if carrier.itemsize == 1 else torch.int16)
+        array: Array = tensor.numpy()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        rule = f"a column holds tensors that have values and one shape ({error})"
+        raise Refusal(rule, type(tensor), "make it a plain tensor on the CPU") from error
     return name, array if array.dtype == carrier else array.view(carrier)

@@ -14,12 +14,11 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
@@ -30,21 +29,19 @@ from poolish.rows.codec import RowCodec
 from poolish.rows.draft import Draft, joined
 from poolish.rows.limits import Limits
 from poolish.rows.normalizers import ROWS
-from poolish.rows.snapshot import Found, Snapshot, checked_ids
+from poolish.rows.reading import ReadsSnapshots
+from poolish.rows.snapshot import Snapshot, checked_ids
 from poolish.rows.stored import StoredRows
 from poolish.schema import Schema
 
-if TYPE_CHECKING:
-    import datasets
-    import torch
+#: What an append may change besides the rows themselves.
+_CHANGING = ("_stored", "_loaded", "_kind", "_codec", "_takes_rows", "_pending")
 
 #: Rows appended one by one wait until there are this many, or until somebody reads.
 PENDING_ROWS = 1024
 
-_all_buffers: weakref.WeakSet[DatasetBuffer] = weakref.WeakSet()
 
-
-class DatasetBuffer:
+class DatasetBuffer(ReadsSnapshots):
     """A mutable, schema-safe dataset in memory, bounded by fractions and sizes you choose, readable at any time.
 
     ``append`` is all or nothing: a bad sample anywhere leaves the buffer as it was. Rows keep their order, oldest
@@ -72,7 +69,7 @@ class DatasetBuffer:
         retention.named(retention.DROP, drop_strategy, "drop_strategy")
         self._max_size = max_size
         self._drop_strategy = drop_strategy
-        self._seed = seed
+        self._seed = seeds.check_seed(seed)
         self.limits = limits or Limits()
         self.uuid = uuid.uuid4().hex
         self._kind: str | None = None
@@ -89,7 +86,8 @@ class DatasetBuffer:
         self._current: Snapshot | None = None
         if schema is not None:
             self._declare(Schema.of(schema))
-        _all_buffers.add(self)
+        with _fork_lock:
+            _all_buffers.add(self)
 
     def _declare(self, schema: Schema) -> None:
         self._may_be_missing = frozenset(field.name for field in schema if field.nullable)
@@ -142,42 +140,48 @@ class DatasetBuffer:
         with self._lock:
             codec = self._codec
             assert codec is not None
-            self._pending.extend(codec.freeze(row))
-            self._current = None
+            frozen = codec.freeze(row)
             if len(self._pending) >= PENDING_ROWS * codec.n_columns:
-                self._flush()
+                self._flush()  # first: if it fails, this row has not come yet
+            self._current = None
+            self._pending.extend(frozen)
 
     def _commit(self, draft: Draft, retain_prior: float, retain_prior_by: str) -> None:
         """The new rows, then the thinning of the prior ones, then the size; if any of it fails, none of it happened."""
         self._flush()
-        if draft.schema is None:
-            self._thin(0, retain_prior, retain_prior_by)
-            return
+        with self._all_or_nothing():
+            if draft.schema is not None:
+                self._extend(draft, draft.schema)
+            self._thin(draft.n_rows, retain_prior, retain_prior_by)
+            self._enforce_size()
+
+    def _extend(self, draft: Draft, drafted: Schema) -> None:
         draft.check_kind(self._kind)
-        schema = joined(self.schema, draft.schema)
+        schema = joined(self.schema, drafted)
         chunks = draft.arrays(schema, self.limits)
         rows = self._rows(schema)
-        with self._all_or_nothing(rows):
-            rows.retype(schema)
-            rows.extend(chunks)
-            self._thin(draft.n_rows, retain_prior, retain_prior_by)
-            self._enforce_size(rows)
-        self._kind = draft.kind
+        rows.retype(schema)
+        rows.extend(chunks)
+        self._settle(draft.kind, schema)
+
+    def _settle(self, kind: str | None, schema: Schema) -> None:
+        """From now on the buffer holds samples of this kind and schema."""
+        self._kind = kind
         if self._codec is None or schema != self._codec.schema:
             self._codec = RowCodec(schema, self.limits, self._may_be_missing)
-        self._takes_rows = self._kind == ROWS and self._codec.is_resolved
+        self._takes_rows = kind == ROWS and self._codec.is_resolved
 
     def _flush(self) -> None:
         """Move pending rows into the store, as if each had been stored when it came."""
         if not self._pending:
             return
-        assert self._codec is not None
-        rows, pending = self._rows(self._codec.schema), self._pending
-        with self._all_or_nothing(rows):
-            rows.extend([self._codec.build(pending)], one_by_one=True)
+        with self._all_or_nothing():
+            assert self._codec is not None
+            rows = self._rows(self._codec.schema)
+            rows.extend([self._codec.build(self._pending)], one_by_one=True)
             if self._max_size is not None and self._drop_strategy == "random":
                 rows.evict_one_by_one(self._n_pending(), self._max_size, self._evict_key)
-            self._enforce_size(rows)
+            self._enforce_size()
             self._pending = []
 
     def _rows(self, schema: Schema) -> StoredRows:
@@ -189,13 +193,18 @@ class DatasetBuffer:
         return self._stored
 
     @contextmanager
-    def _all_or_nothing(self, rows: StoredRows) -> Iterator[None]:
-        mark, pending = rows.mark(), self._pending
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A change that ends in any error, Ctrl-C included, leaves the buffer as it was before."""
+        self._current = None
+        before = {name: getattr(self, name) for name in _CHANGING}
+        mark = None if self._stored is None else self._stored.mark()
         try:
             yield
         except BaseException:
-            rows.restore(mark)
-            self._pending = pending
+            self.__dict__.update(before)
+            if self._stored is not None and mark is not None:
+                self._stored.restore(mark)
+            self._current = None
             raise
 
     # -- thinning
@@ -206,7 +215,8 @@ class DatasetBuffer:
         retention.named(retention.RETENTION, by, "by")
         with self._lock:
             self._flush()
-            self._thin(0, fraction, by)
+            with self._all_or_nothing():
+                self._thin(0, fraction, by)
 
     def clear(self) -> None:
         """Drop all rows; schema, ids and settings stay."""
@@ -221,10 +231,10 @@ class DatasetBuffer:
             assert self.schema is not None
             self._rows(self.schema).keep(kept, n_prior)
 
-    def _enforce_size(self, rows: StoredRows) -> None:
-        n_rows = len(rows)
-        if self._max_size is not None and n_rows > self._max_size:
-            rows.drop(retention.DROP[self._drop_strategy](n_rows, n_rows - self._max_size, self._rng))
+    def _enforce_size(self) -> None:
+        n_rows = self._n_stored()
+        if self._stored is not None and self._max_size is not None and n_rows > self._max_size:
+            self._stored.drop(retention.DROP[self._drop_strategy](n_rows, n_rows - self._max_size, self._rng))
 
     def _n_pending(self) -> int:
         return len(self._pending) // self._codec.n_columns if self._codec is not None else 0
@@ -259,7 +269,8 @@ class DatasetBuffer:
             schema = snapshot.schema
             del snapshot  # it would count as somebody who still looks at the old values
             if len(numbers):
-                self._rows(schema).replace(numbers, np.flatnonzero(found), values)
+                with self._all_or_nothing():
+                    self._rows(schema).replace(numbers, np.flatnonzero(found), values)
             return asked[~found]
 
     def map(self, function: Callable[[dict[str, Any]], Any]) -> DatasetBuffer:
@@ -269,6 +280,8 @@ class DatasetBuffer:
     def filter(self, keep: Any) -> DatasetBuffer:
         """A new buffer with the rows for which ``keep(row)`` is true; a mask or an Arrow expression works too."""
         rows = self.snapshot()
+        if len(rows.schema) == 0:
+            return self._derived([])
         if isinstance(keep, pc.Expression):
             chosen = rows.to_arrow().filter(keep)
         else:
@@ -294,7 +307,7 @@ class DatasetBuffer:
         buffer.append(samples)
         return buffer
 
-    # -- reading: everything goes through the current snapshot
+    # -- reading: see ``reading``
 
     def snapshot(self) -> Snapshot:
         """The rows as they are now: immutable, made in O(1), unaffected by whatever happens to the buffer."""
@@ -318,51 +331,6 @@ class DatasetBuffer:
         with self._lock:
             n_rows = self._n_pending() + self._n_stored()
         return n_rows if self._max_size is None else min(n_rows, self._max_size)
-
-    def __getitem__(self, index: Any) -> Any:
-        """One row as a dict for a number; a ``pa.Table`` for a slice, an array of numbers or a boolean mask."""
-        return self.snapshot()[index]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows as dicts, the way torch's DataLoader asks for a whole batch."""
-        return self.snapshot().__getitems__(indices)
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        """The rows one by one, as one-row tables; rows that come or go meanwhile make no difference."""
-        return iter(self.snapshot())
-
-    def get_batch(self, indices: ArrayLike) -> pa.Table:
-        """The rows with these numbers, in this order, copied into a table of their own."""
-        return self.snapshot().get_batch(indices)
-
-    def sample(
-        self,
-        n: int,
-        weights: ArrayLike | str | None = None,
-        replace: bool = False,
-        rng: np.random.Generator | None = None,
-    ) -> pa.Table:
-        """``n`` random rows; ``weights`` are one number per row, or the name of a column; ``rng`` follows the seed."""
-        return self.snapshot().sample(n, weights, replace, self._sample_rng if rng is None else rng)
-
-    def by_id(self, ids: ArrayLike) -> Found:
-        """The rows with these ids that are still there, and which of the ids are gone."""
-        return self.snapshot().by_id(ids)
-
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        """The row id of every row, oldest first; ids count up for ever and are never used again."""
-        return self.snapshot().ids
-
-    @property
-    def generations(self) -> list[tuple[int, int]]:
-        """The ids ``[first, last)`` that each append brought, for appends of which rows may be left."""
-        return self.snapshot().generations
-
-    @property
-    def next_id(self) -> int:
-        """The id that the next row will get."""
-        return self.snapshot().next_id
 
     @property
     def schema(self) -> Schema | None:
@@ -394,34 +362,6 @@ class DatasetBuffer:
                 self._loaded.to_arrow().nbytes if self._loaded else 0 if self._stored is None else self._stored.n_bytes
             )
 
-    # -- conversions
-
-    def to_arrow(self) -> pa.Table:
-        """All rows as a table of one chunk, without a copy unless rows have left from the middle."""
-        return self.snapshot().to_arrow()
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """For polars, pandas, DuckDB and everything else that speaks Arrow's C interface."""
-        return self.snapshot().__arrow_c_stream__(requested_schema)
-
-    def to_pydict(self) -> dict[str, list[Any]]:
-        """Columns as lists of the values that ``buffer[i]`` would give."""
-        return self.snapshot().to_pydict()
-
-    def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Columns as arrays: read-only views of numbers and tensors, object arrays of anything else."""
-        return self.snapshot().to_numpy(columns)
-
-    def to_torch(
-        self, columns: Sequence[str] | None = None, *, device: Any = None, copy: bool = False
-    ) -> dict[str, torch.Tensor | Any]:
-        """Columns as tensors, sharing memory where they can; see ``Snapshot.to_torch``."""
-        return self.snapshot().to_torch(columns, device=device, copy=copy)
-
-    def to_hf_dataset(self) -> datasets.Dataset:
-        """A Hugging Face dataset with the features the rows came with, or those their types ask for."""
-        return self.snapshot().to_hf_dataset()
-
     # -- keeping
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -433,12 +373,12 @@ class DatasetBuffer:
         saved.write(path, snapshot, settings)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> DatasetBuffer:
+    def load(cls, path: str | os.PathLike[str], *, limits: Limits | None = None) -> DatasetBuffer:
         """The buffer that ``save`` wrote: rows, ids, generations, settings and random state. Any damage is an error."""
         from poolish.rows import saved
 
         snapshot, settings = saved.read(path)
-        return cls._restored(snapshot, settings)
+        return cls._restored(snapshot, settings, limits)
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -452,22 +392,20 @@ class DatasetBuffer:
         }
 
     @classmethod
-    def _restored(cls, snapshot: Snapshot, settings: dict[str, Any]) -> DatasetBuffer:
-        buffer = cls(settings["max_size"], settings["drop_strategy"], seed=settings["seed"])
+    def _restored(cls, snapshot: Snapshot, settings: dict[str, Any], limits: Limits | None) -> DatasetBuffer:
+        buffer = cls(settings["max_size"], settings["drop_strategy"], seed=settings["seed"], limits=limits)
         buffer.uuid = snapshot.uuid
-        buffer._kind = settings["kind"]
         buffer._may_be_missing = frozenset(settings["may_be_missing"])
         buffer._rng.bit_generator.state = settings["rng"]
         buffer._sample_rng.bit_generator.state = settings["sample_rng"]
         if len(snapshot.schema):
-            buffer._codec = RowCodec(snapshot.schema, buffer.limits, buffer._may_be_missing)
             buffer._loaded = snapshot
-            buffer._takes_rows = buffer._kind == ROWS and buffer._codec.is_resolved
+            buffer._settle(settings["kind"], snapshot.schema)
         return buffer
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         with self._lock:
-            return DatasetBuffer._restored, (self.snapshot(), self._settings())
+            return DatasetBuffer._restored, (self.snapshot(), self._settings(), self.limits)
 
     def __repr__(self) -> str:
         return show.text("DatasetBuffer", self.snapshot(), self._bound())
@@ -480,11 +418,14 @@ class DatasetBuffer:
 
 
 # A fork copies the memory of all threads but only one of them runs on: whoever forks takes every buffer's lock first,
-# so that no child ever finds a buffer half-changed, or locked by a thread it does not have.
+# so that no child ever finds a buffer half-changed, or locked by a thread it does not have. One fork at a time.
+_all_buffers: weakref.WeakSet[DatasetBuffer] = weakref.WeakSet()
+_fork_lock = threading.RLock()
 _held: list[DatasetBuffer] = []
 
 
 def _hold_all() -> None:
+    _fork_lock.acquire()
     _held.extend(_all_buffers)
     for buffer in _held:
         buffer._lock.acquire()
@@ -493,6 +434,7 @@ def _hold_all() -> None:
 def _release_all() -> None:
     while _held:
         _held.pop()._lock.release()
+    _fork_lock.release()
 
 
 os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)

@@ -169,7 +169,7 @@ class FloatCell(Cell):
     def build(self, frozen: Sequence[Frozen]) -> pa.Array:
         if kinds.is_float16(self.type):
             mask = np.array([value is None for value in frozen], bool)
-            return pa.array(np.array([value or 0.0 for value in frozen], np.float16), mask=mask)
+            return pa.array(np.array([0.0 if value is None else value for value in frozen], np.float16), mask=mask)
         return pa.array(frozen, self.type, from_pandas=False)
 
 
@@ -340,9 +340,7 @@ class TensorCell(Cell):
         if dtype != self._dtype:
             raise self.refuse(value, f"convert it (astype) or declare {dtype} with schema=")
         if array.shape != self._shape:
-            ragged = tuple(size if a == size else None for size, a in zip(self._shape, array.shape, strict=False))
-            advice = f"declare the shape ragged: schema=[Field(name, {dtype!r}, shape={ragged})]"
-            raise self.refuse(value, advice if len(array.shape) == len(self._shape) else "give every row the same rank")
+            raise self.refuse(value, shape_advice(dtype, self._shape, array.shape))
         self._check_size(array.nbytes, self.limits.row_bytes, "row_bytes", value)
         return array.tobytes()
 
@@ -355,6 +353,14 @@ class TensorCell(Cell):
         return pa.ExtensionArray.from_storage(
             self.type, pa.Array.from_buffers(storage, len(frozen), [valid], children=[items])
         )
+
+
+def shape_advice(dtype: str, wanted: Sequence[int | None], got: Sequence[int | None]) -> str:
+    """What to do about an array of another shape: declare the sizes that differ."""
+    if len(wanted) != len(got):
+        return "give every row the same rank"
+    ragged = tuple(size if size == other else None for size, other in zip(wanted, got, strict=True))
+    return f"declare the shape ragged: schema=[Field({{column}}, {dtype!r}, shape={ragged})]"
 
 
 class RaggedCell(Cell):

@@ -72,8 +72,9 @@ class Column:
                 self._valid.fill(n)
             return
         if self._valid is None:
-            self._valid = Bits()
-            self._valid.fill(self.length)
+            valid = Bits()
+            valid.fill(self.length)
+            self._valid = valid  # only now: a bitmap that could not be filled must not stay behind
         self._valid.extend(_bytes_of(array.buffers()[0]), array.offset, n)
 
     def _extend_values(self, array: pa.Array) -> None:

@@ -48,8 +48,8 @@ class Draft:
         """The chunks in the types of ``schema``, which may have settled further since they were read."""
         codec, first_row, chunks = RowCodec(schema, limits), 0, []
         for chunk in self._chunks:
-            if [array.type for array in chunk] != [field.type for field in schema]:
-                names = self.schema.names if self.schema is not None else []
+            names = [] if self.schema is None else self.schema.names
+            if names != schema.names or [array.type for array in chunk] != [field.type for field in schema]:
                 chunk = codec.fit(dict(zip(names, chunk, strict=True)), len(chunk[0]), first_row)
             chunks.append(chunk)
             first_row += len(chunk[0])

@@ -7,6 +7,7 @@ one of them survives; text is never parsed, nothing is rounded, and nothing turn
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
-from poolish.rows.cells import build_ragged
+from poolish.rows.cells import build_ragged, shape_advice
 from poolish.rows.readers import tensor_rows
 from poolish.rows.refusal import Refusal
 from poolish.schema import TensorType, canonical, describe, dtype_and_shape, is_tensor, numpy_dtype
@@ -33,7 +34,7 @@ def fit(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if kinds.is_null(array.type) or len(array) == array.null_count:
         return _nulls(len(array), type_)
     if kinds.is_dictionary(array.type):
-        return fit(array.dictionary_decode(), type_)
+        return fit(array.dictionary, type_).take(array.indices)
     if kinds.is_run_end_encoded(array.type):
         return fit(pc.run_end_decode(array), type_)
     if is_tensor(type_):
@@ -198,7 +199,10 @@ def fit_values(values: pa.Array, array: pa.Array, type_: pa.DataType) -> pa.Arra
     dtype = dtype_and_shape(type_)[0]
     expected = pa.bool_() if dtype == "bool" else carrier(dtype)
     if values.null_count:
-        raise Refusal("a tensor has no null inside", array[0], "fill the nulls, or cast the column to a list")
+        null = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        row = int(np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))[null // type_.storage_type.list_size])
+        advice = "fill the nulls, or cast the column to a list"
+        raise Refusal("a tensor has no null inside", array[row].as_py(), advice).with_index(row)
     if kinds.is_boolean(values.type) and dtype == "bool":
         return values.cast(pa.uint8())
     if values.type != expected:
@@ -223,36 +227,48 @@ def _fit_scalar(array: pa.Array, type_: pa.DataType) -> pa.Array:
         raise _refused(array, type_)
     if kinds.is_timestamp(type_) and (array.type.tz is None) != (type_.tz is None):
         raise _refused(array, type_)
-    try:
-        cast = array.cast(type_)
-        inexact = _inexact(array, cast)
-    except pa.ArrowInvalid:
-        inexact = _first_refused(array, type_)
+    inexact = _first_inexact(array, type_)
     if inexact is not None:
-        raise Refusal(
-            f"this column holds {describe(type_)}, and this value would not survive",
-            array[inexact].as_py(),
-            "declare a wider dtype with schema=, or round it yourself",
-        ).with_index(inexact)
-    return cast
+        rule = f"this column holds {describe(type_)}, and this value would not survive"
+        advice = "declare a wider dtype with schema=, or round it yourself"
+        raise Refusal(rule, array[inexact].as_py(), advice).with_index(inexact)
+    return array.cast(type_, safe=False)
 
 
 def _is_one_of(type_: pa.DataType, family: tuple[Callable[[pa.DataType], bool], ...]) -> bool:
     return any(is_member(type_) for is_member in family)
 
 
-def _inexact(array: pa.Array, cast: pa.Array) -> int | None:
-    """The first value that a narrower float has rounded; Arrow checks everything else itself."""
-    if (
-        not (kinds.is_floating(array.type) and kinds.is_floating(cast.type))
-        or cast.type.bit_width >= array.type.bit_width
-    ):
-        return None
-    before, after = (part.drop_null().to_numpy() for part in (array, cast))
-    changed = np.flatnonzero((before != after) & ~(np.isnan(before) & np.isnan(after)))
-    if not len(changed):
-        return None
-    return int(np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))[changed[0]])
+def _first_inexact(array: pa.Array, type_: pa.DataType) -> int | None:
+    """The first value that does not come back from a cast there and back; Arrow's own check misses rounded floats."""
+    if _is_one_of(type_, _FAMILIES[0]):
+        with np.errstate(invalid="ignore", over="ignore"):
+            return _first_changed(array, array.cast(type_, safe=False))
+    try:
+        array.cast(type_)
+    except pa.ArrowInvalid:
+        return _first_refused(array, type_)
+    return None
+
+
+def _first_changed(array: pa.Array, cast: pa.Array) -> int | None:
+    present = array.is_valid().to_numpy(zero_copy_only=False)
+    before, after = (part.drop_null().to_numpy(zero_copy_only=False) for part in (array, cast))
+    changed = np.flatnonzero(~_equal_numbers(before, after))
+    return int(np.flatnonzero(present)[changed[0]]) if len(changed) else None
+
+
+def _equal_numbers(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether the numbers are the same, which NumPy itself would decide by rounding integers to floats."""
+    if before.dtype.kind == "f" and after.dtype.kind == "f":
+        return np.asarray((before == after) | (np.isnan(before) & np.isnan(after)))
+    whole, other = (after, before) if before.dtype.kind == "f" else (before, after)
+    if other.dtype.kind != "f":
+        same_sign = (before < 0) == (after < 0)
+        return np.asarray((before.astype(np.uint64) == after.astype(np.uint64)) & same_sign)
+    fits = (other >= np.iinfo(whole.dtype).min) & (other < float(np.iinfo(whole.dtype).max) + 1)
+    back = np.where(fits, other, 0).astype(whole.dtype)
+    return np.asarray(fits & (back == whole) & (back.astype(other.dtype) == other))
 
 
 def _first_refused(array: pa.Array, type_: pa.DataType) -> int:
@@ -269,12 +285,13 @@ def _first_refused(array: pa.Array, type_: pa.DataType) -> int:
 
 
 def _refused(array: pa.Array, type_: pa.DataType, index: int = 0) -> Refusal:
-    given = array.type
-    kind = describe(canonical(given)) if not is_hf_array(given) else str(given)
+    given = canonical(array.type)
+    rule = f"this column holds {describe(type_)}, the table brings {describe(given)}"
+    if is_tensor(type_) and is_tensor(given) and dtype_and_shape(type_)[0] == dtype_and_shape(given)[0]:
+        (dtype, wanted), (_, got) = dtype_and_shape(type_), dtype_and_shape(given)
+        return Refusal(rule, given, shape_advice(dtype, wanted, got)).with_index(index)
     value = array[index].as_py() if len(array) else None
-    return Refusal(
-        f"this column holds {describe(type_)}, the table brings {kind}", value, "cast the column first"
-    ).with_index(index)
+    return Refusal(rule, value, "cast the column first").with_index(index)
 
 
 def validity(array: pa.Array) -> pa.Buffer | None:

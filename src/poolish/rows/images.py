@@ -56,6 +56,8 @@ def _check_size(image: Any, limits: Limits) -> None:
 def _check_form(image: Any) -> None:
     if image.format is not None and image.format not in FORMATS:
         raise Refusal(f"images come from {', '.join(sorted(FORMATS))}", image, f"convert the {image.format} file first")
+    if image.width == 0 or image.height == 0:
+        raise Refusal("an image has at least one pixel", image, "leave the sample out")
     if getattr(image, "n_frames", 1) > 1:
         raise Refusal(
             "an image has one frame", image, "append [frame.copy() for frame in PIL.ImageSequence.Iterator(image)]"

@@ -9,6 +9,7 @@ Libraries are recognised without being imported: nobody can hold their objects b
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -192,12 +193,47 @@ def _batches(value: Any) -> Iterable[pa.RecordBatch] | None:
         return [value]
     if hf_bridge.is_dataset(value):
         return hf_bridge.batches(value)
-    if hasattr(value, "__arrow_c_stream__") and not isinstance(value, (pa.Array, pa.ChunkedArray)):
-        reader: Iterable[pa.RecordBatch] = pa.RecordBatchReader.from_stream(value)
-        return reader
-    if hasattr(value, "__arrow_c_array__") and not isinstance(value, pa.Array):
-        return [pa.record_batch(value)]
+    if isinstance(value, pa.StructArray):
+        return [pa.RecordBatch.from_struct_array(value)]
+    if hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__"):
+        return _imported(value)
     return None
+
+
+def _imported(value: Any) -> Iterator[pa.RecordBatch]:
+    """The batches of another library's table, as they come; what it cannot export is told in our words."""
+    _refuse_addresses(value)
+    try:
+        if hasattr(value, "__arrow_c_stream__"):
+            reader = pa.RecordBatchReader.from_stream(value)
+            batches, schema = iter(reader), reader.schema
+        else:
+            batches, schema = iter([pa.record_batch(value)]), None
+        first = next(batches, None)
+        yield _without_index(pa.RecordBatch.from_pylist([], schema=schema) if first is None else first)
+        yield from map(_without_index, batches)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SchemaError(
+            f"{type(value).__name__} cannot be read as a table through Arrow ({error}); "
+            "convert the column in question, or pass a table instead of a single column"
+        ) from error
+
+
+def _refuse_addresses(value: Any) -> None:
+    """polars exports Python objects as addresses in memory, which mean nothing once it has let go of them."""
+    polars = sys.modules.get("polars")
+    if polars is None or not isinstance(value, polars.DataFrame):
+        return
+    for name, dtype in value.schema.items():
+        if dtype == polars.Object:
+            raise SchemaError(f"column {name!r}: Arrow cannot carry polars' Object; convert the column first")
+
+
+def _without_index(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Pandas exports an index without a name as a column; a frame that was merely filtered would bring one."""
+    if b"pandas" not in (batch.schema.metadata or {}):
+        return batch
+    return batch.select([name for name in batch.schema.names if not name.startswith("__index_level_")])
 
 
 def _kept_empty(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from poolish.errors import LimitExceeded, SchemaError
+from poolish.schema import describe
 
 
 class Refusal(Exception):
-    """Raised where the rule is known; whoever knows the place turns it into the error a user sees."""
+    """Raised where the rule is known; whoever knows the place turns it into the error a user sees.
+
+    ``{column}`` in the advice stands for the name of the column.
+    """
 
     def __init__(
         self, rule: str, value: object, advice: str, error: type[SchemaError | LimitExceeded] = SchemaError
@@ -29,7 +35,8 @@ class Refusal(Exception):
     def explained(self, row: int, column: str) -> SchemaError | LimitExceeded:
         """The error for the user: where, which rule, which value, what next."""
         place = f"row {row}, column {column!r}" + (f" at {''.join(self.path)}" if self.path else "")
-        return self.error(f"{place}: {self.rule}, got {shown(self.value)}; {self.advice}")
+        advice = self.advice.replace("{column}", repr(column))
+        return self.error(f"{place}: {self.rule}, got {shown(self.value)}; {advice}")
 
 
 def shown(value: object) -> str:
@@ -38,6 +45,8 @@ def shown(value: object) -> str:
     >>> shown("rye"), shown(list(range(100)))
     ("str 'rye'", 'list [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16...')
     """
+    if isinstance(value, pa.DataType):
+        return describe(value)
     kind = type(value).__name__
     shape = getattr(value, "shape", None)
     if shape and hasattr(value, "dtype"):

@@ -188,6 +188,8 @@ class Snapshot:
         n_rows = self._n_rows
         if n < 0 or (n > 0 and n_rows == 0) or (n > n_rows and not replace):
             raise ValueError(f"{n} rows from {n_rows} without repeating any; ask for fewer, or pass replace=True")
+        if n == 0:
+            return np.empty(0, np.int64)
         if weights is None:
             numbers = rng.integers(n_rows, size=n) if replace else rng.choice(n_rows, n, replace=False)
         else:
@@ -307,4 +309,6 @@ def _row_numbers(indices: ArrayLike, n_rows: int) -> Int64:
         raise TypeError(
             f"rows are chosen by whole numbers in one dimension, got {numbers.dtype} of shape {numbers.shape}"
         )
+    if numbers.dtype == np.uint64 and numbers.max() >= n_rows:
+        raise IndexError(f"row {numbers.max()} of {n_rows}; the last is {n_rows - 1}")
     return numbers.astype(np.int64)

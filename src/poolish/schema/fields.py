@@ -95,6 +95,9 @@ class Field:
         """The field an Arrow field describes, in a type poolish keeps."""
         metadata = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
         role, feature = metadata.get("poolish.role"), metadata.get("poolish.feature")
+        if "ARROW:extension:name" in metadata:  # a type nobody here knows, of which only the storage came through
+            unknown = metadata["ARROW:extension:name"]
+            raise SchemaError(f"column {field.name!r}: extension type {unknown} is unknown here; cast the column first")
         try:
             return cls(field.name, canonical(field.type), None, field.nullable, role, feature)
         except (SchemaError, LimitExceeded) as error:
