@@ -108,17 +108,24 @@ def every_kill_point(scenario: Callable[[], object], check: Callable[[], object]
 
 @contextmanager
 def small_disk(folder: Path, n_bytes: int) -> Iterator[Path]:
-    """A file system of its own with little space; the test is skipped where mounting is not allowed."""
+    """A file system of its own with little space; the test is skipped where mounting is not allowed.
+
+    It is taken off the tree at once and lives by an open descriptor alone, so that a test that is killed leaves no
+    mount behind.
+    """
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", str(folder)]
     try:
-        subprocess.run(mount, check=True, capture_output=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", str(folder)], check=True, capture_output=True
+        )
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("a small disk cannot be mounted here")
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield folder
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        yield Path(f"/proc/self/fd/{fd}")
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        os.close(fd)
 
 
 def fill(disk: Path) -> None:

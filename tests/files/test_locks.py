@@ -168,30 +168,35 @@ def test_a_forked_child_can_take_the_lock_for_itself(path):
         assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_forks_beside_threads_that_lock_leave_nothing_held(tmp_path):
-    """A fork in the very moment in which another thread opens its lock does not leak it into the child."""
-    stop = threading.Event()
+def test_a_fork_in_the_moment_of_opening_does_not_leak_the_lock(path):
+    """Another thread forks between the opening of the lock file and its being noted; its child holds nothing."""
+    with signals() as (forked, wait_until_forked), signals() as (finish, wait_for_end):
 
-    def lock_all_the_time(path):
-        while not stop.is_set():
-            with Lock(path):
-                pass
+        def orphan():
+            forked()
+            wait_for_end()
 
-    paths = [tmp_path / str(i) for i in range(3)]
-    threads = [threading.Thread(target=lock_all_the_time, args=(path,)) for path in paths]
-    for thread in threads:
-        thread.start()
-    with signals() as (_, wait_for_ever):
-        children = [fork(wait_for_ever) for _ in range(times(20))]
-        stop.set()
-        for thread in threads:
-            thread.join()
+        def holder():
+            really_open, threads = os.open, []
 
-        try:
-            assert all(is_free(path) for path in paths)
-        finally:
-            for child in children:
-                kill(child)
+            def slow_open(name, *arguments, **options):
+                fd = really_open(name, *arguments, **options)
+                if name == path:
+                    threads.append(threading.Thread(target=fork, args=(orphan,)))
+                    threads[0].start()
+                    threads[0].join(0.1)  # time enough to fork, unless something keeps it from forking now
+                return fd
+
+            os.open = slow_open
+            Lock(path).acquire()
+            wait_until_forked()
+            die()
+
+        assert in_child(holder) < 0
+        free_while_orphan_lives = is_free(path)
+        finish()
+
+    assert free_while_orphan_lives
 
 
 def test_a_wait_ends_when_the_lock_is_free(path):
@@ -269,7 +274,9 @@ def test_a_lock_file_that_was_removed_meanwhile_is_not_trusted(path, monkeypatch
         assert not is_free(path)
 
 
-@pytest.mark.parametrize("text", [b"", b"\0" * 300, b"1 host", b"x" * 10_000, b"99 a/../b\n", "1 h\u00f6st\n".encode()])
+@pytest.mark.parametrize(
+    "text", [b"", b"\0" * 300, b"1 host", b"1 host\nmore", b"x" * 10_000, b"99 a/../b\n", "1 h\u00f6st\n".encode()]
+)
 def test_what_is_written_in_a_lock_file_is_not_trusted(path, text):
     """Anything that is not a note of ours is not shown."""
     with Lock(path):

@@ -517,6 +517,21 @@ def test_a_forked_child_cannot_publish_or_remove_its_parents_file(target):
     assert target.read_bytes() == b"parent, parent"
 
 
+def test_what_a_forked_child_inherited_writes_into_no_other_file(tmp_path):
+    """The descriptor's number stays taken: a file that the child opens cannot get it, and the buffered rest with it."""
+    other = tmp_path / "other"
+
+    def child(partial):
+        with open(other, "wb", buffering=0):
+            partial.file.flush()
+
+    with Partial(tmp_path, "data") as partial:
+        partial.file.write(b"still in the buffer")
+        assert in_child(lambda: child(partial)) == 0
+
+    assert other.read_bytes() == b""
+
+
 def leave(target: Path) -> None:
     with Partial(target.parent, "child") as partial:
         pid = fork(lambda: finish_in_child(partial, target))

@@ -81,9 +81,7 @@ def test_what_is_not_contiguous_is_refused(fd):
 def test_a_write_to_a_full_disk_says_what_was_wanted(tmp_path):
     """StoreFull names the file and the size."""
     with small_disk(tmp_path / "disk", 2**20) as disk, open(disk / "data", "wb") as file:
-        with pytest.raises(
-            StoreFull, match=r"disk/data: no space left on device for 2,097,152 bytes; make room"
-        ) as full:
+        with pytest.raises(StoreFull, match=r"data: no space left on device for 2,097,152 bytes; make room") as full:
             write_all(file.fileno(), [bytes(2**20)] * 2)
         assert full.value.errno == codes.ENOSPC
 
@@ -166,7 +164,7 @@ def test_growing_on_a_full_disk_changes_nothing(tmp_path, monkeypatch, prepare):
         file.write(b"head")
         free = os.statvfs(disk).f_bfree
 
-        with pytest.raises(StoreFull, match=r"disk/data: no space left on device for 8,388,604 bytes; make room"):
+        with pytest.raises(StoreFull, match=r"data: no space left on device for 8,388,604 bytes; make room"):
             grow(file.fileno(), 2**23)
 
         assert (content(file.fileno()), os.statvfs(disk).f_bfree) == (b"head", free)

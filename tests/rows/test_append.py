@@ -510,3 +510,40 @@ def test_an_arrow_table_over_the_callers_memory_is_copied():
 
     assert table["n"].to_pylist() == [9, 9, 9, 9]
     assert column(buffer, "n") == [0, 1, 2, 3]
+
+
+REUSED = {
+    "row": (lambda: {"x": 0}, lambda row, i: row.update(x=i)),
+    "array": (lambda: {"x": np.zeros(2)}, lambda row, i: row["x"].fill(i)),
+    "list": (lambda: {"x": [0]}, lambda row, i: row["x"].__setitem__(0, i)),
+    "struct": (lambda: {"x": {"a": 0}}, lambda row, i: row["x"].update(a=i)),
+    "bytes": (lambda: {"x": bytearray(1)}, lambda row, i: row["x"].__setitem__(0, i)),
+    "array in a list": (lambda: {"x": [np.zeros(2)]}, lambda row, i: row["x"][0].fill(i)),
+    "object": (lambda: types.SimpleNamespace(x=0), lambda row, i: setattr(row, "x", i)),
+    "bare array": (lambda: np.zeros(2), lambda row, i: row.fill(i)),
+}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("kind", REUSED)
+def test_a_generator_may_reuse_what_it_yields(kind, is_first):
+    """Environments hand out the same observation array at every step: each sample is copied before the next is made."""
+    make, change = REUSED[kind]
+    reused, expected = DatasetBuffer(), DatasetBuffer()
+    if not is_first:
+        reused.append(make())
+        expected.append(make())
+
+    def samples():
+        sample = make()
+        for i in range(3):
+            change(sample, i)
+            yield sample
+
+    reused.append(samples())
+    fresh = [make() for _ in range(3)]
+    for i, sample in enumerate(fresh):
+        change(sample, i)
+    expected.append(fresh)
+
+    assert facts(reused) == facts(expected)

@@ -284,8 +284,8 @@ def test_duckdb_types_arrive():
     row = buffer[0]
     assert row.pop("array").tolist() == [1, 2]
     assert row == {
-        **{"a": 1, "list": [1, 2], "struct": {"x": 1}, "map": [{"key": "k", "value": 1}], "decimal": Decimal("1.5")},
-        **{"small": 5, "nothing": None, "text": "x"},
+        "a": 1, "list": [1, 2], "struct": {"x": 1}, "map": [{"key": "k", "value": 1}], "decimal": Decimal("1.5"),
+        "small": 5, "nothing": None, "text": "x",
     }
 
 

@@ -86,9 +86,9 @@ class Column:
     def _truncate_values(self, length: int) -> None:
         """Nothing to do where the length of the parts follows from the column's."""
 
-    def regions(self) -> list[Region]:
-        """All memory of the column, for accounting."""
-        return [] if self._valid is None else [self._valid.region]
+    def n_bytes(self, start: int, stop: int) -> int:
+        """How much memory the rows ``start:stop`` take; bits are not counted."""
+        return 0
 
     def can_put(self, values: pa.Array) -> bool:
         """Whether ``put`` can write these values over others: rows have one width and none is null."""
@@ -117,7 +117,7 @@ class Fixed(Column):
 
     def __init__(self, type_: pa.DataType) -> None:
         super().__init__(type_)
-        self.width = type_.bit_width // 8
+        self.width: int = type_.bit_width // 8
         self.region = Region()
 
     def _extend_values(self, array: pa.Array) -> None:
@@ -151,8 +151,8 @@ class Fixed(Column):
         new = _bytes_of(values.buffers()[1])[start : start + len(values) * self.width]
         self.region.writable.reshape(-1, self.width)[positions] = new.reshape(-1, self.width)
 
-    def regions(self) -> list[Region]:
-        return [*super().regions(), self.region]
+    def n_bytes(self, start: int, stop: int) -> int:
+        return (stop - start) * self.width
 
 
 class Flags(Column):
@@ -170,9 +170,6 @@ class Flags(Column):
 
     def _truncate_values(self, length: int) -> None:
         self._bits.n_bits = length
-
-    def regions(self) -> list[Region]:
-        return [*super().regions(), self._bits.region]
 
 
 class Offsets:
@@ -195,8 +192,11 @@ class Offsets:
     def truncate(self, length: int) -> int:
         """Keep ``length`` rows; where they end."""
         self.region.used = (length + 1) * 8
-        self.end = int(self.region.writable[-8:].view(np.int64)[0])
+        self.end = self[length]
         return self.end
+
+    def __getitem__(self, row: int) -> int:
+        return int(self.region.writable[row * 8 : row * 8 + 8].view(np.int64)[0])
 
 
 class Blobs(Column):
@@ -218,8 +218,8 @@ class Blobs(Column):
     def _truncate_values(self, length: int) -> None:
         self._data.used = self._offsets.truncate(length)
 
-    def regions(self) -> list[Region]:
-        return [*super().regions(), self._offsets.region, self._data]
+    def n_bytes(self, start: int, stop: int) -> int:
+        return 8 * (stop - start) + self._offsets[stop] - self._offsets[start]
 
 
 class Lists(Column):
@@ -242,8 +242,8 @@ class Lists(Column):
     def _truncate_values(self, length: int) -> None:
         self._elements.truncate(self._offsets.truncate(length))
 
-    def regions(self) -> list[Region]:
-        return [*super().regions(), self._offsets.region, *self._elements.regions()]
+    def n_bytes(self, start: int, stop: int) -> int:
+        return 8 * (stop - start) + self._elements.n_bytes(self._offsets[start], self._offsets[stop])
 
 
 class Tuples(Column):
@@ -276,8 +276,8 @@ class Tuples(Column):
         elements = (positions[:, None] * self.size + np.arange(self.size)).ravel()
         self.elements.put(elements, values.flatten())
 
-    def regions(self) -> list[Region]:
-        return [*super().regions(), *self.elements.regions()]
+    def n_bytes(self, start: int, stop: int) -> int:
+        return self.elements.n_bytes(start * self.size, stop * self.size)
 
 
 class Structs(Column):
@@ -299,8 +299,8 @@ class Structs(Column):
         for field in self._fields:
             field.truncate(length)
 
-    def regions(self) -> list[Region]:
-        return [*super().regions(), *(region for field in self._fields for region in field.regions())]
+    def n_bytes(self, start: int, stop: int) -> int:
+        return sum(field.n_bytes(start, stop) for field in self._fields)
 
 
 class Extended(Column):
@@ -330,8 +330,8 @@ class Extended(Column):
     def put(self, positions: np.ndarray[Any, Any], values: pa.Array) -> None:
         self.storage.put(positions, values.storage)
 
-    def regions(self) -> list[Region]:
-        return self.storage.regions()
+    def n_bytes(self, start: int, stop: int) -> int:
+        return self.storage.n_bytes(start, stop)
 
 
 class Bits:

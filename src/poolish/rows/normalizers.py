@@ -220,7 +220,7 @@ def _imported(value: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _refuse_addresses(value: Any) -> None:
-    """polars exports Python objects as addresses in memory, which mean nothing once it has let go of them."""
+    """Polars exports Python objects as addresses in memory, which mean nothing once it has let go of them."""
     polars = sys.modules.get("polars")
     if polars is None or not isinstance(value, polars.DataFrame):
         return

@@ -30,8 +30,9 @@ from poolish.schema import Schema
 
 Int64 = NDArray[np.int64]
 
-#: Fewer dead rows than this are not worth moving the others for.
+#: Fewer dead rows, or dead bytes, than these are not worth moving the others for.
 MIN_DEAD = 1024
+MIN_DEAD_BYTES = 1 << 20
 #: Rows moved at a time: the copy stays in the processor's cache.
 MOVE_ROWS = 2048
 
@@ -227,12 +228,28 @@ class StoredRows:
     # -- moving into new memory
 
     def _tidy(self) -> None:
-        n_dead = self.start + self.n_dead
-        if n_dead > MIN_DEAD and 4 * n_dead > 3 * len(self):
+        if self._is_mostly_dead():
             try:
                 self._move()
             except MemoryError:
                 pass  # no room to move: the rows are right where they are, and the next change tries again
+
+    def _is_mostly_dead(self) -> bool:
+        """By rows, or by bytes: a few rows that left may have been the large ones."""
+        n_dead = self.start + self.n_dead
+        if n_dead > MIN_DEAD and 4 * n_dead > 3 * len(self):
+            return True
+        dead, live = self._dead_and_live_bytes()
+        return dead > MIN_DEAD_BYTES and 4 * dead > 3 * live
+
+    def _dead_and_live_bytes(self) -> tuple[float, float]:
+        """What lies before the window is dead; in the window, tombstones count as rows of average size."""
+        before, window = self._n_bytes(0, self.start), self._n_bytes(self.start, self.end)
+        dead = window * self.n_dead / max(1, self.end - self.start)
+        return before + dead, window - dead
+
+    def _n_bytes(self, start: int, stop: int) -> int:
+        return sum(column.n_bytes(start, stop) for column in (*self.columns, self.ids))
 
     def _move(self) -> None:
         moved = StoredRows(self.schema, self.next_id)
@@ -265,5 +282,4 @@ class StoredRows:
     @property
     def n_bytes(self) -> int:
         """Memory in use by the rows, the dead among them included."""
-        columns = [*self.columns, self.ids, self.generations]
-        return sum(region.used for column in columns for region in column.regions())
+        return self._n_bytes(0, self.end)
