@@ -357,12 +357,12 @@ def peak_memory(n: int, phase: str) -> float:
 
 def grow(n: int, phase: str) -> None:
     """The child: fill a buffer, and in the second phase let it turn over more than once."""
-    stage_chunk = chunk_of_rows()
+    part = chunk_of_rows().slice(0, CHUNK // 10)
     buffer = DatasetBuffer(max_size=n, drop_strategy="random" if phase == "compacting" else "oldest")
-    buffer.append(stage_chunk.slice(0, 10))
+    buffer.append(part.slice(0, 10))
     before = status("VmRSS")
-    for _ in range(n // CHUNK * (3 if phase == "compacting" else 1)):
-        buffer.append(stage_chunk)
+    for _ in range(10 * n // CHUNK * (3 if phase == "compacting" else 1)):
+        buffer.append(part)
     print((status("VmHWM") - before) / (n * PAYLOAD))
 
 

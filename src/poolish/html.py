@@ -164,8 +164,8 @@ def _attribute(name: str, value: object) -> str:
     text = "" if value is True else str(value)
     if name in _SAFE_URL and not _SAFE_URL[name].fullmatch(text):
         raise ValueError(f"attribute {name}={text[:60]!r}: not an address that a page of poolish may hold")
-    # The value is text even if it is Html: markup inside quotes is not markup.
-    return f' {name}="{escape(str(text))}"'
+    # The value is plain text by now, also if it was Html: markup inside quotes is not markup.
+    return f' {name}="{escape(text)}"'
 
 
 def _cell(tag: str, value: object, **styles: str) -> Html:

@@ -91,7 +91,7 @@ class Lock:
 
 def _take(path: Path) -> int | None:
     """A descriptor that holds the lock, or None if another one does."""
-    while True:
+    for _ in range(100):
         fd = open_held(path, os.O_RDWR | os.O_CREAT)
         try:
             is_ours = try_lock(fd)
@@ -103,8 +103,9 @@ def _take(path: Path) -> int | None:
             raise
         let_go(fd)
         if not is_ours:
-            return None
+            break
         # Somebody removed the file between our two calls; what we locked is nobody's lock any more.
+    return None
 
 
 def _is_still_at(path: Path, fd: int) -> bool:

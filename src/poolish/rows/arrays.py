@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from poolish.errors import SchemaError
 from poolish.rows.refusal import Refusal
 from poolish.schema import column_name, numpy_dtype
 from poolish.schema.tensor import TENSOR_DTYPES
@@ -53,7 +54,7 @@ def as_list(value: object) -> Sequence[Any] | None:
 def as_dict(value: object) -> dict[str, Any] | None:
     """The parts, where a value is a record: mappings, dataclasses, named tuples."""
     if isinstance(value, Mapping):
-        row = {column_name(key): part for key, part in value.items()}
+        row = {_name(key): part for key, part in value.items()}
         if len(row) != len(value):
             raise Refusal("every key stands once", list(value), "rename the key that stands twice after normalising")
         return row
@@ -62,6 +63,31 @@ def as_dict(value: object) -> dict[str, Any] | None:
     if is_named_tuple(value):
         return dict(value._asdict())  # type: ignore[attr-defined]
     return None
+
+
+def _name(key: object) -> str:
+    try:
+        return column_name(key)
+    except SchemaError:
+        raise Refusal("keys are text that is not empty and has a UTF-8 form", key, "rename the key") from None
+
+
+def held(value: Any) -> Any:
+    """The value, or a copy where somebody could still change it: generators hand out one array again and again."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if is_torch_tensor(value):
+        return value.detach().clone()
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, list):
+        return [held(part) for part in value] if not _UNCHANGING.issuperset(map(type, value)) else list(value)
+    if isinstance(value, dict):
+        return {key: held(part) for key, part in value.items()}
+    return value
+
+
+_UNCHANGING = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def is_dataclass(value: object) -> bool:

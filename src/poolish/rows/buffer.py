@@ -10,6 +10,8 @@ taken.
 
 from __future__ import annotations
 
+import copy
+import operator
 import os
 import threading
 import uuid
@@ -30,12 +32,12 @@ from poolish.rows.draft import Draft, joined
 from poolish.rows.limits import Limits
 from poolish.rows.normalizers import ROWS
 from poolish.rows.reading import ReadsSnapshots
-from poolish.rows.snapshot import Snapshot, checked_ids
+from poolish.rows.snapshot import Snapshot, check_mask, checked_ids
 from poolish.rows.stored import StoredRows
 from poolish.schema import Schema
 
 #: What an append may change besides the rows themselves.
-_CHANGING = ("_stored", "_loaded", "_kind", "_codec", "_takes_rows", "_pending")
+_CHANGING = ("_stored", "_loaded", "_kind", "_codec", "_takes_rows", "_pending", "_rng")
 
 #: Rows appended one by one wait until there are this many, or until somebody reads.
 PENDING_ROWS = 1024
@@ -64,10 +66,10 @@ class DatasetBuffer(ReadsSnapshots):
         limits: Limits | None = None,
     ) -> None:
         """``schema`` declares columns before the first append; anything that describes one is taken (``Schema.of``)."""
-        if max_size is not None and (type(max_size) is not int or max_size < 1):
-            raise ConfigError(f"max_size is a whole number of rows above 0, or None for no bound, got {max_size!r}")
+        if limits is not None and not isinstance(limits, Limits):
+            raise ConfigError(f"limits is a poolish.rows.Limits, got {limits!r}; pass Limits(cell_bytes=...)")
         retention.named(retention.DROP, drop_strategy, "drop_strategy")
-        self._max_size = max_size
+        self._max_size = None if max_size is None else _n_rows(max_size)
         self._drop_strategy = drop_strategy
         self._seed = seeds.check_seed(seed)
         self.limits = limits or Limits()
@@ -227,14 +229,21 @@ class DatasetBuffer(ReadsSnapshots):
         n_prior = self._n_stored() - n_new
         n_kept = retention.n_kept(n_prior, fraction)
         if n_kept < n_prior:
-            kept = retention.RETENTION[by](n_prior, n_kept, self._rng)
+            kept = retention.RETENTION[by](n_prior, n_kept, self._drawing(by))
             assert self.schema is not None
             self._rows(self.schema).keep(kept, n_prior)
 
     def _enforce_size(self) -> None:
         n_rows = self._n_stored()
         if self._stored is not None and self._max_size is not None and n_rows > self._max_size:
-            self._stored.drop(retention.DROP[self._drop_strategy](n_rows, n_rows - self._max_size, self._rng))
+            drop = retention.DROP[self._drop_strategy]
+            self._stored.drop(drop(n_rows, n_rows - self._max_size, self._drawing(self._drop_strategy)))
+
+    def _drawing(self, policy: str) -> np.random.Generator:
+        """The generator, to draw from; a copy, so that a change that fails has not used up random numbers."""
+        if policy not in ("latest", "oldest"):
+            self._rng = copy.deepcopy(self._rng)
+        return self._rng
 
     def _n_pending(self) -> int:
         return len(self._pending) // self._codec.n_columns if self._codec is not None else 0
@@ -259,8 +268,9 @@ class DatasetBuffer(ReadsSnapshots):
         >>> buffer[1]
         {'text': 'wheat', 'priority': 0.25}
         """
-        from poolish.rows.column_input import fitted_columns
+        from poolish.rows.column_input import check_columns, fitted_columns
 
+        check_columns(columns)
         with self._lock:
             snapshot = self.snapshot()
             asked = checked_ids(ids, snapshot.next_id)
@@ -286,7 +296,7 @@ class DatasetBuffer(ReadsSnapshots):
             chosen = rows.to_arrow().filter(keep)
         else:
             mask = np.fromiter(map(bool, self._calls(keep, rows)), bool, len(rows)) if callable(keep) else keep
-            chosen = rows[np.asarray(mask, bool)]
+            chosen = rows[check_mask(mask)]
         kept = self._derived(chosen)
         kept._kind = self._kind
         return kept
@@ -377,8 +387,7 @@ class DatasetBuffer(ReadsSnapshots):
         """The buffer that ``save`` wrote: rows, ids, generations, settings and random state. Any damage is an error."""
         from poolish.rows import saved
 
-        snapshot, settings = saved.read(path)
-        return cls._restored(snapshot, settings, limits)
+        return saved.read(path, lambda snapshot, settings: cls._restored(snapshot, settings, limits))
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -415,6 +424,16 @@ class DatasetBuffer(ReadsSnapshots):
 
     def _bound(self) -> str:
         return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self._drop_strategy!r}"
+
+
+def _n_rows(max_size: Any) -> int:
+    try:
+        n_rows = operator.index(max_size)
+    except TypeError:
+        n_rows = 0
+    if n_rows < 1 or isinstance(max_size, (bool, np.bool_)):
+        raise ConfigError(f"max_size is a whole number of rows above 0, or None for no bound, got {max_size!r}")
+    return n_rows
 
 
 # A fork copies the memory of all threads but only one of them runs on: whoever forks takes every buffer's lock first,

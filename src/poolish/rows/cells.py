@@ -20,11 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from poolish.errors import BadText, LimitExceeded, NumberTooLarge
+from poolish.errors import BadText, NumberTooLarge
 from poolish.kernels.reference import Step
 from poolish.rows import arrays, images
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal
+from poolish.rows.sizes import size_refusal
 from poolish.schema import describe, dtype_and_shape, is_tensor, numpy_dtype
 
 Frozen = Any
@@ -78,8 +79,7 @@ class Cell:
 
     def _check_size(self, n_bytes: int, limit: int, name: str, value: object) -> None:
         if n_bytes > limit:
-            advice = f"split it, or raise the limit: DatasetBuffer(limits=Limits({name}={n_bytes}))"
-            raise Refusal(f"{n_bytes:,} bytes in one cell, the limit is {limit:,}", value, advice, LimitExceeded)
+            raise size_refusal(n_bytes, limit, name, value)
 
 
 class NullCell(Cell):
@@ -266,6 +266,7 @@ class ListCell(Cell):
         values = arrays.as_list(value)
         if values is None:
             raise self.refuse(value, "pass a list (value.tolist())" if arrays.is_array(value) else "pass a list")
+        self._check_size(8 * len(values), self.limits.row_bytes, "row_bytes", value)
         try:
             return tuple(self._element.freeze_many(values))
         except Refusal as refusal:
@@ -324,7 +325,13 @@ class TensorCell(Cell):
         self._plain = self._numpy if is_plain else None
 
     def freeze(self, value: object) -> Frozen:
-        if type(value) is np.ndarray and value.dtype == self._plain and value.shape == self._shape:
+        # NumPy takes None for float64 in comparisons, so it is asked for first.
+        if (
+            type(value) is np.ndarray
+            and self._plain is not None
+            and value.dtype == self._plain
+            and value.shape == self._shape
+        ):
             return value.tobytes()
         return super().freeze(value)
 

@@ -6,6 +6,7 @@ names the row, counted from the first sample of the append, and the column.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +21,10 @@ from poolish.rows.fit import fit
 from poolish.rows.infer import widen_all
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal, shown
+from poolish.rows.sizes import check_sizes
 from poolish.schema import Field, Schema, column_name, describe, is_resolved
 
 Row = Mapping[str, Any]
-
-_IMAGE = '{"_type": "Image"}'
 
 
 class RowCodec:
@@ -78,7 +78,7 @@ class RowCodec:
         except Refusal as refusal:
             raise refusal.explained(first_row + refusal.index, field.name) from None
         if not field.nullable and None in frozen:
-            raise _null_refused(field, first_row + list(frozen).index(None))
+            raise null_refused(field, first_row + list(frozen).index(None))
         return frozen
 
     def columns(self, rows: Sequence[Row], first_row: int = 0) -> list[list[Any]]:
@@ -96,11 +96,12 @@ class RowCodec:
     def _fitted(self, field: Field, array: pa.Array | None, n_rows: int, first_row: int) -> pa.Array:
         try:
             fitted = fit(pa.nulls(n_rows) if array is None else array, field.type)
+            check_sizes(fitted, self.limits)
         except Refusal as refusal:
             raise refusal.explained(first_row + refusal.index, field.name) from None
         if not field.nullable and fitted.null_count:
             nulls = fitted.is_null().to_numpy(zero_copy_only=False)
-            raise _null_refused(field, first_row + int(np.flatnonzero(nulls)[0]))
+            raise null_refused(field, first_row + int(np.flatnonzero(nulls)[0]))
         return fitted
 
 
@@ -130,7 +131,10 @@ def _aligned(row: Row, names: Sequence[str], may_be_missing: Iterable[str], i: i
 def _with_names(row: Row, i: int) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for key, value in row.items():
-        name = column_name(key)
+        try:
+            name = column_name(key)
+        except SchemaError as error:
+            raise type(error)(f"row {i}: {error}") from None
         if name in named:
             raise SchemaError(f"row {i}: two keys are called {name!r} once normalised; rename one of them")
         named[name] = value
@@ -142,7 +146,8 @@ def _keys_refused(place: str, missing: list[str], unknown: list[str], names: lis
     return SchemaError(f"{place}: {', '.join(found)}; this buffer holds {names}, bring these keys and no others")
 
 
-def _null_refused(field: Field, row: int) -> SchemaError:
+def null_refused(field: Field, row: int) -> SchemaError:
+    """The error for a None in a field that was declared not to have any."""
     return SchemaError(
         f"row {row}, column {field.name!r}: declared {describe(field.type)} and not nullable, got None; "
         "give it a value or declare Field(..., nullable=True)"
@@ -166,5 +171,16 @@ def _widened(field: Field, values: Sequence[Any], first_row: int) -> Field:
         raise refusal.explained(first_row + refusal.index, field.name) from None
     if type_ == field.type:
         return field
-    feature = _IMAGE if any(images.is_image(value) for value in values) else None
-    return Field(field.name, type_, nullable=field.nullable, role=field.role, feature=feature)
+    feature = next((hint for hint in map(_image_hint, values) if hint is not None), None)
+    hint = None if feature is None else json.dumps(feature)
+    return Field(field.name, type_, nullable=field.nullable, role=field.role, feature=hint)
+
+
+def _image_hint(value: Any) -> Any:
+    """Hugging Face's feature for an image, or for a list of images; None for anything else."""
+    if images.is_image(value):
+        return {"_type": "Image"}
+    if isinstance(value, (list, tuple)) and value:
+        inner = _image_hint(value[0])
+        return None if inner is None else {"_type": "List", "feature": inner}
+    return None

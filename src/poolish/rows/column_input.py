@@ -11,6 +11,7 @@ import pyarrow as pa
 from poolish.errors import SchemaError, UnknownColumn
 from poolish.rows import arrays
 from poolish.rows.cells import cell_of
+from poolish.rows.codec import null_refused
 from poolish.rows.fit import fit, one_chunk
 from poolish.rows.infer import widen_all
 from poolish.rows.limits import Limits
@@ -20,12 +21,16 @@ from poolish.schema.arrow import check_names
 from poolish.schema.tensor import carrier, carriers_per_value
 
 
+def check_columns(columns: Any) -> None:
+    """Refuse what is no dict of columns."""
+    if not isinstance(columns, Mapping) or not columns:
+        kind = type(columns).__name__
+        raise SchemaError(f"columns is a dict of names and arrays, got {kind}; pass {{'name': array}}")
+
+
 def batch_from(columns: Mapping[str, Any], limits: Limits) -> pa.RecordBatch:
     """One Arrow batch of all columns, which must have the same number of rows."""
-    if not columns or not hasattr(columns, "items"):
-        raise SchemaError(
-            f"columns is a dict of names and arrays, got {type(columns).__name__}; pass {{'name': array}}"
-        )
+    check_columns(columns)
     names = [column_name(name) for name in columns]
     check_names(names, "columns")
     made = [array_from(name, values, limits) for name, values in zip(names, columns.values(), strict=True)]
@@ -52,7 +57,7 @@ def fitted_columns(columns: Mapping[str, Any], n_rows: int, schema: Schema, limi
         if len(array) != n_rows:
             raise SchemaError(f"column {name!r}: {len(array)} values for {n_rows} ids; pass one value per id")
         if array.null_count and not field.nullable:
-            raise SchemaError(f"column {name!r} is not nullable, and {array.null_count} new values are None; fill them")
+            raise null_refused(field, int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
         fitted[name] = array
     return fitted
 
@@ -64,15 +69,21 @@ def array_from(name: str, values: Any, limits: Limits) -> pa.Array:
             values = one_chunk(values)
         if isinstance(values, pa.Array):
             return fit(values, canonical(values.type))
-        listed = arrays.as_list(values) if arrays.is_array(values) else list(values)
+        listed = arrays.as_list(values) if arrays.is_array(values) else _listed(values)
         return _from_array(values) if listed is None else _frozen(listed, widen_all(pa.null(), listed), limits)
     except Refusal as refusal:
         raise refusal.explained(refusal.index, name) from None
 
 
+def _listed(values: Any) -> list[Any]:
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
+        raise Refusal("a column has one value per row", values, "pass a list or an array")
+    return list(values)
+
+
 def _frozen(values: Any, type_: pa.DataType, limits: Limits) -> pa.Array:
     cell = cell_of(type_, limits)
-    return cell.build(cell.freeze_many(list(values)))
+    return cell.build(cell.freeze_many(_listed(values)))
 
 
 def _from_array(values: Any) -> pa.Array:

@@ -63,6 +63,8 @@ def _is_bare_image(array: pa.Array) -> bool:
 
 
 def _nulls(n: int, type_: pa.DataType) -> pa.Array:
+    if isinstance(type_, TensorType) and type_.is_ragged:
+        return build_ragged(type_, [[0] * len(type_.shape)] * n, b"", pa.py_buffer(bytes((n + 7) // 8)))
     if isinstance(type_, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(type_, pa.nulls(n, type_.storage_type))
     return pa.nulls(n, type_)
@@ -178,7 +180,8 @@ def _ragged_from_lists(lists: pa.Array, array: pa.Array, type_: pa.DataType) -> 
     """Ragged tensors out of nested lists, row by row: rare, and each row has a shape of its own."""
     dtype, wanted = dtype_and_shape(type_)
     parts = []
-    for i, row in enumerate(fit(lists, _nested_list(carrier(dtype), len(wanted))).to_pylist()):
+    number = pa.bool_() if dtype == "bool" else carrier(dtype)
+    for i, row in enumerate(fit(lists, _nested_list(number, len(wanted))).to_pylist()):
         part = (
             np.array(row, numpy_dtype(dtype)) if row else np.empty([size or 0 for size in wanted], numpy_dtype(dtype))
         )

@@ -15,6 +15,7 @@ from poolish.errors import SchemaError
 from poolish.rows.fit import validity
 from poolish.rows.readers import reader, tensor_rows
 from poolish.schema import Schema, dtype_and_shape, is_tensor, readable
+from poolish.schema.features import without_arrays
 
 #: Hugging Face's lists and text count with 32 bits; a chunk stays far below.
 CHUNK_BYTES = 1 << 30
@@ -52,6 +53,9 @@ def to_dataset(table: pa.Table, schema: Schema) -> Any:
     import datasets
 
     features = schema.to_features()
+    for field in schema:
+        if field.shape and None in field.shape and table.column(field.name).null_count:
+            features[field.name] = without_arrays(features[field.name])
     target = features.arrow_schema
     chunks = [_converted(chunk, features, target) for chunk in _chunks(table)]
     rows = pa.Table.from_batches(chunks, schema=target)

@@ -95,6 +95,7 @@ def parts_of(samples: Any) -> Iterator[Part]:
 def _parts_of_many(samples: Iterable[Any]) -> Iterator[Part]:
     kind = ""
     rows: list[Row] = []
+    are_kept = isinstance(samples, (list, tuple))  # whoever hands out samples one by one may use the same one again
     for i, sample in enumerate(samples):
         batches = _batches(sample)
         next_kind, normalize = (TABLE, _as_it_is) if batches is not None else _normalizer_of(sample, i)
@@ -103,7 +104,8 @@ def _parts_of_many(samples: Iterable[Any]) -> Iterator[Part]:
             rows = []
         kind = next_kind
         if batches is None:
-            rows.append(_normalized(sample, normalize, i))
+            row = _normalized(sample, normalize, i)
+            rows.append(row if are_kept and normalize is _as_it_is else arrays.held(dict(row)))
         else:
             yield from (Part(TABLE, [], batch) for batch in batches)
     if rows:

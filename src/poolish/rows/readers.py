@@ -133,7 +133,9 @@ def _ragged(array: pa.Array) -> Reader:
     content = np.frombuffer(data.values.buffers()[1] or b"", np.uint8)[
         data.values.offset * (data.values.type.bit_width // 8) :
     ]
-    shapes = sizes.values.to_numpy(zero_copy_only=False)[sizes.offset * rank :].reshape(-1, rank)
+    # The buffer itself: a null row may leave its sizes null too, and NumPy would make floats of them.
+    numbers = np.frombuffer(sizes.values.buffers()[1] or b"", np.int64)
+    shapes = numbers[sizes.values.offset + sizes.offset * rank :][: len(array) * rank].reshape(-1, rank)
 
     def read(i: int) -> np.ndarray[Any, Any]:
         part = content[begins[i] : begins[i + 1]].copy().view(item).reshape(shapes[i])

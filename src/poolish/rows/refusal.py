@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+
 import pyarrow as pa
 
 from poolish.errors import LimitExceeded, SchemaError
@@ -43,13 +45,21 @@ def shown(value: object) -> str:
     """A value for a message: its type, and as much of it as fits a line.
 
     >>> shown("rye"), shown(list(range(100)))
-    ("str 'rye'", 'list [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16...')
+    ("str 'rye'", 'list [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ...]')
     """
     if isinstance(value, pa.DataType):
         return describe(value)
     kind = type(value).__name__
     shape = getattr(value, "shape", None)
-    if shape and hasattr(value, "dtype"):
+    if shape and isinstance(shape, tuple) and hasattr(value, "dtype"):
         return f"{kind} {str(value.dtype).removeprefix('torch.')}{list(shape)}"
-    text = repr(value[:80] if isinstance(value, (str, bytes)) else value)
+    try:
+        text = _short.repr(value)
+    except Exception:  # the value's own repr fails; its type has to do
+        return kind
     return f"{kind} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 60
+_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = 12

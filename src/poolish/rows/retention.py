@@ -75,6 +75,6 @@ def n_kept(n_rows: int, fraction: float) -> int:
 
 def named(policies: Mapping[str, Any_], name: str, argument: str) -> Any_:
     """The policy with that name, or an error that lists all."""
-    if name not in policies:
+    if not isinstance(name, str) or name not in policies:
         raise ConfigError(f"{argument}={name!r} is unknown; one of {', '.join(map(repr, policies))}")
     return policies[name]

@@ -15,8 +15,9 @@ import json
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,8 @@ from poolish.errors import CorruptDataError, PoolishError
 from poolish.rows.fit import one_chunk
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import Schema
+
+Restored = TypeVar("Restored")
 
 MAGIC = b"POOLROW1"
 VERSION = 1
@@ -78,14 +81,14 @@ class _Hashed:
         """Publishing flushes."""
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Snapshot, dict[str, Any]]:
-    """The snapshot and the settings in a file, or CorruptDataError that says what is wrong with it."""
+def read(path: str | os.PathLike[str], restore: Callable[[Snapshot, dict[str, Any]], Restored]) -> Restored:
+    """What ``restore`` makes of the snapshot and the settings in a file; CorruptDataError if anything is wrong."""
     path = Path(path)
     try:
         memory = _mapped(path)
         footer, end = _checked_footer(memory)
         _check_body(memory, footer, end)
-        return _snapshot(memory, footer), footer["settings"]
+        return _restored(_snapshot(memory, footer), footer, restore)
     except _Damaged as damage:
         advice = "restore it from a copy, or save the buffer again"
         raise CorruptDataError(f"{path}: not a whole saved buffer: {damage}; {advice}") from None
@@ -93,6 +96,18 @@ def read(path: str | os.PathLike[str]) -> tuple[Snapshot, dict[str, Any]]:
 
 class _Damaged(Exception):
     """What is wrong with the file."""
+
+
+def _restored(
+    snapshot: Snapshot, footer: dict[str, Any], restore: Callable[[Snapshot, dict[str, Any]], Restored]
+) -> Restored:
+    settings = footer.get("settings")
+    if not isinstance(settings, dict) or not isinstance(settings.get("kind"), str | None):
+        raise _Damaged("its settings are missing")
+    try:
+        return restore(snapshot, settings)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _Damaged(f"its settings make no sense ({error})") from None
 
 
 def _mapped(path: Path) -> memoryview:
@@ -117,8 +132,10 @@ def _checked_footer(memory: memoryview) -> tuple[dict[str, Any], int]:
         footer = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise _Damaged(f"its footer is no JSON ({error})") from None
-    if not isinstance(footer, dict) or footer.get("version") != VERSION:
-        raise _Damaged(f"it has another format version than {VERSION}, which this poolish reads")
+    if not isinstance(footer, dict) or (footer.get("format"), footer.get("version")) != ("poolish.rows", VERSION):
+        raise _Damaged(f"it is not poolish.rows, version {VERSION}, which this poolish reads")
+    if not isinstance(footer.get("uuid"), str) or type(footer.get("next_id")) is not int:
+        raise _Damaged("its footer does not say which buffer it is")
     return footer, end
 
 
@@ -141,16 +158,18 @@ def _snapshot(memory: memoryview, footer: dict[str, Any]) -> Snapshot:
         ids = np.frombuffer(memory[first : first + sizes["ids"]], "<i8")
         starts = np.frombuffer(memory[first + sizes["ids"] :][: sizes["generations"]], "<i8")
         snapshot = _from_table(table, ids, starts, footer["next_id"], footer["uuid"])
-    except (pa.ArrowException, PoolishError, KeyError, TypeError, ValueError) as error:
+    except (pa.ArrowException, PoolishError, KeyError, TypeError, ValueError, OSError) as error:
         raise _Damaged(f"its rows cannot be read ({error})") from None
-    _check_ids(snapshot, table.num_rows)
+    _check_ids(ids, starts, table.num_rows, footer["next_id"])
     return snapshot
 
 
-def _check_ids(snapshot: Snapshot, n_rows: int) -> None:
-    ids = snapshot.ids
-    if len(ids) != n_rows or (np.diff(ids) <= 0).any() or (n_rows and not 0 <= ids[0] <= ids[-1] < snapshot.next_id):
-        raise _Damaged("its row ids do not count up, or do not match its rows")
+def _check_ids(ids: Any, starts: Any, n_rows: int, next_id: int) -> None:
+    for numbers in (ids, starts):
+        if (np.diff(numbers) <= 0).any() or (len(numbers) and not 0 <= numbers[0] <= numbers[-1] < next_id):
+            raise _Damaged("its row ids or generations do not count up")
+    if len(ids) != n_rows or (n_rows > 0) != (len(starts) > 0) or (n_rows and starts[0] > ids[0]):
+        raise _Damaged("its row ids or generations do not match its rows")
 
 
 def snapshot_to_ipc(snapshot: Snapshot) -> tuple[bytes, bytes, bytes, int, str]:

@@ -92,7 +92,7 @@ class Snapshot:
         except TypeError:
             return self._rows(index)
         if not -self._n_rows <= i < self._n_rows:
-            raise IndexError(f"row {i} of {self._n_rows}; the last is {self._n_rows - 1}")
+            raise _beyond(i, self._n_rows)
         i = i + self._n_rows if i < 0 else i
         place = i + self._first if self._live is None else self._live.place(i + self._n_before)
         return {name: read(place) for name, read in self._readers}
@@ -119,6 +119,8 @@ class Snapshot:
             if step == 1 and self._live is None:
                 return self.to_arrow().slice(first, max(0, last - first))
             return self.get_batch(np.arange(first, last, step))
+        if isinstance(index, tuple):
+            raise TypeError(f"rows are chosen in one dimension, got {index!r}; for several rows write [[...]]")
         return self.get_batch(index)
 
     def _places(self, indices: ArrayLike) -> Int64:
@@ -126,7 +128,7 @@ class Snapshot:
         places = np.empty(len(numbers), np.int64)
         bad = kernels.resolve(numbers, self._n_rows, self._first if self._live is None else self._n_before, places)
         if bad >= 0:
-            raise IndexError(f"row {numbers[bad]} of {self._n_rows}, at place {bad}; the last is {self._n_rows - 1}")
+            raise _beyond(int(numbers[bad]), self._n_rows)
         return places if self._live is None else self._live.select(places)
 
     @cached_property
@@ -186,6 +188,9 @@ class Snapshot:
     def draw(self, n: int, weights: ArrayLike | str | None, replace: bool, rng: np.random.Generator) -> Int64:
         """Numbers of ``n`` random rows."""
         n_rows = self._n_rows
+        if isinstance(n, (bool, np.bool_)) or not hasattr(n, "__index__"):
+            raise TypeError(f"sample takes a whole number of rows, got {n!r}")
+        n = operator.index(n)
         if n < 0 or (n > 0 and n_rows == 0) or (n > n_rows and not replace):
             raise ValueError(f"{n} rows from {n_rows} without repeating any; ask for fewer, or pass replace=True")
         if n == 0:
@@ -197,7 +202,10 @@ class Snapshot:
         return np.asarray(numbers, np.int64)
 
     def _shares(self, weights: ArrayLike | str, n: int, replace: bool) -> NDArray[np.float64]:
-        values = np.asarray(self.to_numpy([weights])[weights] if isinstance(weights, str) else weights, np.float64)
+        given = np.asarray(self.to_numpy([weights])[weights] if isinstance(weights, str) else weights)
+        if given.dtype.kind not in "iuf":
+            raise ValueError(f"weights are numbers, got {given.dtype}; name a column of numbers or pass an array")
+        values = given.astype(np.float64)
         if values.shape != (self._n_rows,):
             raise ValueError(f"weights: one number per row ({self._n_rows}), got shape {values.shape}")
         if not np.isfinite(values).all() or (values < 0).any() or values.sum() == 0:
@@ -257,6 +265,8 @@ class Snapshot:
         return to_dataset(self.to_arrow(), self.schema)
 
     def _chosen(self, columns: Sequence[str] | None) -> Iterable[tuple[str, pa.Array]]:
+        if isinstance(columns, str):
+            raise TypeError(f"columns is a list of names, got {columns!r}; pass columns=[{columns!r}]")
         names = self.schema.names if columns is None else list(columns)
         unknown = [name for name in names if name not in self.schema]
         if unknown:
@@ -295,20 +305,34 @@ def checked_ids(ids: ArrayLike, next_id: int) -> Int64:
     return asked
 
 
+def check_mask(mask: Any) -> NDArray[np.bool_]:
+    """A boolean mask as an array; numbers are no mask."""
+    values = np.asarray(mask)
+    if values.dtype != bool and values.size:
+        raise TypeError(f"a mask has True or False for every row, got {values.dtype}; make one by comparing")
+    return values.astype(bool)
+
+
 def _row_numbers(indices: ArrayLike, n_rows: int) -> Int64:
     numbers = np.asarray(indices)
-    if numbers.dtype == np.int64 and numbers.ndim == 1:
-        return np.ascontiguousarray(numbers)
+    if numbers.ndim != 1:
+        raise TypeError(f"rows are chosen in one dimension, got shape {numbers.shape}")
     if numbers.dtype == bool:
-        if numbers.shape != (n_rows,):
-            raise IndexError(f"a mask has one value per row ({n_rows}), got shape {numbers.shape}")
+        if len(numbers) != n_rows:
+            raise IndexError(f"a mask has one value per row ({n_rows}), got {len(numbers)}")
         return np.flatnonzero(numbers)
-    if numbers.size == 0:
+    if len(numbers) == 0:
         return np.empty(0, np.int64)
-    if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
-        raise TypeError(
-            f"rows are chosen by whole numbers in one dimension, got {numbers.dtype} of shape {numbers.shape}"
-        )
+    if numbers.dtype.kind == "O" and all(type(number) is int for number in numbers):
+        raise _beyond(max(numbers, key=abs), n_rows)  # larger than any integer NumPy has
+    if numbers.dtype.kind not in "iu":
+        raise TypeError(f"rows are chosen by whole numbers, got {numbers.dtype}")
     if numbers.dtype == np.uint64 and numbers.max() >= n_rows:
-        raise IndexError(f"row {numbers.max()} of {n_rows}; the last is {n_rows - 1}")
-    return numbers.astype(np.int64)
+        raise _beyond(int(numbers.max()), n_rows)
+    return np.ascontiguousarray(numbers, np.int64)
+
+
+def _beyond(row: int, n_rows: int) -> IndexError:
+    if n_rows == 0:
+        return IndexError(f"row {row}: there are no rows")
+    return IndexError(f"row {row} of {n_rows} rows; the last is {n_rows - 1}")

@@ -17,12 +17,17 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import SchemaError
+from poolish.schema.arrow import canonical
 from poolish.schema.tensor import Shape, dtype_and_shape, is_tensor
 
 if TYPE_CHECKING:
     import datasets
 
     from poolish.schema.fields import Field
+
+
+#: No description of features is longer; whatever is belongs to somebody else.
+MAX_HINT_BYTES = 1_000_000
 
 
 def is_features(value: object) -> bool:
@@ -39,12 +44,15 @@ def arrow_schema(features: Mapping[str, Any]) -> pa.Schema:
 
 
 def features_in(schema: pa.Schema) -> dict[str, Any]:
-    """The features that ``datasets`` left in the metadata of a schema, by column."""
-    told = (schema.metadata or {}).get(b"huggingface")
-    if told is None:
+    """The features that ``datasets`` left in the metadata of a schema, by column.
+
+    They are a hint for the way back to Hugging Face; what cannot be read as features is somebody else's note.
+    """
+    try:
+        told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")[:MAX_HINT_BYTES])
+        features = told["info"]["features"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-    info = json.loads(told).get("info") or {}
-    features = info.get("features") or {}
     return features if isinstance(features, dict) else {}
 
 
@@ -65,8 +73,22 @@ def _feature(field: Field) -> Any:
     import datasets
 
     if field.feature is not None:
-        return datasets.Features.from_dict({"feature": json.loads(field.feature)})["feature"]
+        try:
+            hinted = datasets.Features.from_dict({"feature": json.loads(field.feature)})
+            if _agrees(hinted.arrow_schema.field("feature").type, field.type):
+                return hinted["feature"]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            pass  # a hint that is none: the type decides
     return feature_of(field.type, field.name)
+
+
+def _agrees(hinted: pa.DataType, type_: pa.DataType) -> bool:
+    """Whether a hinted feature holds what the column holds; a column that was cast may still carry its old hint."""
+    if kinds.is_large_binary(type_) and kinds.is_struct(hinted):  # an image, kept as its bytes
+        return [hinted.field(i).name for i in range(hinted.num_fields)] == ["bytes", "path"]
+    if kinds.is_large_list(type_) and hasattr(hinted, "value_type") and not is_tensor(hinted):
+        return _agrees(hinted.value_type, type_.value_type)
+    return bool(canonical(hinted) == type_)
 
 
 def feature_of(type_: pa.DataType, name: str) -> Any:
@@ -116,6 +138,14 @@ def _tensor_feature(dtype: str, shape: Shape, name: str) -> Any:
     if None in shape[1:]:
         return _nested_lists(value, shape)
     return getattr(datasets, arrays[len(shape)])(shape=shape, dtype=dtype)
+
+
+def without_arrays(feature: Any) -> Any:
+    """Lists in lists in place of an Array2D and its like, which cannot hold a null where its first dimension varies."""
+    import datasets
+
+    is_array = hasattr(feature, "shape") and hasattr(feature, "dtype")
+    return _nested_lists(datasets.Value(feature.dtype), feature.shape) if is_array else feature
 
 
 def _nested_lists(value: Any, shape: Shape) -> Any:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from poolish import html
-from poolish.errors import LimitExceeded, SchemaError, UnknownColumn
+from poolish.errors import BadText, LimitExceeded, SchemaError, UnknownColumn
 from poolish.schema import features as hf
 from poolish.schema.arrow import canonical, check_names, describe
 from poolish.schema.tensor import CARRIED, NATIVE, TENSOR_DTYPES, Shape, dtype_and_shape, is_tensor, tensor_type
@@ -81,7 +81,10 @@ class Field:
     @property
     def label_names(self) -> list[str]:
         """The names of a ClassLabel feature, in the order of their numbers; empty for any other field."""
-        told = json.loads(self.feature) if self.feature else None
+        try:
+            told = json.loads(self.feature or "null")
+        except ValueError:
+            return []
         return list(told.get("names") or ()) if isinstance(told, dict) and told.get("_type") == "ClassLabel" else []
 
     def to_arrow(self) -> pa.Field:
@@ -93,10 +96,11 @@ class Field:
     @classmethod
     def from_arrow(cls, field: pa.Field) -> Field:
         """The field an Arrow field describes, in a type poolish keeps."""
-        metadata = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
-        role, feature = metadata.get("poolish.role"), metadata.get("poolish.feature")
-        if "ARROW:extension:name" in metadata:  # a type nobody here knows, of which only the storage came through
-            unknown = metadata["ARROW:extension:name"]
+        role, feature, unknown = (
+            (field.metadata or {}).get(key, b"").decode(errors="replace") or None
+            for key in (b"poolish.role", b"poolish.feature", b"ARROW:extension:name")
+        )
+        if unknown is not None:  # a type nobody here knows, of which only the storage came through
             raise SchemaError(f"column {field.name!r}: extension type {unknown} is unknown here; cast the column first")
         try:
             return cls(field.name, canonical(field.type), None, field.nullable, role, feature)
@@ -139,6 +143,8 @@ class Schema:
             return cls.from_features(description)
         if isinstance(description, Mapping):
             return cls(Field(name, dtype) for name, dtype in description.items())
+        if not isinstance(description, Iterable) or isinstance(description, (str, bytes)):
+            raise SchemaError(f"no schema in {description!r}; pass fields, {{name: dtype}}, a pa.Schema or Features")
         parts = list(description)
         if all(isinstance(part, Field) for part in parts):
             return cls(parts)
@@ -232,10 +238,15 @@ class Schema:
 def column_name(name: object) -> str:
     """A column name: text, in the one of Unicode's forms that compares equal when it looks equal."""
     if not isinstance(name, str) or not name:
-        raise SchemaError(
-            f"a column name is text that is not empty, got {type(name).__name__} {name!r}; rename the key"
-        )
-    return name if name.isascii() else unicodedata.normalize("NFC", name)
+        kind = type(name).__name__
+        raise SchemaError(f"a column name is text that is not empty, got {kind} {name!r}; rename the key")
+    if name.isascii():
+        return name
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadText(f"a column name has a UTF-8 form, got {name!r}; rename the key") from None
+    return unicodedata.normalize("NFC", name)
 
 
 def _type_from(dtype: Any, shape: Shape | None, name: str) -> pa.DataType:
@@ -252,6 +263,8 @@ def _type_from(dtype: Any, shape: Shape | None, name: str) -> pa.DataType:
 
 def _dtype_word(dtype: Any, name: str) -> str:
     word = _ALIASES.get(dtype, dtype) if isinstance(dtype, str) else _numpy_name(dtype)
+    if dtype is None:  # NumPy would take it for float64
+        word = ""
     if word not in _SCALARS and word not in CARRIED:
         known = ", ".join(sorted({*_SCALARS, *CARRIED}))
         raise SchemaError(f"field {name!r}: unknown dtype {dtype!r}; one of {known}, or any Arrow type")
