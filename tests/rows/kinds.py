@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from poolish.rows.cells import cell_of as cell_for
+from poolish.rows.limits import Limits
 from poolish.schema import Field
 
 Row = dict[str, Any]
@@ -186,3 +188,18 @@ def columns_of(names: Sequence[str], rows: Sequence[Row]) -> dict[str, Any]:
 def listed(columns: dict[str, list[Any]]) -> list[Row]:
     """Columns as rows."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def array_of(name: str, n: int, nulls: float = 0.2, first_key: int = 0) -> pa.Array:
+    """An Arrow array in the type that a buffer keeps values of this kind in."""
+    return arrow_of(name, [cell_of(name, key, 0, nulls) for key in range(first_key, first_key + n)])
+
+
+def arrow_of(name: str, values: Sequence[Any]) -> pa.Array:
+    cell = cell_for(KINDS[name].field(name).type, Limits())
+    return cell.build(cell.freeze_many(list(values)))
+
+
+def listed_array(array: pa.Array) -> list[Any]:
+    """The values as Arrow itself reads them, tensors as the lists that they are stored in."""
+    return (array.storage if isinstance(array.type, pa.BaseExtensionType) else array).to_pylist()

@@ -471,7 +471,9 @@ def test_what_the_caller_changes_afterwards_does_not_reach_the_buffer(kind, way)
     buffer = as_column([_copied(value)] if kind != "ragged array" else [np.arange(3), np.arange(2)])
     row = {"x": value}
     WAYS[way](buffer, [row])
-    expected = plain(_copied(value) if not isinstance(value, (bytearray, np.ndarray)) else column(as_column([value]))[0])
+    expected = plain(
+        _copied(value) if not isinstance(value, (bytearray, np.ndarray)) else column(as_column([value]))[0]
+    )
 
     change(value)
     row["x"] = "another value"

@@ -30,7 +30,7 @@ def array_of(dtype, rank, seed=0):
     dtype = np.dtype(dtype)
     shape = (2, 1, 3, 1, 2, 1)[:rank]
     rng = np.random.default_rng(seed)
-    if dtype == bool:
+    if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
     size = int(np.prod(shape, dtype=int))
     return np.frombuffer(rng.bytes(size * dtype.itemsize), dtype).reshape(shape).copy()
@@ -82,12 +82,15 @@ def test_a_tensor_of_any_dtype_and_rank_comes_back(dtype, rank):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "name"), [(torch.bfloat16, "bfloat16"), (torch.float8_e4m3fn, "float8_e4m3fn"), (torch.float8_e5m2, "float8_e5m2")]
+    ("dtype", "name"),
+    [(torch.bfloat16, "bfloat16"), (torch.float8_e4m3fn, "float8_e4m3fn"), (torch.float8_e5m2, "float8_e5m2")],
 )
 def test_dtypes_that_numpy_lacks_are_read_as_float32(dtype, name):
     """Every value of theirs is a float32 exactly; the column remembers what it holds."""
-    every_code = torch.arange(2**16).to(torch.uint16).view(torch.bfloat16) if dtype == torch.bfloat16 else (
-        torch.arange(256).to(torch.uint8).view(dtype)
+    every_code = (
+        torch.arange(2**16).to(torch.uint16).view(torch.bfloat16)
+        if dtype == torch.bfloat16
+        else (torch.arange(256).to(torch.uint8).view(dtype))
     )
     buffer = DatasetBuffer()
 
@@ -107,7 +110,10 @@ def test_a_lent_dtype_is_not_the_one_that_carries_it(dtype):
     buffer.append({"x": torch.ones(2, dtype=dtype)})
     before = facts(buffer)
 
-    for stranger in [*(np.ones(2, name) for name in ("uint8", "uint16", "float16", "float32", "float64")), torch.ones(2)]:
+    for stranger in [
+        *(np.ones(2, name) for name in ("uint8", "uint16", "float16", "float32", "float64")),
+        torch.ones(2),
+    ]:
         with pytest.raises(SchemaError, match="column 'x'"):
             buffer.append({"x": stranger})
         with pytest.raises(SchemaError, match="column 'x'"):
@@ -127,6 +133,42 @@ def test_bare_arrays_and_tensors_are_rows_of_one_column():
 
     assert plain(arrays.to_pydict()) == plain({"tensor": [np.arange(3), np.arange(3), np.ones(3, int)]})
     assert tensors.to_torch()["tensor"].tolist() == [[0, 1, 2], [1, 1, 1], [1, 1, 1]]
+
+
+ALIKE = {
+    "shape of flags": (np.ones((2, 3), bool), np.ones((3, 2), bool)),
+    "flags and bytes": (np.ones(2, bool), np.ones(2, np.uint8)),
+    "two kinds of float8": (torch.ones(2).to(torch.float8_e5m2), torch.ones(2).to(torch.float8_e4m3fn)),
+    "bfloat16 and uint16": (torch.ones(2, dtype=torch.bfloat16), np.ones(2, np.uint16)),
+    "complex and pairs": (np.ones(2, np.complex64), np.ones((2, 2), np.float32)),
+    "datetime and timedelta": (np.ones(2, "M8[s]"), np.ones(2, "m8[s]")),
+    "seconds and microseconds": (np.ones(2, "M8[s]"), np.ones(2, "M8[us]")),
+}
+
+
+@pytest.mark.parametrize("is_ragged", [False, True])
+@pytest.mark.parametrize("kind", ALIKE)
+def test_no_column_takes_arrays_that_only_look_alike_in_memory(kind, is_ragged):
+    """The same number of bytes is not the same meaning: refused as rows, as columns and as a table."""
+    first, other = ALIKE[kind]
+    stack = torch.stack if isinstance(other, torch.Tensor) else np.stack
+    buffer, table = DatasetBuffer(), DatasetBuffer()
+    buffer.append([{"x": first}, {"x": first[:1] if is_ragged else first}])
+    table.append([{"x": other}, {"x": other[:1] if is_ragged else other}])
+    before = facts(buffer)
+
+    for append in (
+        lambda: buffer.append({"x": other}),
+        lambda: buffer.append([{"x": other}]),
+        lambda: buffer.append_columns({"x": stack([other, other])}),
+        lambda: buffer.append_columns({"x": [other, other]}),
+        lambda: buffer.append(table),
+        lambda: buffer.update([0], {"x": stack([other])}),
+    ):
+        with pytest.raises(SchemaError, match="row 0, column 'x'"):
+            append()
+
+    assert facts(buffer) == before
 
 
 # -- layouts in memory
@@ -299,7 +341,9 @@ def test_null_arrays_keep_their_place(way):
     WAYS[way](buffer, rows[1:])
 
     expected = [
-        plain({name: value.float().numpy() if name == "c" and value is not None else value for name, value in row.items()})
+        plain(
+            {name: value.float().numpy() if name == "c" and value is not None else value for name, value in row.items()}
+        )
         for row in [*rows, *rows[1:]]
     ]
     assert [plain(buffer[i]) for i in range(5)] == expected

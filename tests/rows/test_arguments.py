@@ -87,7 +87,21 @@ def test_a_schema_that_describes_nothing_is_refused(schema, says):
         DatasetBuffer(schema=schema)
 
 
-FRACTIONS = [1.5, 1.0000001, float("nan"), float("inf"), "x", "0.5", None, True, False, [0.5], np.array([0.5]), 1j, np.float64(1.5)]
+FRACTIONS = [
+    1.5,
+    1.0000001,
+    float("nan"),
+    float("inf"),
+    "x",
+    "0.5",
+    None,
+    True,
+    False,
+    [0.5],
+    np.array([0.5]),
+    1j,
+    np.float64(1.5),
+]
 
 
 @pytest.mark.parametrize("fraction", FRACTIONS, ids=repr)
@@ -99,12 +113,14 @@ def test_a_fraction_is_a_number_up_to_1(buffer, fraction, way):
     attack = {
         "append": lambda: buffer.append([row], retain_prior=fraction),
         "append row": lambda: buffer.append(row, retain_prior=fraction),
-        "append_columns": lambda: buffer.append_columns({name: [value] for name, value in row.items()}, retain_prior=fraction),
+        "append_columns": lambda: buffer.append_columns(
+            {name: [value] for name, value in row.items()}, retain_prior=fraction
+        ),
         "append nothing": lambda: buffer.append([], retain_prior=fraction),
         "retain": lambda: buffer.retain(fraction),
     }[way]
 
-    with pytest.raises(ConfigError, match="fraction|number") as caught:
+    with pytest.raises(ConfigError, match=r"fraction|number") as caught:
         attack()
 
     assert ("retain_prior" if way != "retain" else "fraction") in str(caught.value)
@@ -183,7 +199,7 @@ def test_a_senseless_sample_is_refused(buffer, take, arguments, says):
 
 def test_a_sample_weighed_by_a_column_that_is_not_there_is_refused(buffer):
     """With the names that are."""
-    with pytest.raises(UnknownColumn, match="'wait'.*'weight'"):
+    with pytest.raises(UnknownColumn, match=r"'wait'.*'weight'"):
         buffer.sample(1, weights="wait")
 
 
@@ -193,7 +209,7 @@ def test_a_sample_of_nothing_from_nothing_is_an_empty_table():
 
     assert declared.sample(0).num_rows == 0
     for replace in (False, True):
-        with pytest.raises(ValueError, match="1.*0"):
+        with pytest.raises(ValueError, match=r"1.*0"):
             declared.sample(1, replace=replace)
 
 
@@ -221,11 +237,10 @@ def test_ids_that_cannot_be_are_refused(buffer, way, ids, error, says):
     """An id that was never given out is a mistake; one that is gone is an answer."""
     before = facts(buffer)
 
+    attack = {"by_id": buffer.by_id, "update": lambda ids: buffer.update(ids, {"n": [0] * np.size(ids)})}[way]
+
     with pytest.raises(error, match=says):
-        if way == "by_id":
-            buffer.by_id(ids)
-        else:
-            buffer.update(ids, {"n": [0] * np.size(ids)})
+        attack(ids)
 
     assert facts(buffer) == before
 

@@ -1,4 +1,4 @@
-"""Bad input: an error of the right type that says where, which rule, which value and what next; and nothing has changed.
+"""Bad input: an error of the right type that says where, which rule, which value and what next; nothing has changed.
 
 The buffer under attack has a history (rows thinned at random, rows still pending) and a twin that is never attacked;
 afterwards both do the same work and must agree, down to what they draw at random.
@@ -48,13 +48,21 @@ def afterwards(buffer: DatasetBuffer, good: Any) -> dict[str, Any]:
 DOORS = {
     "one row": lambda b, bad, good: b.append({"x": bad, "n": 0}),
     "in a list": lambda b, bad, good: b.append([{"x": good, "n": 0}, {"x": bad, "n": 1}, {"x": good, "n": 2}]),
-    "in the middle of a thousand": lambda b, bad, good: b.append({"x": bad if n == 500 else good, "n": n} for n in range(1_000)),
+    "in the middle of a thousand": lambda b, bad, good: b.append(
+        {"x": bad if n == 500 else good, "n": n} for n in range(1_000)
+    ),
     "in a later chunk": lambda b, bad, good: b.append({"x": bad if n == 8_200 else good, "n": n} for n in range(8_201)),
     "with thinning": lambda b, bad, good: b.append([{"x": bad, "n": 0}], retain_prior=0.5, retain_prior_by="random"),
     "in a column": lambda b, bad, good: b.append_columns({"n": [0, 1], "x": [good, bad]}),
     "in an update": lambda b, bad, good: b.update(b.ids[:2], {"n": [100, 101], "x": [good, bad]}),
 }
-ROW = {"in a list": 1, "in the middle of a thousand": 500, "in a later chunk": 8_200, "in a column": 1, "in an update": 1}
+ROW = {
+    "in a list": 1,
+    "in the middle of a thousand": 500,
+    "in a later chunk": 8_200,
+    "in a column": 1,
+    "in an update": 1,
+}
 
 
 @dataclasses.dataclass
@@ -119,11 +127,19 @@ CASES = {
     "lone low surrogate": Case("a", "\udfff", "UTF-8.*character 0", BadText, UnicodeError),
     "lone surrogate in a list": Case(["a"], ["a", "\ud800"], r"at \[1\].*UTF-8", BadText, UnicodeError),
     "surrogate pair in halves": Case("a", "\ud83c\udf5e", "UTF-8", BadText, UnicodeError),
-    "long text": Case("a", "b" * 101, "101 bytes.*limit is 100.*cell_bytes=101", LimitExceeded, limits=Limits(cell_bytes=100)),
-    "long text in few characters": Case("a", "ä" * 51, "102 bytes.*limit is 100", LimitExceeded, limits=Limits(cell_bytes=100)),
+    "long text": Case(
+        "a", "b" * 101, "101 bytes.*limit is 100.*cell_bytes=101", LimitExceeded, limits=Limits(cell_bytes=100)
+    ),
+    "long text in few characters": Case(
+        "a", "ä" * 51, "102 bytes.*limit is 100", LimitExceeded, limits=Limits(cell_bytes=100)
+    ),
     "long bytes": Case(b"a", b"b" * 101, "101 bytes.*limit is 100", LimitExceeded, limits=Limits(cell_bytes=100)),
-    "long text in a list": Case(["a"], ["b" * 101], r"at \[0\].*limit is 100", LimitExceeded, limits=Limits(cell_bytes=100)),
-    "long text in a struct": Case({"a": "b"}, {"a": "b" * 101}, r"at \.a.*limit is 100", LimitExceeded, limits=Limits(cell_bytes=100)),
+    "long text in a list": Case(
+        ["a"], ["b" * 101], r"at \[0\].*limit is 100", LimitExceeded, limits=Limits(cell_bytes=100)
+    ),
+    "long text in a struct": Case(
+        {"a": "b"}, {"a": "b" * 101}, r"at \.a.*limit is 100", LimitExceeded, limits=Limits(cell_bytes=100)
+    ),
     # times
     "datetime into date": Case(dt.date(2026, 1, 2), dt.datetime(2026, 1, 2, 3), "date32"),
     "date into datetime": Case(dt.datetime(2026, 1, 2), dt.date(2026, 1, 2), "timestamp"),
@@ -213,7 +229,10 @@ def test_the_row_is_counted_from_the_first_sample_whatever_the_chunk(kind):
 
 
 FIRST = {
-    **{name: CASES[name] for name in ("2**63", "10**4000", "lone surrogate", "long text", "sparse tensor", "meta tensor")},
+    **{
+        name: CASES[name]
+        for name in ("2**63", "10**4000", "lone surrogate", "long text", "sparse tensor", "meta tensor")
+    },
     **{name: Case(0, CASES[name].bad, "a cell holds") for name in ("object", "object whose repr fails", "function")},
     **{name: Case(0, CASES[name].bad, "a cell holds") for name in ("generator", "class", "class of arrays")},
     "masked number": CASES["masked number"],
@@ -261,7 +280,7 @@ def test_a_list_that_holds_itself_is_refused():
     endless: list[Any] = []
     endless.append(endless)
 
-    with pytest.raises(LimitExceeded, match="row 0, column 'x'.*16"):
+    with pytest.raises(LimitExceeded, match=r"row 0, column 'x'.*16"):
         DatasetBuffer().append({"x": endless})
 
 
@@ -327,13 +346,19 @@ def test_keys_that_do_not_fit_are_named_and_change_nothing(kind, door):
     good = {"x": 1, "n": 1}
 
     with pytest.raises(SchemaError, match=says.format(i=2 if door == "last of three" else 0)) as caught:
-        attacked.append({"one": row, "last of three": [good, good, row], "mapping": types.MappingProxyType(row), "object": [row]}[door])
+        attacked.append(
+            {"one": row, "last of three": [good, good, row], "mapping": types.MappingProxyType(row), "object": [row]}[
+                door
+            ]
+        )
 
     assert "; " in str(caught.value)
     assert afterwards(attacked, 1) == afterwards(twin, 1)
 
 
-@pytest.mark.parametrize("row", [{1: 2}, {"": 1}, {None: 1}, {b"a": 1}, {"a": 1, CAFE[0]: 1, CAFE[1]: 1}, {"\ud800": 1}, {}], ids=repr)
+@pytest.mark.parametrize(
+    "row", [{1: 2}, {"": 1}, {None: 1}, {b"a": 1}, {"a": 1, CAFE[0]: 1, CAFE[1]: 1}, {"\ud800": 1}, {}], ids=repr
+)
 def test_a_first_row_with_impossible_keys_makes_no_schema(row):
     """A row needs names, and each once."""
     buffer = DatasetBuffer()
@@ -348,13 +373,19 @@ def test_a_first_row_with_impossible_keys_makes_no_schema(row):
     assert facts(buffer) == facts(DatasetBuffer())
 
 
-@pytest.mark.parametrize("append", [lambda b, n: b.append({f"c{i}": i for i in range(n)}), lambda b, n: b.append(pa.table({f"c{i}": [i] for i in range(n)}))])
+@pytest.mark.parametrize(
+    "append",
+    [
+        lambda b, n: b.append({f"c{i}": i for i in range(n)}),
+        lambda b, n: b.append(pa.table({f"c{i}": [i] for i in range(n)})),
+    ],
+)
 def test_4096_columns_are_the_most(append):
     """One more is refused before anything is made of them."""
     buffer, refused = DatasetBuffer(), DatasetBuffer()
 
     append(buffer, 4_096)
-    with pytest.raises(LimitExceeded, match="4,097 columns.*4,096.*; "):
+    with pytest.raises(LimitExceeded, match=r"4,097 columns.*4,096.*; "):
         append(refused, 4_097)
 
     assert len(buffer.schema) == 4_096

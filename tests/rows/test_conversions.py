@@ -60,7 +60,9 @@ def test_to_pydict_gives_what_single_rows_give():
     columns = buffer.to_pydict()
 
     assert list(columns) == list(ROWS[0])
-    assert plain([{name: values[i] for name, values in columns.items()} for i in range(5)]) == plain([buffer[i] for i in range(5)])
+    assert plain([{name: values[i] for name, values in columns.items()} for i in range(5)]) == plain(
+        [buffer[i] for i in range(5)]
+    )
     assert columns["pair"][2] == {"a": 2, "b": "2"}
     assert columns["time"][3] == dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=3)
     assert columns["maybe"] == [0, None, 2, 3, 4]
@@ -81,12 +83,24 @@ def test_what_to_pydict_gives_belongs_to_the_caller():
 
 def test_a_buffer_without_rows_converts_to_nothing():
     """With its columns, if it has any."""
-    declared = DatasetBuffer(schema=[Field("n", "int64"), Field("x", "float32", shape=(2,)), Field("r", "float32", shape=(None,)), Field("s", "string")])
+    declared = DatasetBuffer(
+        schema=[
+            Field("n", "int64"),
+            Field("x", "float32", shape=(2,)),
+            Field("r", "float32", shape=(None,)),
+            Field("s", "string"),
+        ]
+    )
 
     assert DatasetBuffer().to_pydict() == DatasetBuffer().to_numpy() == {}
     assert DatasetBuffer().to_arrow().num_columns == 0
     assert declared.to_pydict() == {"n": [], "x": [], "r": [], "s": []}
-    assert {name: array.shape for name, array in declared.to_numpy().items()} == {"n": (0,), "x": (0, 2), "r": (0,), "s": (0,)}
+    assert {name: array.shape for name, array in declared.to_numpy().items()} == {
+        "n": (0,),
+        "x": (0, 2),
+        "r": (0,),
+        "s": (0,),
+    }
 
 
 # -- to_numpy
@@ -97,15 +111,28 @@ def test_to_numpy_gives_arrays_of_the_stored_types():
     arrays = filled().to_numpy()
 
     assert {name: (array.dtype.name, array.shape) for name, array in arrays.items()} == {
-        **{"flag": ("bool", (5,)), "n": ("int64", (5,)), "small": ("int8", (5,)), "half": ("float16", (5,))},
-        **{"real": ("float64", (5,)), "text": ("object", (5,)), "raw": ("object", (5,))},
-        **{"vector": ("float32", (5, 2)), "matrix": ("uint8", (5, 2, 2)), "marks": ("bool", (5, 2))},
-        **{"wave": ("complex128", (5, 1)), "ragged": ("object", (5,)), "words": ("object", (5,))},
-        **{"pair": ("object", (5,)), "time": ("datetime64[us]", (5,)), "maybe": ("object", (5,))},
+        "flag": ("bool", (5,)),
+        "n": ("int64", (5,)),
+        "small": ("int8", (5,)),
+        "half": ("float16", (5,)),
+        "real": ("float64", (5,)),
+        "text": ("object", (5,)),
+        "raw": ("object", (5,)),
+        "vector": ("float32", (5, 2)),
+        "matrix": ("uint8", (5, 2, 2)),
+        "marks": ("bool", (5, 2)),
+        "wave": ("complex128", (5, 1)),
+        "ragged": ("object", (5,)),
+        "words": ("object", (5,)),
+        "pair": ("object", (5,)),
+        "time": ("datetime64[us]", (5,)),
+        "maybe": ("object", (5,)),
     }
     for name, array in arrays.items():
         expected = [np.asarray(row[name]) if array.dtype != object else row[name] for row in ROWS]
-        assert plain(list(array)) == plain([v[()] if isinstance(v, np.ndarray) and not v.shape else v for v in expected])
+        assert plain(list(array)) == plain(
+            [v[()] if isinstance(v, np.ndarray) and not v.shape else v for v in expected]
+        )
 
 
 @pytest.mark.parametrize("name", ["n", "small", "half", "real", "vector", "matrix", "marks", "wave", "time"])
@@ -137,7 +164,10 @@ def test_what_was_converted_does_not_change_with_the_buffer(drop_strategy):
     """Appending, evicting, thinning, updating and clearing leave earlier views alone."""
     buffer = filled(drop_strategy)
     table, arrays = buffer.to_arrow(), buffer.to_numpy()
-    before = plain(table.drop_columns(["wave"]).to_pylist()), plain({name: list(array) for name, array in arrays.items()})
+    before = (
+        plain(table.drop_columns(["wave"]).to_pylist()),
+        plain({name: list(array) for name, array in arrays.items()}),
+    )
 
     for i in range(20):
         buffer.append({**ROWS[4], "n": 100 + i})
@@ -145,7 +175,10 @@ def test_what_was_converted_does_not_change_with_the_buffer(drop_strategy):
     buffer.retain(0.5, by="random")
     buffer.clear()
 
-    assert before == (plain(table.drop_columns(["wave"]).to_pylist()), plain({name: list(array) for name, array in arrays.items()}))
+    assert before == (
+        plain(table.drop_columns(["wave"]).to_pylist()),
+        plain({name: list(array) for name, array in arrays.items()}),
+    )
 
 
 # -- to_arrow and the C stream
@@ -188,7 +221,9 @@ PLAIN = ["n", "real", "text", "words", "pair", "maybe", "flag", "raw"]
         lambda rows: pa.RecordBatchReader.from_stream(rows).read_all().select(PLAIN).to_pylist(),
         lambda rows: pl.DataFrame(rows).select(PLAIN).to_dicts(),
         lambda rows: duckdb.sql(f"select {', '.join(PLAIN)} from rows").to_arrow_table().to_pylist(),
-        lambda rows: pd.DataFrame.from_arrow(rows)[PLAIN].astype(object).where(lambda f: f.notna(), None).to_dict("records"),
+        lambda rows: (
+            pd.DataFrame.from_arrow(rows)[PLAIN].astype(object).where(lambda f: f.notna(), None).to_dict("records")
+        ),
     ],
     ids=["pyarrow", "stream", "polars", "duckdb", "pandas"],
 )
@@ -224,7 +259,10 @@ def test_repr_says_how_many_rows_of_what():
 
     assert repr(buffer) == "DatasetBuffer(0 rows, no schema yet, max_size=2000, drop_strategy='random')"
     buffer.append([{"n": 1, "x": np.zeros((2, 3), np.float32), "t": "a"}] * 1_500)
-    assert repr(buffer) == "DatasetBuffer(1,500 rows of {n: int64, x: float32[2, 3], t: text}, max_size=2000, drop_strategy='random')"
+    assert (
+        repr(buffer)
+        == "DatasetBuffer(1,500 rows of {n: int64, x: float32[2, 3], t: text}, max_size=2000, drop_strategy='random')"
+    )
     assert repr(buffer.snapshot()) == "Snapshot(1,500 rows of {n: int64, x: float32[2, 3], t: text})"
 
 
@@ -253,7 +291,15 @@ class Tags(html.parser.HTMLParser):
         self.text.append(data)
 
 
-HOSTILE = ["<script>alert(1)</script>", "</td></table><img src=x onerror=alert(1)>", "\" onmouseover=\"alert(1)", "&lt;b&gt;", "'`${x}", "<!--", "]]>"]
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</td></table><img src=x onerror=alert(1)>",
+    '" onmouseover="alert(1)',
+    "&lt;b&gt;",
+    "'`${x}",
+    "<!--",
+    "]]>",
+]
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -262,7 +308,9 @@ def test_a_notebook_shows_hostile_text_as_text(text, take):
     """In cells, in names of columns, in lists, structs and bytes: nothing becomes a tag or an attribute."""
     innocent, hostile = DatasetBuffer(), DatasetBuffer()
     for buffer, words in ((innocent, "words"), (hostile, text)):
-        buffer.append([{"cell": words, f"{words} as a name": 1, "list": [words], "struct": {words: words}, "raw": words.encode()}])
+        buffer.append(
+            [{"cell": words, f"{words} as a name": 1, "list": [words], "struct": {words: words}, "raw": words.encode()}]
+        )
 
     page = Tags(take(hostile)._repr_html_())
 
@@ -275,7 +323,12 @@ def test_a_notebook_shows_hostile_text_as_text(text, take):
 def test_a_notebook_shows_the_first_and_the_last_rows():
     """With their ids; a long value is cut, an array and a picture are told by their kind."""
     buffer = DatasetBuffer()
-    buffer.append([{"n": i, "long": "y" * 500, "x": np.zeros((3, 4)), "image": Image.new("L", (2, 2)), "none": None} for i in range(1_000)])
+    buffer.append(
+        [
+            {"n": i, "long": "y" * 500, "x": np.zeros((3, 4)), "image": Image.new("L", (2, 2)), "none": None}
+            for i in range(1_000)
+        ]
+    )
     buffer.retain(0.9)
 
     page = buffer._repr_html_()

@@ -49,7 +49,10 @@ COLUMNS = {
     "large text": (Value("large_string"), ["a", None, ""]),
     "bytes": (Value("binary"), [b"a", b"\0", None]),
     "bool": (Value("bool"), [True, None, False]),
-    **{name: (Value(name), [1, None, 127]) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
+    **{
+        name: (Value(name), [1, None, 127])
+        for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    },
     **{name: (Value(name), [0.5, None, float("nan")]) for name in ("float32", "float64")},
     "float16": (Value("float16"), [np.float16(0.5), np.float16(-1)]),
     "timestamp": (Value("timestamp[us]"), [dt.datetime(2026, 1, 2), None]),
@@ -66,7 +69,10 @@ COLUMNS = {
     "list of length 3 with null": (List(Value("int64"), length=3), [[1, 2, 3], None, [4, 5, 6]]),
     "texts of length 2": (List(Value("string"), length=2), [["a", "b"], ["c", "d"]]),
     "list of lists": (List(List(Value("string"))), [[["a"], []], []]),
-    "struct": ({"a": Value("int8"), "b": {"c": List(Value("string"))}}, [{"a": 1, "b": {"c": ["x"]}}, {"a": None, "b": {"c": []}}]),
+    "struct": (
+        {"a": Value("int8"), "b": {"c": List(Value("string"))}},
+        [{"a": 1, "b": {"c": ["x"]}}, {"a": None, "b": {"c": []}}],
+    ),
     "list of structs": (List({"a": Value("int32")}), [[{"a": 1}, {"a": 2}], []]),
     "sequence of structs": (datasets.Sequence({"a": Value("int32")}), [{"a": [1, 2]}, {"a": []}]),
     "translation": (datasets.Translation(["de", "en"]), [{"de": "a", "en": "b"}] * 2),
@@ -131,7 +137,9 @@ def test_features_survive_filters_updates_saving_and_further_rows(tmp_path):
 
 
 @pytest.mark.parametrize("is_dataset_first", [True, False])
-@pytest.mark.parametrize("other", [lambda: {"image": picture(7)}, lambda: [{"image": picture(7)}], lambda: {"image": None}])
+@pytest.mark.parametrize(
+    "other", [lambda: {"image": picture(7)}, lambda: [{"image": picture(7)}], lambda: {"image": None}]
+)
 def test_images_of_a_dataset_and_pictures_share_a_column(is_dataset_first, other):
     """Generated pictures join the dataset that they extend, in either order."""
     given, sample = dataset_of([picture(1)], datasets.Image()).rename_column("x", "image"), other()
@@ -145,7 +153,9 @@ def test_images_of_a_dataset_and_pictures_share_a_column(is_dataset_first, other
     assert seen(images if is_dataset_first else images[::-1]) == seen([picture(1), picture_or_none])
 
 
-@pytest.mark.parametrize("empty", [lambda ds: ds.select([]), lambda ds: ds.filter(lambda row: False), lambda ds: ds.select(range(0))])
+@pytest.mark.parametrize(
+    "empty", [lambda ds: ds.select([]), lambda ds: ds.filter(lambda row: False), lambda ds: ds.select(range(0))]
+)
 def test_a_dataset_without_rows_still_decides_the_schema(empty):
     """Its features say what may follow."""
     given = empty(dataset_of(["rye"], ClassLabel(names=["rye", "oat"])))
@@ -170,7 +180,10 @@ def test_labels_that_mean_something_else_are_refused():
 
 def test_an_iterable_dataset_is_an_iterable_of_rows():
     """It streams; its pictures are pictures."""
-    given = Dataset.from_dict({"n": [1, 2], "image": [picture(1), picture(2)]}, features=Features({"n": Value("int64"), "image": datasets.Image()}))
+    given = Dataset.from_dict(
+        {"n": [1, 2], "image": [picture(1), picture(2)]},
+        features=Features({"n": Value("int64"), "image": datasets.Image()}),
+    )
 
     buffer = buffer_of(given.to_iterable_dataset())
 
@@ -211,21 +224,37 @@ LEAVING = {
     "bool": ([{"x": True}, {"x": None}], Value("bool"), [True, None]),
     "nothing": ([{"x": None}], Value("null"), [None]),
     "lists": ([{"x": [1, None]}, {"x": []}, {"x": None}], List(Value("int64")), [[1, None], [], None]),
-    "structs": ([{"x": {"a": 1, "b": ["c"]}}, {"x": None}], {"a": Value("int64"), "b": List(Value("string"))}, [{"a": 1, "b": ["c"]}, None]),
+    "structs": (
+        [{"x": {"a": 1, "b": ["c"]}}, {"x": None}],
+        {"a": Value("int64"), "b": List(Value("string"))},
+        [{"a": 1, "b": ["c"]}, None],
+    ),
     "list of structs": ([{"x": [{"a": 1}]}, {"x": []}], List({"a": Value("int64")}), [[{"a": 1}], []]),
     "rank 1": ([{"x": np.arange(3)}], List(Value("int64"), length=3), [[0, 1, 2]]),
     "rank 1 with null": ([{"x": np.arange(2)}, {"x": None}], List(Value("int64"), length=2), [[0, 1], None]),
     "rank 1 ragged": ([{"x": np.arange(2)}, {"x": np.arange(1)}], List(Value("int64")), [[0, 1], [0]]),
     "rank 2": ([{"x": np.eye(2, dtype=np.float32)}], Array2D((2, 2), "float32"), [[[1, 0], [0, 1]]]),
     "rank 2 with null": ([{"x": np.eye(2)}, {"x": None}], Array2D((2, 2), "float64"), [[[1, 0], [0, 1]], None]),
-    "rank 2 ragged": ([{"x": np.ones((1, 2))}, {"x": np.ones((2, 2))}], Array2D((None, 2), "float64"), [[[1, 1]], [[1, 1], [1, 1]]]),
-    "rank 2 ragged inside": ([{"x": np.ones((2, 1))}, {"x": np.ones((2, 2))}], List(List(Value("float64"))), [[[1], [1]], [[1, 1], [1, 1]]]),
+    "rank 2 ragged": (
+        [{"x": np.ones((1, 2))}, {"x": np.ones((2, 2))}],
+        Array2D((None, 2), "float64"),
+        [[[1, 1]], [[1, 1], [1, 1]]],
+    ),
+    "rank 2 ragged inside": (
+        [{"x": np.ones((2, 1))}, {"x": np.ones((2, 2))}],
+        List(List(Value("float64"))),
+        [[[1], [1]], [[1, 1], [1, 1]]],
+    ),
     "rank 3": ([{"x": np.ones((1, 1, 2), np.uint8)}], Array3D((1, 1, 2), "uint8"), [[[[1, 1]]]]),
     "rank 4": ([{"x": np.ones((1, 1, 1, 2), np.int8)}], Array4D((1, 1, 1, 2), "int8"), [[[[[1, 1]]]]]),
     "rank 5": ([{"x": np.ones((1, 1, 1, 1, 2))}], Array5D((1, 1, 1, 1, 2), "float64"), [[[[[[1, 1]]]]]]),
     "bool tensor": ([{"x": np.array([[True, False]])}], Array2D((1, 2), "bool"), [[[True, False]]]),
     "bool vector": ([{"x": np.array([True, False])}], List(Value("bool"), length=2), [[True, False]]),
-    "bfloat16": ([{"x": torch.tensor([0.5, 1.5], dtype=torch.bfloat16)}], List(Value("float32"), length=2), [[0.5, 1.5]]),
+    "bfloat16": (
+        [{"x": torch.tensor([0.5, 1.5], dtype=torch.bfloat16)}],
+        List(Value("float32"), length=2),
+        [[0.5, 1.5]],
+    ),
     "float8": ([{"x": torch.tensor([[0.5, 1.5]]).to(torch.float8_e5m2)}], Array2D((1, 2), "float32"), [[[0.5, 1.5]]]),
     "bfloat16 number": ([{"x": torch.tensor(0.5, dtype=torch.bfloat16)}], Value("float32"), [0.5]),
     "complex vector": ([{"x": np.array([1 + 2j], np.complex64)}], Array2D((1, 2), "float32"), [[[1, 2]]]),
@@ -251,7 +280,12 @@ def test_rows_leave_with_the_features_their_types_ask_for(kind):
 def test_slices_of_tensors_leave_whole():
     """Rows that have left, and a beginning in the middle of the memory, do not shift the values."""
     buffer = DatasetBuffer(max_size=3)
-    buffer.append([{"v": np.full(2, i), "m": np.full((2, 1), i), "b": np.full((1, 2), i % 2 == 0), "r": np.arange(i)} for i in range(6)])
+    buffer.append(
+        [
+            {"v": np.full(2, i), "m": np.full((2, 1), i), "b": np.full((1, 2), i % 2 == 0), "r": np.arange(i)}
+            for i in range(6)
+        ]
+    )
     buffer.append({"v": np.full(2, 6), "m": np.full((2, 1), 6), "b": np.full((1, 2), True), "r": np.arange(6)})
 
     leaving = buffer.to_hf_dataset().to_dict()
@@ -285,7 +319,7 @@ def test_an_empty_buffer_leaves_as_an_empty_dataset():
 
 def test_a_rank_that_hugging_face_lacks_is_refused():
     """Six dimensions fit a buffer but no feature."""
-    with pytest.raises(SchemaError, match="column 'x'.*rank 6.*; "):
+    with pytest.raises(SchemaError, match=r"column 'x'.*rank 6.*; "):
         buffer_of({"x": np.zeros((1,) * 6)}).to_hf_dataset()
 
 
@@ -320,23 +354,36 @@ def test_table_metadata_of_hugging_face_is_understood():
     assert back.features == given.features
 
 
+def kept_or_refused(table):
+    """The column ``x`` as it leaves for Hugging Face, or the words of a SchemaError; any other error is a bug."""
+    try:
+        return buffer_of(table).to_hf_dataset().with_format("arrow")[:]["x"].to_pylist()
+    except SchemaError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize(
     "metadata",
-    [b"no json", b"[]", b"{}", b'{"info": 5}', b'{"info": {"features": []}}', b'{"info": {"features": {"x": 5}}}', b'{"info": {"features": {"x": {"_type": "Unheard"}}}}', b"[" * 100_000, b"\xff"],
+    [
+        b"no json",
+        b"[]",
+        b"{}",
+        b'{"info": 5}',
+        b'{"info": {"features": []}}',
+        b'{"info": {"features": {"x": 5}}}',
+        b'{"info": {"features": {"x": {"_type": "Unheard"}}}}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
     ids=lambda metadata: repr(metadata[:40]),
 )
 def test_metadata_that_is_no_description_of_features_does_no_harm(metadata):
     """Anybody may write into metadata: it is refused by name, or the columns speak for themselves."""
     table = pa.table({"x": [1]}).replace_schema_metadata({b"huggingface": metadata})
-    buffer = DatasetBuffer()
 
-    try:
-        buffer.append(table)
-        leaving = buffer.to_hf_dataset()
-    except SchemaError as error:
-        assert "huggingface" in str(error).lower() or "feature" in str(error)
-    else:
-        assert leaving.to_dict() == {"x": [1]}
+    outcome = kept_or_refused(table)
+
+    assert outcome == [1] or "feature" in outcome
 
 
 @pytest.mark.parametrize(
@@ -355,27 +402,17 @@ def test_metadata_that_is_no_description_of_features_does_no_harm(metadata):
 def test_metadata_that_lies_about_a_column_changes_no_value(lie):
     """The column says int64; whatever the features claim, 2**53 + 1 stays that number or the table is refused."""
     metadata = Features({"x": lie}).arrow_schema.metadata
-    table = pa.table({"x": [2**53 + 1]}).replace_schema_metadata(metadata)
-    buffer = DatasetBuffer()
 
-    try:
-        buffer.append(table)
-        leaving = buffer.to_hf_dataset()
-    except SchemaError as error:
-        assert "'x'" in str(error)
-    else:
-        assert leaving.with_format("arrow")[:]["x"].to_pylist() == [2**53 + 1]
+    outcome = kept_or_refused(pa.table({"x": [2**53 + 1]}).replace_schema_metadata(metadata))
+
+    assert outcome == [2**53 + 1] or "'x'" in outcome
 
 
 @pytest.mark.parametrize("key", [b"\xff", b"poolish.role", b"poolish.feature", b"note"])
 def test_metadata_of_a_field_may_hold_any_bytes(key):
     """Other tools keep binary notes there."""
     field = pa.field("x", pa.int64(), metadata={key: b"\xfe\xff"})
-    buffer = DatasetBuffer()
 
-    try:
-        buffer.append(pa.Table.from_arrays([pa.array([1])], schema=pa.schema([field])))
-    except SchemaError as error:
-        assert "'x'" in str(error)
-    else:
-        assert column(buffer) == [1]
+    outcome = kept_or_refused(pa.Table.from_arrays([pa.array([1])], schema=pa.schema([field])))
+
+    assert outcome == [1] or (key.startswith(b"poolish") and "'x'" in outcome)

@@ -22,7 +22,11 @@ def picture(mode):
     if mode in ("I", "I;16"):
         wide = PIXELS.astype(np.int32)[..., 0] * 257
         return Image.fromarray(wide if mode == "I" else wide.astype(np.uint16))
-    return Image.fromarray(PIXELS[..., :3]).convert(mode) if mode not in ("RGBA", "LA") else Image.fromarray(PIXELS).convert(mode)
+    return (
+        Image.fromarray(PIXELS[..., :3]).convert(mode)
+        if mode not in ("RGBA", "LA")
+        else Image.fromarray(PIXELS).convert(mode)
+    )
 
 
 def file_of(image, form, cut=None, **options):
@@ -46,7 +50,9 @@ def header_of_png(width, height):
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I"])
-@pytest.mark.parametrize("wrap", [lambda image: image, lambda image: [image], lambda image: {"image": image}], ids=["one", "list", "row"])
+@pytest.mark.parametrize(
+    "wrap", [lambda image: image, lambda image: [image], lambda image: {"image": image}], ids=["one", "list", "row"]
+)
 def test_pixels_come_back(mode, wrap):
     """Every mode that PNG can hold keeps every pixel; whole 32-bit pixels come back in 16 bits where they fit."""
     image = picture(mode)
@@ -199,7 +205,10 @@ def test_a_picture_that_claims_too_many_pixels_is_refused_before_it_is_decoded(w
     monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("the picture was decoded"))
     buffer = DatasetBuffer()
 
-    with Image.open(path) as bomb, pytest.raises(LimitExceeded, match=r"row 0, column 'image': .*64,000,000 pixels") as caught:
+    with (
+        Image.open(path) as bomb,
+        pytest.raises(LimitExceeded, match=r"row 0, column 'image': .*64,000,000 pixels") as caught,
+    ):
         buffer.append({"image": bomb})
 
     assert isinstance(caught.value, ValueError)

@@ -270,7 +270,7 @@ def test_a_signal_at_any_time_leaves_whole_appends():
 
 
 def with_little_memory(n_steps: int) -> tuple[int, int]:
-    """Append, thin and update with an address space that grows by small steps until it is enough; how often it was not."""
+    """Change a buffer in an address space that grows by small steps until it is enough; how often it was not."""
     rows = {
         "text": [f"{i:0100d}" for i in range(20_000)],
         "number": np.arange(20_000),

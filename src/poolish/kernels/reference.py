@@ -59,8 +59,8 @@ def gather_ranges(source: Bytes, width: int, offsets: Int64, positions: Int64, o
 
 def gather_bits(source: Bytes, first_bit: int, positions: Int64, out: Bytes) -> None:
     """Bits ``first_bit + p`` of ``source``, least significant first, packed into ``out``."""
+    _check(positions, len(source) * 8 - first_bit)
     bits = positions + first_bit
-    _check(bits, len(source) * 8)
     out[:] = np.packbits((source[bits >> 3] >> (bits & 7).astype(np.uint8)) & 1, bitorder="little")
 
 

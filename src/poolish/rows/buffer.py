@@ -109,6 +109,7 @@ class DatasetBuffer(ReadsSnapshots):
             and self._takes_rows
             and type(retain_prior) is float
             and retain_prior == 1.0
+            and type(retain_prior_by) is str
             and retain_prior_by in retention.RETENTION
             and not normalizers.sees_dicts
         ):
@@ -132,7 +133,7 @@ class DatasetBuffer(ReadsSnapshots):
         """
         from poolish.rows.column_input import batch_from
 
-        self.append(batch_from(columns, self.limits), retain_prior, retain_prior_by)
+        self.append(batch_from(columns, self.schema, self.limits), retain_prior, retain_prior_by)
 
     def _append_row(self, row: dict[str, Any]) -> None:
         """The short way of one row into a buffer whose schema is settled: checked now, stored with others later.

@@ -27,6 +27,7 @@ from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal
 from poolish.rows.sizes import size_refusal
 from poolish.schema import describe, dtype_and_shape, is_tensor, numpy_dtype
+from poolish.schema.tensor import exactly
 
 Frozen = Any
 
@@ -250,9 +251,19 @@ class OtherCell(Cell):
             raise self.refuse(value) from None
         if kinds.is_timestamp(self.type) and (getattr(value, "tzinfo", None) is None) != (self.type.tz is None):
             raise self.refuse(value, "give all times a time zone, or none")
-        if not _same(scalar.as_py(), value):
+        if not _same(scalar, value):
             raise self.refuse(value, "round it yourself, or declare a finer type with schema=")
-        return scalar.as_py()
+        return scalar.value if self._in_nanoseconds else scalar.as_py()
+
+    def build(self, frozen: Sequence[Frozen]) -> pa.Array:
+        if self._in_nanoseconds:
+            return pa.array(frozen, pa.int64()).cast(self.type)
+        return super().build(frozen)
+
+    @property
+    def _in_nanoseconds(self) -> bool:
+        """Python's own times end at microseconds, so these are kept as the number they are."""
+        return getattr(self.type, "unit", None) == "ns" and not kinds.is_time(self.type)
 
 
 class ListCell(Cell):
@@ -343,11 +354,9 @@ class TensorCell(Cell):
         return name, self.freeze, 4, 0, np.ndarray, format_, sizes
 
     def _freeze(self, value: object) -> bytes:
-        dtype, array = _array(self, value)
-        if dtype != self._dtype:
-            raise self.refuse(value, f"convert it (astype) or declare {dtype} with schema=")
+        array = _exact_array(self, value, self._dtype)
         if array.shape != self._shape:
-            raise self.refuse(value, shape_advice(dtype, self._shape, array.shape))
+            raise self.refuse(value, shape_advice(self._dtype, self._shape, array.shape))
         self._check_size(array.nbytes, self.limits.row_bytes, "row_bytes", value)
         return array.tobytes()
 
@@ -379,9 +388,7 @@ class RaggedCell(Cell):
         self._numpy = numpy_dtype(self._dtype)
 
     def _freeze(self, value: object) -> tuple[tuple[int, ...], bytes]:
-        dtype, array = _array(self, value)
-        if dtype != self._dtype:
-            raise self.refuse(value, f"convert it (astype) or declare {dtype} with schema=")
+        array = _exact_array(self, value, self._dtype)
         fits = len(array.shape) == len(self._shape)
         if not fits or any(want not in (None, got) for want, got in zip(self._shape, array.shape, strict=True)):
             raise self.refuse(value, "give it the rank and the fixed sizes of the column")
@@ -424,6 +431,17 @@ _CELLS: list[tuple[Callable[[pa.DataType], bool], type[Cell]]] = [
 ]
 
 
+def _exact_array(cell: Cell, value: object, dtype: str) -> np.ndarray[Any, Any]:
+    """The array as ``dtype`` stores it; NumPy's float32 may stand for a dtype it lacks, as it does when rows are read."""
+    given, array = _array(cell, value)
+    stored = exactly(array, dtype) if given == "float32" != dtype and isinstance(value, np.ndarray) else None
+    if stored is not None:
+        return stored
+    if given != dtype:
+        raise cell.refuse(value, f"convert it (astype) or declare {given} with schema=")
+    return array
+
+
 def _array(cell: Cell | None, value: object) -> tuple[str, np.ndarray[Any, Any]]:
     if cell is not None and not arrays.is_array(value) and not isinstance(value, (complex, np.generic)):
         raise cell.refuse(value, "pass an array or a tensor (np.asarray)")
@@ -442,10 +460,14 @@ def _difference(got: list[str], expected: list[str]) -> str:
     return f"missing {missing}, unknown {extra}"
 
 
-def _same(kept: object, given: object) -> bool:
-    if isinstance(given, np.datetime64):
-        return bool(np.datetime64(kept) == given)  # type: ignore[call-overload]  # Arrow gave a datetime
-    return isinstance(given, np.generic) or bool(kept == given)
+def _same(scalar: pa.Scalar, given: object) -> bool:
+    """Whether Arrow has kept the value; it drops what is finer than the type."""
+    if hasattr(given, "asm8"):  # a pandas Timestamp or Timedelta
+        given = given.asm8
+    if not isinstance(given, np.generic):
+        return bool(scalar.as_py() == given) if getattr(scalar.type, "unit", None) != "ns" else True
+    unit = getattr(scalar.type, "unit", None)
+    return unit is None or bool(np.asarray(scalar.value).astype(f"{given.dtype.kind}8[{unit}]") == given)
 
 
 def _is_float(value: object) -> bool:

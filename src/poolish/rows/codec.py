@@ -21,8 +21,9 @@ from poolish.rows.fit import fit
 from poolish.rows.infer import widen_all
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal, shown
-from poolish.rows.sizes import check_sizes
+from poolish.rows.sizes import check_shapes, check_sizes
 from poolish.schema import Field, Schema, column_name, describe, is_resolved
+from poolish.schema.arrow import MAX_NESTING
 
 Row = Mapping[str, Any]
 
@@ -97,6 +98,7 @@ class RowCodec:
         try:
             fitted = fit(pa.nulls(n_rows) if array is None else array, field.type)
             check_sizes(fitted, self.limits)
+            check_shapes(fitted)
         except Refusal as refusal:
             raise refusal.explained(first_row + refusal.index, field.name) from None
         if not field.nullable and fitted.null_count:
@@ -176,11 +178,11 @@ def _widened(field: Field, values: Sequence[Any], first_row: int) -> Field:
     return Field(field.name, type_, nullable=field.nullable, role=field.role, feature=hint)
 
 
-def _image_hint(value: Any) -> Any:
+def _image_hint(value: Any, depth: int = 0) -> Any:
     """Hugging Face's feature for an image, or for a list of images; None for anything else."""
     if images.is_image(value):
         return {"_type": "Image"}
-    if isinstance(value, (list, tuple)) and value:
-        inner = _image_hint(value[0])
+    if isinstance(value, (list, tuple)) and value and depth < MAX_NESTING:
+        inner = _image_hint(value[0], depth + 1)
         return None if inner is None else {"_type": "List", "feature": inner}
     return None

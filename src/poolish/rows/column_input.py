@@ -16,7 +16,7 @@ from poolish.rows.fit import fit, one_chunk
 from poolish.rows.infer import widen_all
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal
-from poolish.schema import Schema, canonical, column_name, tensor_type
+from poolish.schema import Schema, canonical, column_name, is_resolved, tensor_type
 from poolish.schema.arrow import check_names
 from poolish.schema.tensor import carrier, carriers_per_value
 
@@ -28,16 +28,26 @@ def check_columns(columns: Any) -> None:
         raise SchemaError(f"columns is a dict of names and arrays, got {kind}; pass {{'name': array}}")
 
 
-def batch_from(columns: Mapping[str, Any], limits: Limits) -> pa.RecordBatch:
-    """One Arrow batch of all columns, which must have the same number of rows."""
+def batch_from(columns: Mapping[str, Any], schema: Schema | None, limits: Limits) -> pa.RecordBatch:
+    """One Arrow batch of all columns, which must have the same number of rows; lists take the types of the schema."""
     check_columns(columns)
     names = [column_name(name) for name in columns]
     check_names(names, "columns")
-    made = [array_from(name, values, limits) for name, values in zip(names, columns.values(), strict=True)]
+    known = {} if schema is None else {field.name: field.type for field in schema if is_resolved(field.type)}
+    made = [_column(name, values, known, limits) for name, values in zip(names, columns.values(), strict=True)]
     if len({len(array) for array in made}) > 1:
         lengths = {name: len(array) for name, array in zip(names, made, strict=True)}
         raise SchemaError(f"columns differ in length: {lengths}; every column needs one value per row")
     return pa.RecordBatch.from_arrays(made, names)
+
+
+def _column(name: str, values: Any, known: Mapping[str, pa.DataType], limits: Limits) -> pa.Array:
+    if name not in known or isinstance(values, (pa.Array, pa.ChunkedArray)) or arrays.is_array(values):
+        return array_from(name, values, limits)
+    try:
+        return _frozen(values, known[name], limits)
+    except Refusal as refusal:
+        raise refusal.explained(refusal.index, name) from None
 
 
 def fitted_columns(columns: Mapping[str, Any], n_rows: int, schema: Schema, limits: Limits) -> dict[str, pa.Array]:
@@ -47,11 +57,8 @@ def fitted_columns(columns: Mapping[str, Any], n_rows: int, schema: Schema, limi
         if name not in schema:
             raise UnknownColumn(f"no column {name!r}; there are {schema.names}")
         field = schema[name]
-        is_list = not isinstance(values, (pa.Array, pa.ChunkedArray)) and not arrays.is_array(values)
         try:
-            array = (
-                _frozen(values, field.type, limits) if is_list else fit(array_from(name, values, limits), field.type)
-            )
+            array = fit(_column(name, values, {name: field.type}, limits), field.type)
         except Refusal as refusal:
             raise refusal.explained(refusal.index, name) from None
         if len(array) != n_rows:

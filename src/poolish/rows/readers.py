@@ -66,6 +66,9 @@ def _present(array: pa.Array) -> Reader:
         return _list(array)
     if kinds.is_struct(type_):
         return _struct(array)
+    if (kinds.is_timestamp(type_) or kinds.is_duration(type_)) and type_.unit == "ns":
+        as_numpy = np.datetime64 if kinds.is_timestamp(type_) else np.timedelta64
+        return lambda i: as_numpy(array[i].value, "ns")  # finer than Python's own times
     return lambda i: array[i].as_py()
 
 
@@ -106,6 +109,18 @@ def _tensor(array: pa.Array) -> Reader:
     if dtype == numpy_dtype(dtype).name:
         return lambda i: rows[i].copy()
     return lambda i: readable(rows[i], dtype)
+
+
+def number_rows(array: pa.Array) -> np.ndarray[Any, Any]:
+    """All numbers of an array without nulls as a NumPy array over the same memory, writable if the memory is."""
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    buffer = array.buffers()[1]
+    if buffer is None:
+        return np.empty(len(array), dtype)
+    values = np.frombuffer(buffer, np.uint8)[
+        array.offset * dtype.itemsize : (array.offset + len(array)) * dtype.itemsize
+    ]
+    return values.view(dtype)
 
 
 def tensor_rows(array: pa.Array) -> np.ndarray[Any, Any]:

@@ -26,6 +26,8 @@ import xxhash
 from poolish import files
 from poolish.errors import CorruptDataError, PoolishError
 from poolish.rows.fit import one_chunk
+from poolish.rows.refusal import Refusal
+from poolish.rows.sizes import check_shapes
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import Schema
 
@@ -157,8 +159,10 @@ def _snapshot(memory: memoryview, footer: dict[str, Any]) -> Snapshot:
         table.validate(full=True)
         ids = np.frombuffer(memory[first : first + sizes["ids"]], "<i8")
         starts = np.frombuffer(memory[first + sizes["ids"] :][: sizes["generations"]], "<i8")
+        for column in table.columns:
+            check_shapes(one_chunk(column))
         snapshot = _from_table(table, ids, starts, footer["next_id"], footer["uuid"])
-    except (pa.ArrowException, PoolishError, KeyError, TypeError, ValueError, OSError) as error:
+    except (Refusal, pa.ArrowException, PoolishError, KeyError, TypeError, ValueError, OSError) as error:
         raise _Damaged(f"its rows cannot be read ({error})") from None
     _check_ids(ids, starts, table.num_rows, footer["next_id"])
     return snapshot

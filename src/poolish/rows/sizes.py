@@ -1,4 +1,4 @@
-"""Whether any cell of an Arrow array is larger than a buffer allows.
+"""Whether any cell of an Arrow array is larger than a buffer allows, or contradicts its own shape.
 
 Rows of Python values are checked one by one as they are frozen; a whole array is looked at only if it is larger than
 the smallest limit, and then in one pass over its offsets.
@@ -13,6 +13,8 @@ import pyarrow.types as kinds
 from poolish.errors import LimitExceeded
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal
+from poolish.schema import TensorType
+from poolish.schema.tensor import carriers_per_value
 
 
 def check_sizes(array: pa.Array, limits: Limits) -> None:
@@ -32,6 +34,47 @@ def check_sizes(array: pa.Array, limits: Limits) -> None:
     elif kinds.is_struct(array.type):
         for i in range(array.type.num_fields):
             check_sizes(array.field(i), limits)
+
+
+def check_shapes(array: pa.Array) -> None:
+    """Refuse ragged tensors whose shape does not say how many values they have: made by hand, or damaged."""
+    type_ = array.type
+    if isinstance(type_, TensorType) and type_.is_ragged:
+        _check_ragged(array.storage, type_)
+    elif kinds.is_large_list(type_) and may_be_ragged(type_):
+        check_shapes(array.flatten())
+    elif kinds.is_struct(type_):
+        for i in range(type_.num_fields):
+            check_shapes(array.field(i))
+
+
+def may_be_ragged(type_: pa.DataType) -> bool:
+    """Whether ragged tensors are somewhere inside."""
+    if kinds.is_large_list(type_):
+        return may_be_ragged(type_.value_type)
+    if kinds.is_struct(type_):
+        return any(may_be_ragged(type_.field(i).type) for i in range(type_.num_fields))
+    return isinstance(type_, TensorType) and type_.is_ragged
+
+
+def _check_ragged(storage: pa.Array, type_: TensorType) -> None:
+    present = storage.is_valid().to_numpy(zero_copy_only=False)
+    data, shape = storage.field("data"), storage.field("shape")
+    if len(storage) == 0:
+        return
+    sizes = np.frombuffer(shape.values.buffers()[1], np.int64)[shape.values.offset :]
+    sizes = sizes[shape.offset * len(type_.shape) :][: len(storage) * len(type_.shape)].reshape(len(storage), -1)
+    with np.errstate(over="ignore"):
+        n_values = sizes.prod(axis=1) * carriers_per_value(type_.dtype)
+    fixed = [size in (None, -1) or sizes[:, i] == size for i, size in enumerate(type_.shape)]
+    right = (n_values == _lengths(data)) & (sizes >= 0).all(axis=1) & (sizes < 1 << 48).all(axis=1)
+    for is_right in fixed:
+        right &= is_right
+    wrong = np.flatnonzero(present & ~right)
+    if len(wrong):
+        row = int(wrong[0])
+        rule = f"a tensor has as many values as its shape {sizes[row].tolist()} says"
+        raise Refusal(rule, int(_lengths(data)[row]), "leave the row out, or make it again").with_index(row)
 
 
 def size_refusal(n_bytes: int, limit: int, name: str, value: object) -> Refusal:

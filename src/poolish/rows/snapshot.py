@@ -23,6 +23,7 @@ from poolish.rows.fit import one_chunk
 from poolish.rows.gather import Taker, taker
 from poolish.rows.live import LiveSet
 from poolish.rows.readers import Reader, reader
+from poolish.rows.refusal import shown
 from poolish.schema import Schema
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Snapshot:
                 return self.to_arrow().slice(first, max(0, last - first))
             return self.get_batch(np.arange(first, last, step))
         if isinstance(index, tuple):
-            raise TypeError(f"rows are chosen in one dimension, got {index!r}; for several rows write [[...]]")
+            raise TypeError(f"rows are chosen by whole numbers, got {index!r}; for several rows write [[...]]")
         return self.get_batch(index)
 
     def _places(self, indices: ArrayLike) -> Int64:
@@ -128,7 +129,7 @@ class Snapshot:
         places = np.empty(len(numbers), np.int64)
         bad = kernels.resolve(numbers, self._n_rows, self._first if self._live is None else self._n_before, places)
         if bad >= 0:
-            raise _beyond(int(numbers[bad]), self._n_rows)
+            raise _beyond(int(numbers[bad]), self._n_rows, f", at place {bad} of the batch")
         return places if self._live is None else self._live.select(places)
 
     @cached_property
@@ -315,12 +316,12 @@ def check_mask(mask: Any) -> NDArray[np.bool_]:
 
 def _row_numbers(indices: ArrayLike, n_rows: int) -> Int64:
     numbers = np.asarray(indices)
-    if numbers.ndim != 1:
-        raise TypeError(f"rows are chosen in one dimension, got shape {numbers.shape}")
-    if numbers.dtype == bool:
-        if len(numbers) != n_rows:
-            raise IndexError(f"a mask has one value per row ({n_rows}), got {len(numbers)}")
+    if numbers.dtype == bool and numbers.ndim > 0:
+        if numbers.shape != (n_rows,):
+            raise IndexError(f"a mask has one value per row ({n_rows}), got shape {numbers.shape}")
         return np.flatnonzero(numbers)
+    if numbers.ndim != 1:
+        raise TypeError(f"rows are chosen by whole numbers in one dimension, got {shown(indices)}")
     if len(numbers) == 0:
         return np.empty(0, np.int64)
     if numbers.dtype.kind == "O" and all(type(number) is int for number in numbers):
@@ -332,7 +333,7 @@ def _row_numbers(indices: ArrayLike, n_rows: int) -> Int64:
     return np.ascontiguousarray(numbers, np.int64)
 
 
-def _beyond(row: int, n_rows: int) -> IndexError:
+def _beyond(row: int, n_rows: int, place: str = "") -> IndexError:
     if n_rows == 0:
-        return IndexError(f"row {row}: there are no rows")
-    return IndexError(f"row {row} of {n_rows} rows; the last is {n_rows - 1}")
+        return IndexError(f"row {row}{place}: there are no rows")
+    return IndexError(f"row {row} of {n_rows} rows{place}; the last is {n_rows - 1}")

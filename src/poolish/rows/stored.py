@@ -4,8 +4,8 @@
               dead       live, but for the tombstones       not written
 
 ``extend`` writes behind ``end``; dropping the oldest moves ``start``; dropping others sets tombstones. Nothing that a
-snapshot shows is ever overwritten. When the dead outnumber three quarters of the living, the living move into new
-memory: each row that leaves pays for moving at most 4/3 rows, and memory stays below three times the payload.
+snapshot shows is ever overwritten. When the dead outnumber three fifths of the living, the living move into new
+memory: each row that leaves pays for moving at most 5/3 rows, and memory stays below three times the payload.
 
 Policies, locks and conversions live elsewhere. Whoever changes rows marks them first and restores the mark on failure.
 """
@@ -237,10 +237,10 @@ class StoredRows:
     def _is_mostly_dead(self) -> bool:
         """By rows, or by bytes: a few rows that left may have been the large ones."""
         n_dead = self.start + self.n_dead
-        if n_dead > MIN_DEAD and 4 * n_dead > 3 * len(self):
+        if n_dead > MIN_DEAD and 5 * n_dead > 3 * len(self):
             return True
         dead, live = self._dead_and_live_bytes()
-        return dead > MIN_DEAD_BYTES and 4 * dead > 3 * live
+        return dead > MIN_DEAD_BYTES and 5 * dead > 3 * live
 
     def _dead_and_live_bytes(self) -> tuple[float, float]:
         """What lies before the window is dead; in the window, tombstones count as rows of average size."""

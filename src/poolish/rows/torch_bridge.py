@@ -13,7 +13,7 @@ import pyarrow.types as kinds
 import torch
 
 from poolish.errors import SchemaError
-from poolish.rows.readers import reader, tensor_rows
+from poolish.rows.readers import number_rows, reader, tensor_rows
 from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype
 
 
@@ -32,7 +32,9 @@ def to_tensor(name: str, array: pa.Array, device: Any, copy: bool) -> Any:
         return _from_tensors(array, device, copy)
     if kinds.is_large_list(type_):
         return _from_lists(name, array, device, copy)
-    return _placed(_shared(array.to_numpy(zero_copy_only=not kinds.is_boolean(type_))), device, copy)
+    if kinds.is_boolean(type_):  # bits in Arrow, bytes in torch
+        return _placed(torch.from_numpy(array.to_numpy(zero_copy_only=False).copy()), device, copy=False)
+    return _placed(_shared(number_rows(array)), device, copy)
 
 
 def _is_numeric(type_: pa.DataType) -> bool:

@@ -15,13 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as kinds
 import xxhash
 
 from poolish import html
 from poolish.errors import BadText, LimitExceeded, SchemaError, UnknownColumn
 from poolish.schema import features as hf
 from poolish.schema.arrow import canonical, check_names, describe
-from poolish.schema.tensor import CARRIED, NATIVE, TENSOR_DTYPES, Shape, dtype_and_shape, is_tensor, tensor_type
+from poolish.schema.tensor import (
+    CARRIED,
+    NATIVE,
+    TENSOR_DTYPES,
+    Shape,
+    dtype_and_shape,
+    is_shape,
+    is_tensor,
+    tensor_type,
+)
 
 if TYPE_CHECKING:
     import datasets
@@ -30,12 +40,17 @@ MAX_COLUMNS = 4096
 
 _SCALARS = {**NATIVE, "bool": pa.bool_(), "string": pa.large_string(), "binary": pa.large_binary(), "null": pa.null()}
 _SCALAR_NAMES = {type_: name for name, type_ in _SCALARS.items()}
-_ALIASES = {
+_ALIASES: dict[Any, str] = {
+    str: "string",
+    bytes: "binary",
+    int: "int64",
+    float: "float64",
+    bool: "bool",
     "str": "string",
+    "text": "string",
     "bytes": "binary",
     "int": "int64",
     "float": "float64",
-    "text": "string",
     "double": "float64",
 }
 
@@ -189,7 +204,7 @@ class Schema:
         >>> Schema.of({"x": "int64"}).fingerprint
         '96dd0d37ceec8683'
         """
-        parts = [[f.name, describe(f.type), f.nullable, f.role, f.feature] for f in self]
+        parts = [[f.name, _told(f.type), f.nullable, f.role, f.feature] for f in self]
         return xxhash.xxh3_64_hexdigest(json.dumps(parts, separators=(",", ":")).encode())
 
     # -- dialects
@@ -232,6 +247,8 @@ class Schema:
     @classmethod
     def from_batch_schema(cls, batch_schema: Iterable[Mapping[str, Any]]) -> Schema:
         """From a provider's promise; every problem is named with the entry it is in."""
+        if not isinstance(batch_schema, Iterable) or isinstance(batch_schema, (str, bytes, Mapping)):
+            raise SchemaError(f"a batch_schema is a list of dicts, got {batch_schema!r}")
         return cls(_field_from_batch(entry, i) for i, entry in enumerate(batch_schema))
 
 
@@ -249,22 +266,34 @@ def column_name(name: object) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def _type_from(dtype: Any, shape: Shape | None, name: str) -> pa.DataType:
+def _told(type_: pa.DataType) -> Any:
+    """A type as JSON in which no name can be mistaken for a type."""
+    if is_tensor(type_):
+        return ["tensor", *dtype_and_shape(type_)]
+    if kinds.is_large_list(type_):
+        return ["list", _told(type_.value_type)]
+    if kinds.is_struct(type_):
+        return ["struct", *([type_.field(i).name, _told(type_.field(i).type)] for i in range(type_.num_fields))]
+    return _SCALAR_NAMES.get(type_) or str(type_)
+
+
+def _type_from(dtype: Any, shape: Any, name: str) -> pa.DataType:
     if isinstance(dtype, pa.DataType):
-        type_ = canonical(dtype)
+        try:
+            type_ = canonical(dtype)
+        except (SchemaError, LimitExceeded) as error:
+            raise type(error)(f"field {name!r}: {error}") from None
         return type_ if shape is None else _shaped(_SCALAR_NAMES.get(type_, str(type_)), shape, name)
     word = _dtype_word(dtype, name)
     if shape is not None:
         return _shaped(word, shape, name)
-    if word in _SCALARS:
-        return _SCALARS[word]
-    return tensor_type(word, ())
+    return _SCALARS[word] if word in _SCALARS else tensor_type(word, ())
 
 
 def _dtype_word(dtype: Any, name: str) -> str:
-    word = _ALIASES.get(dtype, dtype) if isinstance(dtype, str) else _numpy_name(dtype)
-    if dtype is None:  # NumPy would take it for float64
-        word = ""
+    word = _ALIASES.get(dtype, dtype) if isinstance(dtype, (str, type)) else dtype
+    if word is not None and not isinstance(word, str):  # NumPy would take None for float64
+        word = _numpy_name(word)
     if word not in _SCALARS and word not in CARRIED:
         known = ", ".join(sorted({*_SCALARS, *CARRIED}))
         raise SchemaError(f"field {name!r}: unknown dtype {dtype!r}; one of {known}, or any Arrow type")
@@ -278,20 +307,21 @@ def _numpy_name(dtype: Any) -> str:
         return str(dtype).removeprefix("torch.")
 
 
-def _shaped(word: str, shape: Shape, name: str) -> pa.DataType:
-    sizes = tuple(shape)
+def _shaped(word: str, shape: Any, name: str) -> pa.DataType:
+    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else shape
+    if not is_shape(sizes):
+        raise SchemaError(f"field {name!r}: shape {shape!r} is a tuple of sizes >= 0, or None where rows differ")
     if word not in TENSOR_DTYPES:
         raise SchemaError(f"field {name!r}: {word} has no shape; leave shape= out, or use pa.list_(...) for lists")
-    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
-        raise SchemaError(f"field {name!r}: shape {shape!r} must hold sizes >= 0, or None where rows differ")
     return tensor_type(word, sizes)
 
 
 def _batch_field(field: Field) -> dict[str, Any]:
-    if not isinstance(field.dtype, str):
-        raise SchemaError(
-            f"field {field.name!r}: {describe(field.type)} has no place in a batch; use numbers with a shape"
-        )
+    if field.dtype not in TENSOR_DTYPES:
+        told = describe(field.type)
+        raise SchemaError(f"field {field.name!r}: {told} has no place in a batch; use numbers with a shape")
+    if field.nullable:
+        raise SchemaError(f"field {field.name!r}: a batch has no nulls; declare it nullable=False")
     entry = {"name": field.name, "dtype": field.dtype, "shape": list(field.shape or ())}
     return entry if field.role is None else {**entry, "role": field.role}
 
@@ -300,9 +330,14 @@ def _field_from_batch(entry: Any, i: int) -> Field:
     if not isinstance(entry, Mapping) or "name" not in entry or "dtype" not in entry:
         raise SchemaError(f"batch_schema[{i}]: needs 'name' and 'dtype', got {entry!r}")
     unknown = sorted(set(entry) - {"name", "dtype", "shape", "role"})
-    if unknown:
-        raise SchemaError(
-            f"batch_schema[{i}] {entry['name']!r}: unknown key {unknown[0]!r}; name, dtype, shape, role are known"
-        )
-    shape = tuple(entry.get("shape", ()))
-    return Field(entry["name"], entry["dtype"], shape or None, role=entry.get("role"))
+    role = entry.get("role")
+    if unknown or not isinstance(role, str | None):
+        what = f"unknown key {unknown[0]!r}" if unknown else f"role {role!r} is no text"
+        raise SchemaError(f"batch_schema[{i}] {entry['name']!r}: {what}; name, dtype, shape and role are known")
+    shape = entry.get("shape", ())
+    try:
+        if shape is None:
+            raise SchemaError(f"field {entry['name']!r}: shape None; leave it out where a row has one value")
+        return Field(entry["name"], entry["dtype"], None if shape in ((), []) else shape, role=role)
+    except SchemaError as error:
+        raise type(error)(f"batch_schema[{i}]: {error}") from None

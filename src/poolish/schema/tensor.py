@@ -62,6 +62,19 @@ def carriers_per_value(dtype: str) -> int:
     return 1 if dtype in NATIVE else CARRIED[dtype][1]
 
 
+MAX_RANK = 32
+MAX_METADATA_BYTES = 4096
+
+
+def is_shape(shape: object) -> bool:
+    """Whether this is a shape: sizes of 0 and more, None where rows differ, and not more values than can be counted."""
+    if not isinstance(shape, tuple) or len(shape) > MAX_RANK:
+        return False
+    if not all(size is None or (type(size) is int and size >= 0) for size in shape):
+        return False
+    return bool(math.prod(size for size in shape if size) < 1 << 48)
+
+
 class TensorType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no types
     """A tensor that Arrow's ``fixed_shape_tensor`` cannot describe: another dtype, or a shape that varies.
 
@@ -83,9 +96,14 @@ class TensorType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no type
 
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> TensorType:
-        told = json.loads(serialized[:65536])
-        dtype, shape = told["dtype"], tuple(told["shape"])
-        if dtype not in TENSOR_DTYPES or not all(d is None or (type(d) is int and d >= 0) for d in shape):
+        try:
+            told = json.loads(serialized[:MAX_METADATA_BYTES])
+            dtype, shape = told["dtype"], tuple(told["shape"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise SchemaError(
+                "poolish.tensor: its metadata is no JSON of a dtype and a shape; is it damaged?"
+            ) from None
+        if not isinstance(dtype, str) or dtype not in TENSOR_DTYPES or not is_shape(shape):
             raise SchemaError(
                 f"poolish.tensor: unknown dtype or shape {dtype!r} {shape!r}; written by a newer poolish?"
             )
@@ -94,6 +112,10 @@ class TensorType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no type
                 f"poolish.tensor: {dtype}{list(shape)} cannot be stored as {storage_type}; the file is damaged"
             )
         return cls(dtype, shape)
+
+    def __eq__(self, other: object) -> bool:
+        # Arrow's own comparison looks only at the storage, which float8 and bool, [2, 3] and [3, 2] share.
+        return isinstance(other, TensorType) and (self.dtype, self.shape) == (other.dtype, other.shape)
 
     def __hash__(self) -> int:
         return hash((self.dtype, self.shape))
@@ -185,6 +207,24 @@ def readable(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     if dtype.startswith("float8"):
         stored = _float8_values(dtype)[stored]
     return stored
+
+
+def exactly(values: NDArray[Any], dtype: str) -> NDArray[Any] | None:
+    """The inverse of ``readable``: how ``dtype`` stores these float32 values, or None if it cannot hold one of them.
+
+    >>> exactly(np.array([1.5], np.float32), "bfloat16"), exactly(np.array([0.1], np.float32), "bfloat16")
+    (array([16320], dtype=uint16), None)
+    """
+    if dtype == "bfloat16":
+        stored: NDArray[Any] = (values.view(np.uint32) >> 16).astype(np.uint16)
+    elif dtype.startswith("float8"):
+        table = _float8_values(dtype)
+        order = np.argsort(table)  # NaN last
+        found = order[np.minimum(np.searchsorted(table[order], values), 255)].astype(np.uint8)
+        stored = np.where(values == 0, np.where(np.signbit(values), 128, 0), found).astype(np.uint8)
+    else:
+        return None
+    return stored if np.array_equal(readable(stored, dtype), values, equal_nan=True) else None
 
 
 @lru_cache
