@@ -111,8 +111,8 @@ def test_a_lent_dtype_is_not_the_one_that_carries_it(dtype):
     before = facts(buffer)
 
     for stranger in [
-        *(np.ones(2, name) for name in ("uint8", "uint16", "float16", "float32", "float64")),
-        torch.ones(2),
+        *(np.ones(2, name) for name in ("uint8", "uint16", "float16", "float64")),
+        np.full(2, 0.1, np.float32),
     ]:
         with pytest.raises(SchemaError, match="column 'x'"):
             buffer.append({"x": stranger})
@@ -133,6 +133,21 @@ def test_bare_arrays_and_tensors_are_rows_of_one_column():
 
     assert plain(arrays.to_pydict()) == plain({"tensor": [np.arange(3), np.arange(3), np.ones(3, int)]})
     assert tensors.to_torch()["tensor"].tolist() == [[0, 1, 2], [1, 1, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("shape", [(4,), (None,)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_rows_of_a_lent_dtype_can_be_appended_again(dtype, shape):
+    """They are read as float32; float32 that the column holds exactly is taken, so reading and appending agree."""
+    given = torch.tensor([0.5, -0.0, 3.0, -448.0]).to(dtype)
+    buffer = DatasetBuffer(schema=[Field("x", dtype, shape=shape)])
+    buffer.append({"x": given})
+
+    buffer.append(buffer[0])
+    buffer.append([buffer[0]])
+    buffer.append_columns({"x": [buffer[0]["x"]]})
+
+    assert [bits(tensor) for tensor in buffer.to_torch()["x"]] == [bits(given)] * 4
 
 
 ALIKE = {
@@ -257,6 +272,22 @@ def test_a_tensor_changed_after_append_does_not_reach_the_buffer(way):
     lent.fill_(9)
 
     assert buffer.to_torch()["x"].tolist() == buffer.to_torch()["y"].tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_generator_may_fill_one_tensor_again_and_again(dtype):
+    """Each sample is copied before the next is made."""
+
+    def filled():
+        tensor = torch.zeros(2, dtype=dtype)
+        for i in range(3):
+            yield {"x": tensor.fill_(i), "n": tensor[0]}
+
+    buffer = DatasetBuffer()
+    buffer.append(filled())
+
+    assert buffer.to_torch()["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert buffer.to_torch()["n"].tolist() == [0, 1, 2]
 
 
 # -- shapes

@@ -149,6 +149,7 @@ def test_a_row_that_was_read_can_be_appended_again(kind):
 
     assert plain(column(buffer)[n_rows:]) == plain(column(buffer)[:n_rows])
     assert plain(column(mapped)) == plain(column(buffer))
+    assert mapped.schema == buffer.schema
 
 
 @pytest.mark.parametrize(

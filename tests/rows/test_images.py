@@ -108,6 +108,22 @@ def test_a_picture_changed_after_append_does_not_reach_the_buffer():
     np.testing.assert_array_equal(np.asarray(decoded(buffer, 1)), PIXELS[..., :3])
 
 
+def test_a_generator_may_draw_into_one_picture_again_and_again():
+    """Each sample is copied before the next is drawn."""
+
+    def drawn(wrap):
+        image = Image.new("L", (1, 1))
+        for shade in (10, 20, 30):
+            image.putpixel((0, 0), shade)
+            yield wrap(image)
+
+    for wrap in (lambda image: image, lambda image: {"image": image}):
+        buffer = DatasetBuffer()
+        buffer.append(drawn(wrap))
+
+        assert [decoded(buffer, i).getpixel((0, 0)) for i in range(3)] == [10, 20, 30]
+
+
 def psd():
     return io.BytesIO(b"8BPS" + struct.pack(">H6xHIIHH", 1, 3, 2, 2, 8, 3) + b"\0" * 40)
 

@@ -199,6 +199,8 @@ class BufferMachine(RuleBasedStateMachine):
         open_names = [name for name in self.names if schema is None or not is_resolved(schema[name].type)]
         names = data.draw(st.lists(st.sampled_from(self.names), unique=True), "columns") if self.names else []
         names = [name for name in names if name not in open_names]
+        if not names:
+            return
         n_ids = self.model.next_id
         ids = data.draw(st.lists(st.integers(0, n_ids - 1), max_size=6), "ids") if n_ids else []
         keys = range(self.next_key, self.next_key + len(ids))
@@ -318,7 +320,6 @@ class BufferMachine(RuleBasedStateMachine):
         seen += [self.keys(row) for row in rows]
         assert seen == [[key] for key in expected]
 
-    @precondition(lambda self: self.model.next_id)
     @rule()
     def derive(self) -> None:
         """map and filter make buffers of their own."""
@@ -503,6 +504,7 @@ def from_torch(column: Any, i: int, like: Any) -> Any:
     return value.numpy() if isinstance(like, np.ndarray) else value.tolist()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # datasets, over a NaN that signals
 @settings(max_examples=times(30))
 @given(COLUMNS, st.integers(0, 20), st.sampled_from([0.0, 0.3]), POLICIES)
 def test_hugging_face_shows_the_same_rows(names, n, nulls, by):

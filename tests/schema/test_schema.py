@@ -391,8 +391,10 @@ def test_a_nullable_field_has_no_place_in_a_batch():
 # -- fingerprints
 
 PINNED = {
-    "empty": (Schema([]), "c314ccef2d0a1ad5"),
-    "int": (Schema.of({"x": "int64"}), "4d6e38db5f2c3db8"),
+    "empty": (Schema([]), "831154110e30ac6a"),
+    "int": (Schema.of({"x": "int64"}), "96dd0d37ceec8683"),
+    "tensor": (Schema([Field("café", "float32", shape=(None, 3), nullable=True, role="input")]), "d59ed818eb44778d"),
+    "wide": (WIDE, "9fb981abfcab42d3"),
 }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from poolish.errors import SchemaError
 from poolish.rows.refusal import Refusal
 from poolish.schema import column_name, numpy_dtype
+from poolish.schema.arrow import MAX_NESTING
 from poolish.schema.tensor import TENSOR_DTYPES
 
 Array = np.ndarray[Any, Any]
@@ -72,7 +73,7 @@ def _name(key: object) -> str:
         raise Refusal("keys are text that is not empty and has a UTF-8 form", key, "rename the key") from None
 
 
-def held(value: Any) -> Any:
+def held(value: Any, depth: int = 0) -> Any:
     """The value, or a copy where somebody could still change it: generators hand out one array again and again."""
     if isinstance(value, np.ndarray):
         return value.copy()
@@ -80,10 +81,14 @@ def held(value: Any) -> Any:
         return value.detach().clone()
     if isinstance(value, bytearray):
         return bytes(value)
+    if depth > MAX_NESTING:  # it will be refused anyway
+        return value
     if isinstance(value, list):
-        return [held(part) for part in value] if not _UNCHANGING.issuperset(map(type, value)) else list(value)
+        if _UNCHANGING.issuperset(map(type, value)):
+            return list(value)
+        return [held(part, depth + 1) for part in value]
     if isinstance(value, dict):
-        return {key: held(part) for key, part in value.items()}
+        return {key: held(part, depth + 1) for key, part in value.items()}
     return value
 
 

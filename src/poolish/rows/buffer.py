@@ -26,8 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from poolish import seeds
 from poolish.errors import ConfigError
-from poolish.rows import normalizers, retention, show
-from poolish.rows.codec import RowCodec
+from poolish.rows import arrays, normalizers, retention, show
+from poolish.rows.codec import RowCodec, kept_types
 from poolish.rows.draft import Draft, joined
 from poolish.rows.limits import Limits
 from poolish.rows.normalizers import ROWS
@@ -87,12 +87,13 @@ class DatasetBuffer(ReadsSnapshots):
         self._may_be_missing: frozenset[str] = frozenset()
         self._current: Snapshot | None = None
         if schema is not None:
-            self._declare(Schema.of(schema))
+            declared = Schema.of(schema)
+            self._declare(declared, may_be_missing=frozenset(field.name for field in declared if field.nullable))
         with _fork_lock:
             _all_buffers.add(self)
 
-    def _declare(self, schema: Schema) -> None:
-        self._may_be_missing = frozenset(field.name for field in schema if field.nullable)
+    def _declare(self, schema: Schema, may_be_missing: frozenset[str]) -> None:
+        self._may_be_missing = may_be_missing
         self._codec = RowCodec(schema, self.limits, self._may_be_missing)
         self._stored = StoredRows(schema)
 
@@ -285,8 +286,10 @@ class DatasetBuffer(ReadsSnapshots):
             return asked[~found]
 
     def map(self, function: Callable[[dict[str, Any]], Any]) -> DatasetBuffer:
-        """A new buffer with ``function(row)`` for every row."""
-        return self._derived(self._calls(function, self.snapshot()))
+        """A new buffer with ``function(row)`` for every row; a name that stays keeps its type where the values fit."""
+        rows = self.snapshot()
+        mapped = [arrays.held(result) for result in self._calls(function, rows)]
+        return self._derived(mapped, kept_types(rows.schema, mapped, self.limits))
 
     def filter(self, keep: Any) -> DatasetBuffer:
         """A new buffer with the rows for which ``keep(row)`` is true; a mask or an Arrow expression works too."""
@@ -313,8 +316,10 @@ class DatasetBuffer(ReadsSnapshots):
                 )
                 raise
 
-    def _derived(self, samples: Any) -> DatasetBuffer:
+    def _derived(self, samples: Any, schema: Schema | None = None) -> DatasetBuffer:
         buffer = DatasetBuffer(self._max_size, self._drop_strategy, seed=self._seed, limits=self.limits)
+        if schema is not None:
+            buffer._declare(schema, may_be_missing=frozenset())
         buffer.append(samples)
         return buffer
 

@@ -241,10 +241,18 @@ def is_bytes_view(value: object) -> bool:
 class OtherCell(Cell):
     """Times, decimals, UUIDs: what Arrow converts by itself, exactly."""
 
+    def __init__(self, type_: pa.DataType, limits: Limits) -> None:
+        super().__init__(type_, limits)
+        # Python's own times end at microseconds, so finer ones are kept as the number they are.
+        self._in_nanoseconds = getattr(type_, "unit", None) == "ns"
+
     def _freeze(self, value: object) -> Frozen:
         value = arrays.scalar(value)
-        if isinstance(value, (np.datetime64, np.timedelta64)) and np.isnat(value):
-            raise self.refuse(value, "use None for a time that is missing")
+        if isinstance(value, (np.datetime64, np.timedelta64)):
+            if np.isnat(value):
+                raise self.refuse(value, "use None for a time that is missing")
+            if self._in_nanoseconds:
+                return self._nanoseconds(value)
         try:
             scalar = pa.scalar(value, self.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -255,15 +263,18 @@ class OtherCell(Cell):
             raise self.refuse(value, "round it yourself, or declare a finer type with schema=")
         return scalar.value if self._in_nanoseconds else scalar.as_py()
 
+    def _nanoseconds(self, value: np.datetime64 | np.timedelta64) -> int:
+        """The way back of what a row shows: in a column with a time zone, NumPy's times are UTC."""
+        kind = "M" if kinds.is_timestamp(self.type) else "m"
+        exact = value.astype(f"{kind}8[ns]") if value.dtype.kind == kind else None
+        if exact is None or exact.astype(value.dtype) != value:
+            raise self.refuse(value)
+        return int(exact.astype(np.int64))
+
     def build(self, frozen: Sequence[Frozen]) -> pa.Array:
         if self._in_nanoseconds:
             return pa.array(frozen, pa.int64()).cast(self.type)
         return super().build(frozen)
-
-    @property
-    def _in_nanoseconds(self) -> bool:
-        """Python's own times end at microseconds, so these are kept as the number they are."""
-        return getattr(self.type, "unit", None) == "ns" and not kinds.is_time(self.type)
 
 
 class ListCell(Cell):
@@ -432,7 +443,7 @@ _CELLS: list[tuple[Callable[[pa.DataType], bool], type[Cell]]] = [
 
 
 def _exact_array(cell: Cell, value: object, dtype: str) -> np.ndarray[Any, Any]:
-    """The array as ``dtype`` stores it; NumPy's float32 may stand for a dtype it lacks, as it does when rows are read."""
+    """The array as ``dtype`` stores it; NumPy's float32 may stand for a dtype it lacks, as it does in rows read."""
     given, array = _array(cell, value)
     stored = exactly(array, dtype) if given == "float32" != dtype and isinstance(value, np.ndarray) else None
     if stored is not None:

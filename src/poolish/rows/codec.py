@@ -6,6 +6,7 @@ names the row, counted from the first sample of the append, and the column.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -186,3 +187,23 @@ def _image_hint(value: Any, depth: int = 0) -> Any:
         inner = _image_hint(value[0], depth + 1)
         return None if inner is None else {"_type": "List", "feature": inner}
     return None
+
+
+def kept_types(known: Schema, rows: Sequence[Any], limits: Limits) -> Schema | None:
+    """A schema for rows made from others: the type a name had before, where every new value fits it, else open."""
+    if not rows or not all(isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows):
+        return None
+    names = list(_with_names(rows[0], 0))
+    columns = columns_of(rows, names, ())
+    return Schema(_kept(known, name, values, limits) for name, values in zip(names, columns, strict=True))
+
+
+def _kept(known: Schema, name: str, values: Sequence[Any], limits: Limits) -> Field:
+    if name in known:
+        try:
+            cell_of(known[name].type, limits).freeze_many(values)
+        except Refusal:
+            pass  # another type now: the values decide
+        else:
+            return dataclasses.replace(known[name], nullable=True)
+    return Field(name, "null", nullable=True)

@@ -66,9 +66,9 @@ def _present(array: pa.Array) -> Reader:
         return _list(array)
     if kinds.is_struct(type_):
         return _struct(array)
-    if (kinds.is_timestamp(type_) or kinds.is_duration(type_)) and type_.unit == "ns":
+    if getattr(type_, "unit", None) == "ns":  # finer than Python's own times
         as_numpy = np.datetime64 if kinds.is_timestamp(type_) else np.timedelta64
-        return lambda i: as_numpy(array[i].value, "ns")  # finer than Python's own times
+        return lambda i: as_numpy(array[i].value, "ns")
     return lambda i: array[i].as_py()
 
 
