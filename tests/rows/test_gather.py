@@ -105,3 +105,22 @@ def test_nulls_without_a_type_are_taken():
     """A column of nothing."""
     assert taker(pa.nulls(3))(np.array([2, 0])).to_pylist() == [None, None]
     assert reader(pa.nulls(3))(1) is None
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_nulls_inside_lists_of_one_length_are_taken(first):
+    """A tensor has none, but Arrow's own nulls of such a type have nulls all the way down."""
+    pairs = pa.list_(pa.int64(), 2)
+    for array in (pa.array([[1, None], [3, 4], None, [None, 6]], pairs), pa.nulls(4, pairs)):
+        expected = array.to_pylist()[first:]
+
+        taken = taker(array.slice(first))(np.arange(len(expected))[::-1].copy())
+
+        assert taken.to_pylist() == expected[::-1]
+
+
+def test_texts_in_lists_of_one_length_are_taken():
+    """Elements of any width, from a slice."""
+    array = pa.array([["a", "b"], ["c", "dd"], None, ["", "f"]], pa.list_(pa.large_string(), 2))
+
+    assert taker(array.slice(1))(np.array([2, 0, 1])).to_pylist() == [["", "f"], ["c", "dd"], None]

@@ -73,11 +73,8 @@ class Operation:
 IDS = [0, 3, 10, 3]
 OPERATIONS = {
     "first append": Operation(lambda _: DatasetBuffer(), lambda b: b.append(new_rows(0, 5))),
-    "one row": Operation(lambda _: filled(), lambda b: b.append(new_rows(50, 1)[0])),
-    "one row too many to wait": Operation(
-        lambda _: filled(),
-        lambda b: [b.append(row) for row in new_rows(50, 1)],
-    ),
+    "one row": Operation(lambda _: watched(), lambda b: b.append(new_rows(50, 1)[0])),
+    "one row too many to wait": Operation(lambda _: filled(), lambda b: b.append(new_rows(50, 1)[0])),
     "many rows": Operation(lambda _: filled(), lambda b: b.append(new_rows(50, 30, nulls=0.3))),
     "columns": Operation(lambda _: filled(), lambda b: b.append_columns(columns_of(NAMES, new_rows(50, 30)))),
     "many over a random half": Operation(

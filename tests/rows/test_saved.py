@@ -172,9 +172,9 @@ def parts_of(content: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     return footer, parts
 
 
-def signed(footer: dict[str, Any] | bytes, parts: dict[str, bytes]) -> bytes:
+def signed(footer: dict[str, Any] | bytes, parts: dict[str, bytes], magic: bytes = MAGIC) -> bytes:
     """A file whose checksums are right, whatever is in it."""
-    body = MAGIC.ljust(64, b"\0") + b"".join(parts.values())
+    body = magic.ljust(64, b"\0") + b"".join(parts.values())
     if isinstance(footer, dict):
         told = {**footer, "xxh3": xxhash.xxh3_64_hexdigest(body)}
         told.setdefault("bytes", {name: len(part) for name, part in parts.items()})
@@ -209,6 +209,34 @@ def test_the_format_is_as_it_is_described(tmp_path):
         "seed": 4,
         "kind": "rows",
     }
+
+
+def test_the_same_buffer_is_the_same_bytes(tmp_path):
+    """Saving twice, or loading and saving, changes nothing, so files can be compared by their checksums."""
+    buffer = small_buffer()
+
+    for name, each in (("a", buffer), ("b", buffer)):
+        each.save(tmp_path / name)
+    DatasetBuffer.load(tmp_path / "a").save(tmp_path / "c")
+
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert parts_of((tmp_path / "a").read_bytes()) == parts_of((tmp_path / "c").read_bytes())
+
+
+def test_a_file_of_version_1_can_be_read_for_ever():
+    """Written by poolish 0.1.0: what it holds, and what chance would have brought next, is known."""
+    loaded = DatasetBuffer.load(Path(__file__).with_name("saved_version_1.rows"))
+
+    assert loaded.to_pydict()["text"] == ["süß", None, "🥖"]
+    assert plain(loaded.to_pydict()["vector"]) == plain([np.full(2, i, np.float32) for i in (1, 3, 4)])
+    assert plain(loaded.to_pydict()["waves"]) == plain([np.arange(i, dtype=np.int16) for i in (1, 3, 4)])
+    assert loaded.to_pydict()["struct"] == [{"x": 1, "tags": []}, None, {"x": 4, "tags": ["a", "b"]}]
+    assert (loaded.ids.tolist(), loaded.generations, loaded.next_id) == ([1, 3, 4], [(0, 3), (3, 5)], 5)
+    assert (loaded.uuid, loaded.max_size, loaded.drop_strategy) == ("00112233445566778899aabbccddeeff", 3, "random")
+    for key in range(5, 30):
+        loaded.append({"key": key, "text": "", "vector": np.zeros(2, np.float32), "waves": None, "struct": None})
+    assert loaded.to_pydict()["key"] == [20, 27, 29]
+    assert loaded.sample(2)["key"].to_pylist() == [29, 20]
 
 
 # Damage -------------------------------------------------------------------------------------------------------
@@ -377,6 +405,14 @@ def test_a_footer_that_makes_no_sense_is_damage(saved, fault):
 def test_a_footer_that_is_none_is_damage(saved, footer):
     """Not JSON, not an object, nested without end, or empty."""
     assert verdict(saved, signed(footer, parts_of(saved.read_bytes())[1])) == "found"
+
+
+def test_a_file_of_another_kind_is_damage(saved):
+    """Checksums that happen to be right do not make a buffer of it."""
+    footer, parts = parts_of(saved.read_bytes())
+
+    assert verdict(saved, signed(footer, parts)) == "taken for good"
+    assert verdict(saved, signed(footer, parts, b"POOLROW2")) == "found"
 
 
 IDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish.rows import stored
+from poolish.rows import memory, stored
 from poolish.rows.snapshot import Snapshot
 from poolish.rows.stored import StoredRows
 from poolish.schema import Schema
@@ -179,6 +179,24 @@ def test_a_few_large_rows_that_left_make_room():
 
     assert rows.n_bytes < 10_000
     assert keys(rows) == list(range(10, 60))
+
+
+def test_no_room_to_move_is_no_reason_to_keep_rows(tidy, monkeypatch):
+    """Thinning needs no new memory: without it the rows stay where they are, and the next change tries again."""
+    rows = stored_rows(100)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "_allocate", no_memory)
+        rows.keep(np.arange(0, 100, 10), 100)
+        assert rows.end == 100
+
+    assert keys(rows) == list(range(0, 100, 10))
+    rows.drop(range(1))
+    assert rows.end == 9
+    assert keys(rows) == list(range(10, 100, 10))
+
+
+def no_memory(n_bytes: int) -> None:
+    raise MemoryError(n_bytes)
 
 
 @pytest.mark.parametrize("thin", ["window", "tombstones"])

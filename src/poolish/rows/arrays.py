@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import SchemaError
+from poolish.rows import images
 from poolish.rows.refusal import Refusal
 from poolish.schema import column_name, numpy_dtype
 from poolish.schema.arrow import MAX_NESTING
@@ -81,6 +82,8 @@ def held(value: Any, depth: int = 0) -> Any:
         return value.detach().clone()
     if isinstance(value, bytearray):
         return bytes(value)
+    if images.is_image(value):  # a file that is not decoded yet is decoded later, once its size has been checked
+        return value if getattr(value, "tile", None) else value.copy()
     if depth > MAX_NESTING:  # it will be refused anyway
         return value
     if isinstance(value, list):

@@ -174,9 +174,15 @@ def _widened(field: Field, values: Sequence[Any], first_row: int) -> Field:
         raise refusal.explained(first_row + refusal.index, field.name) from None
     if type_ == field.type:
         return field
+    return Field(field.name, type_, nullable=field.nullable, role=field.role, feature=image_hint(values))
+
+
+def image_hint(values: Any) -> str | None:
+    """Hugging Face's feature for a column of images, or of lists of images; None for any other."""
+    if not isinstance(values, (list, tuple)):
+        return None
     feature = next((hint for hint in map(_image_hint, values) if hint is not None), None)
-    hint = None if feature is None else json.dumps(feature)
-    return Field(field.name, type_, nullable=field.nullable, role=field.role, feature=hint)
+    return None if feature is None else json.dumps(feature)
 
 
 def _image_hint(value: Any, depth: int = 0) -> Any:
@@ -186,6 +192,9 @@ def _image_hint(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)) and value and depth < MAX_NESTING:
         inner = _image_hint(value[0], depth + 1)
         return None if inner is None else {"_type": "List", "feature": inner}
+    if isinstance(value, dict) and depth < MAX_NESTING:
+        parts = {name: _image_hint(part, depth + 1) for name, part in value.items()}
+        return parts if any(part is not None for part in parts.values()) else None
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array as array_module
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,13 +11,13 @@ import pyarrow as pa
 
 from poolish.errors import SchemaError, UnknownColumn
 from poolish.rows import arrays
-from poolish.rows.cells import cell_of
-from poolish.rows.codec import null_refused
+from poolish.rows.cells import cell_of, is_bytes_view
+from poolish.rows.codec import image_hint, null_refused
 from poolish.rows.fit import fit, one_chunk
 from poolish.rows.infer import widen_all
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal
-from poolish.schema import Schema, canonical, column_name, is_resolved, tensor_type
+from poolish.schema import Field, Schema, canonical, column_name, is_resolved, tensor_type
 from poolish.schema.arrow import check_names
 from poolish.schema.tensor import carrier, carriers_per_value
 
@@ -38,11 +39,16 @@ def batch_from(columns: Mapping[str, Any], schema: Schema | None, limits: Limits
     if len({len(array) for array in made}) > 1:
         lengths = {name: len(array) for name, array in zip(names, made, strict=True)}
         raise SchemaError(f"columns differ in length: {lengths}; every column needs one value per row")
-    return pa.RecordBatch.from_arrays(made, names)
+    hints = [image_hint(values) for values in columns.values()]
+    fields = [
+        Field(name, array.type, nullable=True, feature=hint)
+        for name, array, hint in zip(names, made, hints, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(made, schema=Schema(fields).to_arrow())
 
 
 def _column(name: str, values: Any, known: Mapping[str, pa.DataType], limits: Limits) -> pa.Array:
-    if name not in known or isinstance(values, (pa.Array, pa.ChunkedArray)) or arrays.is_array(values):
+    if name not in known or not isinstance(values, (list, tuple)):
         return array_from(name, values, limits)
     try:
         return _frozen(values, known[name], limits)
@@ -72,6 +78,10 @@ def fitted_columns(columns: Mapping[str, Any], n_rows: int, schema: Schema, limi
 def array_from(name: str, values: Any, limits: Limits) -> pa.Array:
     """A column of any origin as an Arrow array in a type poolish keeps; numbers in arrays are not copied."""
     try:
+        if isinstance(values, (memoryview, array_module.array)) and not is_bytes_view(values):
+            values = np.asarray(values)
+        if hasattr(values, "__arrow_c_stream__") and not isinstance(values, pa.ChunkedArray):  # a Series
+            values = pa.chunked_array(values)
         if isinstance(values, pa.ChunkedArray):
             values = one_chunk(values)
         if isinstance(values, pa.Array):
@@ -83,7 +93,7 @@ def array_from(name: str, values: Any, limits: Limits) -> pa.Array:
 
 
 def _listed(values: Any) -> list[Any]:
-    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
+    if isinstance(values, (str, bytes, bytearray, memoryview, Mapping)) or not hasattr(values, "__iter__"):
         raise Refusal("a column has one value per row", values, "pass a list or an array")
     return list(values)
 

@@ -206,14 +206,15 @@ def _imported(value: Any) -> Iterator[pa.RecordBatch]:
     """The batches of another library's table, as they come; what it cannot export is told in our words."""
     _refuse_addresses(value)
     try:
+        value = _with_index(value)
         if hasattr(value, "__arrow_c_stream__"):
             reader = pa.RecordBatchReader.from_stream(value)
             batches, schema = iter(reader), reader.schema
         else:
             batches, schema = iter([pa.record_batch(value)]), None
         first = next(batches, None)
-        yield _without_index(pa.RecordBatch.from_pylist([], schema=schema) if first is None else first)
-        yield from map(_without_index, batches)
+        yield pa.RecordBatch.from_pylist([], schema=schema) if first is None else first
+        yield from batches
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SchemaError(
             f"{type(value).__name__} cannot be read as a table through Arrow ({error}); "
@@ -231,11 +232,12 @@ def _refuse_addresses(value: Any) -> None:
             raise SchemaError(f"column {name!r}: Arrow cannot carry polars' Object; convert the column first")
 
 
-def _without_index(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Pandas exports an index without a name as a column; a frame that was merely filtered would bring one."""
-    if b"pandas" not in (batch.schema.metadata or {}):
-        return batch
-    return batch.select([name for name in batch.schema.names if not name.startswith("__index_level_")])
+def _with_index(value: Any) -> Any:
+    """A pandas frame whose index is a column if it has a name; left to itself, pandas decides by the index's values."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(value, pandas.DataFrame):
+        return value
+    return value.reset_index(drop=all(name is None for name in value.index.names))
 
 
 def _kept_empty(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:

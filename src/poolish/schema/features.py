@@ -72,14 +72,36 @@ def to_features(fields: Iterable[Field]) -> datasets.Features:
 def _feature(field: Field) -> Any:
     import datasets
 
-    if field.feature is not None:
-        try:
-            hinted = datasets.Features.from_dict({"feature": json.loads(field.feature)})
-            if _agrees(hinted.arrow_schema.field("feature").type, field.type):
-                return hinted["feature"]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            pass  # a hint that is none: the type decides
-    return feature_of(field.type, field.name)
+    try:
+        hint = json.loads(field.feature or "null")
+        hinted = datasets.Features.from_dict({"feature": hint})
+        if hint is not None and _agrees(hinted.arrow_schema.field("feature").type, field.type):
+            return hinted["feature"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        hint = _json_or_none(field.feature)  # no whole feature, but it may say where the images are
+    return _with_images(hint, field.type, field.name)
+
+
+def _json_or_none(text: str | None) -> Any:
+    try:
+        return json.loads(text or "null")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _with_images(hint: Any, type_: pa.DataType, name: str) -> Any:
+    """The feature for a type, with Image where a hint of the same form says so."""
+    import datasets
+
+    told = hint if isinstance(hint, dict) else {}
+    if told.get("_type") == "Image" and kinds.is_large_binary(type_):
+        return datasets.Image()
+    if told.get("_type") == "List" and kinds.is_large_list(type_):
+        return datasets.List(_with_images(told.get("feature"), type_.value_type, name))
+    if told and "_type" not in told and kinds.is_struct(type_):
+        fields = [type_.field(i) for i in range(type_.num_fields)]
+        return {field.name: _with_images(told.get(field.name), field.type, name) for field in fields}
+    return feature_of(type_, name)
 
 
 def _agrees(hinted: pa.DataType, type_: pa.DataType) -> bool:
