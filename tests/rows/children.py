@@ -15,8 +15,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from tests.effort import times
+
 #: A child that works needs seconds; one that is still there after this hangs.
-HANGS_AFTER_S = 120
+HANGS_AFTER_S = times(120)
 
 
 class ChildDied(AssertionError):

@@ -11,11 +11,12 @@ import decimal
 import math
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nst
 
-from poolish import DatasetBuffer
+from poolish import DatasetBuffer, Field
 from poolish.errors import PoolishError
 from tests.rows.facts import WAYS, facts
 
@@ -26,7 +27,9 @@ SCALARS = st.one_of(
     st.integers(-3, 3),
     st.integers(-(2**65), 2**65),
     st.floats(width=64),
-    st.sampled_from([2**53, 2**53 + 1, 2.0**53, -(2**63), 2**63 - 1, 2**63, np.int8(5), np.uint64(2**63), np.float32(0.1)]),
+    st.sampled_from(
+        [2**53, 2**53 + 1, 2.0**53, -(2**63), 2**63 - 1, 2**63, np.int8(5), np.uint64(2**63), np.float32(0.1)]
+    ),
     TEXT,
     st.binary(max_size=3),
     st.datetimes(),
@@ -34,7 +37,9 @@ SCALARS = st.one_of(
     st.times(),
     st.timedeltas(),
     st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-1000, max_value=1000),
-    st.sampled_from([object(), ..., {1}, range(2), 1j, np.datetime64("NaT"), np.timedelta64(5, "D"), np.array(3), np.str_("x")]),
+    st.sampled_from(
+        [object(), ..., {1}, range(2), 1j, np.datetime64("NaT"), np.timedelta64(5, "D"), np.array(3), np.str_("x")]
+    ),
 )
 ARRAYS = nst.arrays(
     st.sampled_from(["?", "<i2", ">i4", "<f4", "f8", "c8", "M8[us]", "<U2", "O"]),
@@ -42,7 +47,10 @@ ARRAYS = nst.arrays(
 )
 VALUES = st.recursive(
     SCALARS | ARRAYS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "", "\u00e9", "e\u0301"]), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "b", "", "\u00e9", "e\u0301"]), inner, max_size=2)
+    ),
     max_leaves=6,
 )
 
@@ -55,7 +63,10 @@ def mostly_alike(draw):
 COLUMNS = st.one_of(
     mostly_alike(VALUES),
     mostly_alike(SCALARS),
-    *(mostly_alike(st.one_of(st.none(), kind)) for kind in (st.integers(-(2**63), 2**63 - 1), st.floats(), TEXT, st.datetimes(), ARRAYS)),
+    *(
+        mostly_alike(st.one_of(st.none(), kind))
+        for kind in (st.integers(-(2**63), 2**63 - 1), st.floats(), TEXT, st.datetimes(), ARRAYS)
+    ),
     mostly_alike(st.lists(st.lists(st.integers(0, 9) | st.none(), max_size=2), max_size=2)),
     mostly_alike(st.fixed_dictionaries({"a": st.none() | st.floats(), "b": st.lists(TEXT, max_size=2)})),
 )
@@ -69,18 +80,35 @@ def is_kept(got, gave):
         gave = gave.tolist()
     if isinstance(gave, np.ndarray) and gave.ndim:
         native = gave.astype(gave.dtype.newbyteorder("="))
-        return isinstance(got, np.ndarray) and got.dtype == native.dtype and got.shape == native.shape and got.tobytes() == native.tobytes()
+        return (
+            isinstance(got, np.ndarray)
+            and got.dtype == native.dtype
+            and got.shape == native.shape
+            and got.tobytes() == native.tobytes()
+        )
     gave = gave[()] if isinstance(gave, np.ndarray) else gave
     if isinstance(gave, (list, tuple)):
         return isinstance(got, list) and len(got) == len(gave) and all(map(is_kept, got, gave))
     if isinstance(gave, dict):
         given = {"\u00e9" if name == "e\u0301" else name: part for name, part in gave.items()}
-        return isinstance(got, dict) and got.keys() == given.keys() and all(is_kept(got[name], given[name]) for name in got)
+        return (
+            isinstance(got, dict)
+            and got.keys() == given.keys()
+            and all(is_kept(got[name], given[name]) for name in got)
+        )
     return is_same_scalar(got, gave)
 
 
 def is_same_scalar(got, gave):
-    sorts = [(bool, np.bool_), (int, float, complex, np.number, decimal.Decimal), str, bytes, (dt.date, np.datetime64), dt.time, (dt.timedelta, np.timedelta64)]
+    sorts = [
+        (bool, np.bool_),
+        (int, float, complex, np.number, decimal.Decimal),
+        str,
+        bytes,
+        (dt.date, np.datetime64),
+        dt.time,
+        (dt.timedelta, np.timedelta64),
+    ]
     if not any(isinstance(got, sort) and isinstance(gave, sort) for sort in sorts):
         return False
     if isinstance(gave, (float, np.floating)) and math.isnan(gave):
@@ -139,4 +167,62 @@ def test_an_update_is_made_exactly_or_not_at_all(first, second):
         assert facts(buffer) == before
     else:
         assert all(map(is_kept, buffer.to_pydict()["x"], new))
+        buffer.to_arrow().validate(full=True)
+
+
+def arrow_values(type_):
+    """Values of an Arrow type, the awkward ones among them."""
+    if pa.types.is_integer(type_):
+        bounds = np.iinfo(type_.to_pandas_dtype())
+        return st.integers(int(bounds.min), int(bounds.max)) | st.integers(0, 3)
+    if pa.types.is_floating(type_):
+        return st.floats(width=type_.bit_width) | st.sampled_from([0.0, 1.0, 2.0**31, 2.0**53, 2.0**63])
+    if pa.types.is_list(type_):
+        return st.lists(st.none() | arrow_values(type_.value_type), max_size=3)
+    if pa.types.is_fixed_size_list(type_):
+        return st.lists(arrow_values(type_.value_type), min_size=type_.list_size, max_size=type_.list_size)
+    if pa.types.is_struct(type_):
+        return st.fixed_dictionaries({field.name: st.none() | arrow_values(field.type) for field in type_})
+    return _OTHER_VALUES[type_]
+
+
+_OTHER_VALUES = {
+    pa.bool_(): st.booleans(),
+    pa.string(): st.text(max_size=3),
+    pa.binary(): st.binary(max_size=3),
+    pa.date32(): st.dates(),
+    pa.timestamp("s"): st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2100, 1, 1)).map(
+        lambda t: t.replace(microsecond=0)
+    ),
+    pa.timestamp("us"): st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2100, 1, 1)),
+    pa.duration("ms"): st.timedeltas(dt.timedelta(-9), dt.timedelta(9)).map(lambda t: dt.timedelta(seconds=t.seconds)),
+    pa.decimal128(10, 2): st.decimals(-1000, 1000, places=2),
+    pa.decimal128(6, 1): st.decimals(-1000, 1000, places=1),
+}
+NUMBERS = [pa.int8(), pa.uint8(), pa.int32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()]
+ARROW_TYPES = [
+    *NUMBERS,
+    *_OTHER_VALUES,
+    *(pa.list_(type_) for type_ in (pa.int8(), pa.int64(), pa.float32(), pa.string())),
+    *(pa.list_(type_, 2) for type_ in (pa.int8(), pa.float32())),
+    *(pa.struct([("a", type_)]) for type_ in (pa.int8(), pa.int64(), pa.float32())),
+]
+
+
+@given(st.data(), st.sampled_from(ARROW_TYPES), st.sampled_from(ARROW_TYPES) | st.sampled_from(NUMBERS))
+def test_a_table_goes_into_any_column_exactly_or_not_at_all(data, given_type, declared):
+    """Whatever the types on both sides: no value is rounded, wrapped, parsed or lost on the way."""
+    values = data.draw(st.lists(st.none() | arrow_values(given_type), max_size=4))
+    table = pa.table({"x": pa.array(values, given_type)})
+    buffer = DatasetBuffer(schema=[Field("x", declared, nullable=True)])
+    before = facts(buffer)
+
+    try:
+        buffer.append(table)
+    except PoolishError:
+        assert facts(buffer) == before
+    else:
+        kept = [value.tolist() if isinstance(value, np.ndarray) else value for value in buffer.to_pydict()["x"]]
+        assert all(map(is_kept, kept, table["x"].to_pylist()))
+        assert buffer.to_arrow().schema == buffer.schema.to_arrow()
         buffer.to_arrow().validate(full=True)

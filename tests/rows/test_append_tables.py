@@ -239,6 +239,8 @@ CARRIERS = {
     "pandas": lambda t: t.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get),
     "duckdb": duckdb_of,
     "struct series of polars": lambda t: pl.from_arrow(t).to_struct("rows"),
+    "struct array": lambda t: t.to_struct_array().combine_chunks(),
+    "struct array of many chunks": lambda t: pa.concat_tables([t.slice(0, 1), t.slice(1)]).to_struct_array(),
     "buffer": buffer_of,
     "snapshot": lambda t: buffer_of(t).snapshot(),
     "rows of a buffer": lambda t: list(buffer_of(t)),
@@ -366,6 +368,29 @@ def test_pandas_types_arrive():
         "time": [TIME, None],
         "text": ["x", None],
     }
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2], [1, 3, 5], [5, 3, 9], ["u", "v", "w"]], ids=str)
+def test_a_named_index_of_pandas_is_a_column_whatever_its_values(ids):
+    """Arrow's export drops an index that looks like a range; a column must not come and go with its values."""
+    frame = pd.DataFrame({"id": ids, "x": [0.5, 1.5, 2.5]})
+    buffer = DatasetBuffer()
+
+    buffer.append(frame.set_index("id"))
+    buffer.append(frame)
+
+    assert buffer.to_pydict() == {"id": ids * 2, "x": [0.5, 1.5, 2.5] * 2}
+
+
+def test_an_index_without_a_name_is_left_behind():
+    """A frame that was merely filtered brings no new column."""
+    frame = pd.DataFrame({"x": [0.5, 1.5, 2.5]})
+    buffer = DatasetBuffer()
+
+    buffer.append(frame.iloc[[0, 2]])
+    buffer.append(frame.set_index(pd.Index(["u", "v", "w"])))
+
+    assert buffer.to_pydict() == {"x": [0.5, 2.5, 0.5, 1.5, 2.5]}
 
 
 # -- numbers may change their width, if every one survives

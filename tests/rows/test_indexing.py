@@ -266,6 +266,16 @@ def test_a_batch_is_a_copy_that_outlives_everything():
     assert batch["n"].to_pylist() == [0, 5]
 
 
+def test_ids_can_be_looked_at_but_not_changed(buffer):
+    """They are the buffer's own numbers: one per row, counting up."""
+    ids = buffer.ids
+
+    assert len(ids) == N_ROWS
+    assert (np.diff(ids) > 0).all()
+    with pytest.raises(ValueError, match="read-only"):
+        ids[0] = 5
+
+
 # -- iterating
 
 

@@ -295,16 +295,18 @@ class BufferMachine(RuleBasedStateMachine):
         assert self.values(found.rows) == plain([self.model.rows[i] for i in ids if i in self.model.rows])
         assert found.gone.tolist() == [i for i in ids if i not in self.model.rows]
 
-    @rule(n=st.integers(0, 8), replace=st.booleans(), is_weighted=st.booleans())
-    def sample(self, n: int, replace: bool, is_weighted: bool) -> None:
-        """Both buffers draw the same rows by themselves; without repeating, each row comes once."""
+    @rule(n=st.integers(0, 8), replace=st.booleans(), is_weighted=st.booleans(), seed=st.none() | st.integers(0, 3))
+    def sample(self, n: int, replace: bool, is_weighted: bool, seed: int | None) -> None:
+        """Both buffers draw the same rows, by themselves or by a given rng; without repeating, each row comes once."""
         keys = [row["key"] for row in self.model.rows.values()]
         n = n if replace and keys else min(n, len(keys))
         weights = [key % 3 for key in keys] if is_weighted else None
         n_heavy = sum(map(bool, weights)) if weights is not None else len(keys)
         if n_heavy < (1 if replace else n) or (is_weighted and not n_heavy):
             return
-        drawn, again = (self.keys(buffer.sample(n, weights, replace)) for buffer in self.both())
+        rngs = [None if seed is None else np.random.default_rng(seed) for _ in self.both()]
+        samples = [b.sample(n, weights, replace, rng) for b, rng in zip(self.both(), rngs, strict=True)]
+        drawn, again = map(self.keys, samples)
         assert drawn == again
         assert len(drawn) == n
         assert set(drawn) <= {key for key in keys if not is_weighted or key % 3}

@@ -385,6 +385,7 @@ FOOTERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "next id below the last": lambda footer: footer.update(next_id=1),
     "no lengths": lambda footer: footer.update(bytes={}),
     "lengths of other parts": lambda footer: footer["bytes"].update(rows=0, more=footer["bytes"]["rows"]),
+    "lengths without names": lambda footer: footer.update(bytes={"all": sum(footer["bytes"].values())}),
     "negative length": lambda footer: footer["bytes"].update(ids=-8, rows=footer["bytes"]["rows"] + 16),
     "length that cuts an id": lambda footer: footer["bytes"].update(
         ids=footer["bytes"]["ids"] - 4, generations=footer["bytes"]["generations"] + 4

@@ -295,6 +295,16 @@ def test_what_was_marked_comes_back(first, then):
     assert everything(rows) == everything(twin)
 
 
+@pytest.mark.parametrize("is_thinned", [True, False])
+def test_ids_cannot_be_written(is_thinned):
+    """They are the buffer's own, and other snapshots share them."""
+    rows = stored_rows(10)
+    rows.drop(np.array([4] if is_thinned else [], np.int64))
+
+    with pytest.raises(ValueError, match="read-only"):
+        rows.view("").ids[0] = 7
+
+
 # Changing values ----------------------------------------------------------------------------------------------
 
 

@@ -287,6 +287,15 @@ class Churn:
         self.buffer.update(self.buffer.ids, {"n": [-2] * len(self.buffer)})
 
 
+def test_a_buffer_itself_can_be_loaded_from():
+    """It is a map-style dataset too; whoever does not change it meanwhile needs no snapshot."""
+    buffer = loaded_buffer()
+
+    for workers in ({}, {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60}):
+        batches = list(DataLoader(buffer, batch_size=16, **workers))
+        assert torch.cat([batch["n"] for batch in batches]).tolist() == list(range(N_ROWS))
+
+
 @pytest.mark.parametrize("start", [None, "fork", "spawn"])
 def test_a_loader_over_a_snapshot_gives_its_rows_while_the_buffer_changes(start):
     """In this process, in forked and in spawned workers: every row once, as it was, whatever happens meanwhile."""

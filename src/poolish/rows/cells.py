@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import pyarrow as pa
@@ -114,7 +114,7 @@ class IntCell(Cell):
         value = arrays.scalar(value)
         if isinstance(value, (float, np.floating)) and float(value).is_integer():
             value = int(value)
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, (bool, np.timedelta64)):
             raise self.refuse(
                 value,
                 "round it yourself, or start the column with a float"
@@ -151,7 +151,7 @@ class FloatCell(Cell):
 
     def _freeze(self, value: object) -> float:
         value = arrays.scalar(value)
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        if isinstance(value, bool) or not _is_number(value):
             raise self.refuse(value)
         number = self._rounded(value)
         if number != value and not (isinstance(value, (float, np.floating)) and math.isnan(value)):
@@ -253,6 +253,8 @@ class OtherCell(Cell):
                 raise self.refuse(value, "use None for a time that is missing")
             if self._in_nanoseconds:
                 return self._nanoseconds(value)
+        if kinds.is_temporal(self.type) and _is_number(value):
+            raise self.refuse(value, "pass a date or a time (datetime)")  # Arrow would count it from 1970
         try:
             scalar = pa.scalar(value, self.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -479,6 +481,11 @@ def _same(scalar: pa.Scalar, given: object) -> bool:
         return bool(scalar.as_py() == given) if getattr(scalar.type, "unit", None) != "ns" else True
     unit = getattr(scalar.type, "unit", None)
     return unit is None or bool(np.asarray(scalar.value).astype(f"{given.dtype.kind}8[{unit}]") == given)
+
+
+def _is_number(value: object) -> TypeGuard[int | float | np.integer[Any] | np.floating[Any]]:
+    """Whether this is a number; to NumPy a span of time is one too."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, np.timedelta64)
 
 
 def _is_float(value: object) -> bool:
