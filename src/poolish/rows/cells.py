@@ -243,38 +243,41 @@ class OtherCell(Cell):
 
     def __init__(self, type_: pa.DataType, limits: Limits) -> None:
         super().__init__(type_, limits)
-        # Python's own times end at microseconds, so finer ones are kept as the number they are.
-        self._in_nanoseconds = getattr(type_, "unit", None) == "ns"
+        self._unit: str | None = getattr(type_, "unit", None)
+        # Points and spans of time are kept as the number they are: Python's own end at microseconds and the year 9999.
+        self._is_number = kinds.is_timestamp(type_) or kinds.is_duration(type_) or self._unit == "ns"
 
     def _freeze(self, value: object) -> Frozen:
         value = arrays.scalar(value)
-        if isinstance(value, (np.datetime64, np.timedelta64)):
-            if np.isnat(value):
-                raise self.refuse(value, "use None for a time that is missing")
-            if self._in_nanoseconds:
-                return self._nanoseconds(value)
+        if isinstance(value, (np.datetime64, np.timedelta64)) and self._is_number:
+            return self._number(value)
         if kinds.is_temporal(self.type) and _is_number(value):
             raise self.refuse(value, "pass a date or a time (datetime)")  # Arrow would count it from 1970
         try:
             scalar = pa.scalar(value, self.type)
+            is_same = _same(scalar, value)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise self.refuse(value) from None
         if kinds.is_timestamp(self.type) and (getattr(value, "tzinfo", None) is None) != (self.type.tz is None):
             raise self.refuse(value, "give all times a time zone, or none")
-        if not _same(scalar, value):
+        if not is_same:
             raise self.refuse(value, "round it yourself, or declare a finer type with schema=")
-        return scalar.value if self._in_nanoseconds else scalar.as_py()
+        return scalar.value if self._is_number else scalar.as_py()
 
-    def _nanoseconds(self, value: np.datetime64 | np.timedelta64) -> int:
-        """The way back of what a row shows: in a column with a time zone, NumPy's times are UTC."""
+    def _number(self, value: np.datetime64 | np.timedelta64) -> int:
+        """NumPy's times, exactly; in a column with a time zone they are UTC, as they are when rows are read."""
+        if np.isnat(value):
+            raise self.refuse(value, "use None for a time that is missing")
         kind = "M" if kinds.is_timestamp(self.type) else "m"
-        exact = value.astype(f"{kind}8[ns]") if value.dtype.kind == kind else None
-        if exact is None or exact.astype(value.dtype) != value:
+        if value.dtype.kind != kind or np.datetime_data(value.dtype)[0] == "generic":
             raise self.refuse(value)
+        exact = value.astype(f"{kind}8[{self._unit}]")
+        if exact.astype(value.dtype) != value or np.isnat(exact):
+            raise self.refuse(value, "round it yourself, or declare a finer type with schema=")
         return int(exact.astype(np.int64))
 
     def build(self, frozen: Sequence[Frozen]) -> pa.Array:
-        if self._in_nanoseconds:
+        if self._is_number:
             return pa.array(frozen, pa.int64()).cast(self.type)
         return super().build(frozen)
 

@@ -37,8 +37,6 @@ def widen(known: pa.DataType, value: object, depth: int = 0) -> pa.DataType:
         )
     if value is None:
         return known
-    if isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "mM":
-        value = value[()]  # one time, not an array of times
     if arrays.is_array(value) and not isinstance(value, np.generic):
         return _widen_tensor(known, value, depth)
     row = arrays.as_dict(value)

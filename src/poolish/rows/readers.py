@@ -66,10 +66,25 @@ def _present(array: pa.Array) -> Reader:
         return _list(array)
     if kinds.is_struct(type_):
         return _struct(array)
-    if getattr(type_, "unit", None) == "ns":  # finer than Python's own times
-        as_numpy = np.datetime64 if kinds.is_timestamp(type_) else np.timedelta64
-        return lambda i: as_numpy(array[i].value, "ns")
+    if kinds.is_timestamp(type_) or kinds.is_duration(type_) or getattr(type_, "unit", None) == "ns":
+        return _time(array)
     return lambda i: array[i].as_py()
+
+
+def _time(array: pa.Array) -> Reader:
+    """Python's own times where they reach; NumPy's for nanoseconds and for years beyond 1 to 9999."""
+    unit = array.type.unit
+    as_numpy = np.datetime64 if kinds.is_timestamp(array.type) else np.timedelta64
+
+    def read(i: int) -> Any:
+        if unit == "ns":
+            return as_numpy(array[i].value, unit)
+        try:
+            return array[i].as_py()
+        except (OverflowError, ValueError):
+            return as_numpy(array[i].value, unit)
+
+    return read
 
 
 def _numbers(array: pa.Array) -> Any:

@@ -145,7 +145,9 @@ def _check_body(memory: memoryview, footer: dict[str, Any], end: int) -> None:
     if xxhash.xxh3_64_hexdigest(memory[:end]) != footer.get("xxh3"):
         raise _Damaged("the checksum of its rows does not match")
     sizes = footer.get("bytes")
-    if not isinstance(sizes, dict) or not all(type(size) is int and size >= 0 for size in sizes.values()):
+    if not isinstance(sizes, dict) or sizes.keys() != {"rows", "ids", "generations"}:
+        raise _Damaged("its footer does not name its parts")
+    if not all(type(size) is int and size >= 0 for size in sizes.values()):
         raise _Damaged("its footer does not say how long its parts are")
     if len(_FRONT) + sum(sizes.values()) != end:
         raise _Damaged("its parts are not as long as its footer says")
