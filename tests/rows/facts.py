@@ -1,7 +1,7 @@
 """What can be said about a buffer from outside, in a form that compares exactly.
 
-``plain`` undoes what ``==`` blurs: NaN equals NaN, -0.0 differs from 0.0, 1 differs from True and from 1.0, an array is
-its dtype, shape and bytes. ``facts`` is everything a failed operation must leave alone.
+``plain`` undoes what ``==`` blurs: NaN equals NaN and NaT NaT, -0.0 differs from 0.0, 1 differs from True and from 1.0,
+an array is its dtype, shape and bytes. ``facts`` is everything a failed operation must leave alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ def plain(value: Any) -> Any:
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return (value.dtype.str, value.tobytes())
     if isinstance(value, float):
         return (type(value).__name__, float(value).hex())
     return (type(value).__name__, value)

@@ -113,6 +113,8 @@ def is_same_scalar(got, gave):
         return False
     if isinstance(gave, (float, np.floating)) and math.isnan(gave):
         return math.isnan(got)
+    if isinstance(gave, (np.datetime64, np.timedelta64)) and np.isnat(gave):
+        return bool(np.isnat(got))
     return bool(got == gave)
 
 

@@ -151,6 +151,12 @@ CASES = {
     "huge float into time": Case(dt.time(1), -6.3e16, "time64"),
     "huge int into date": Case(dt.date(2026, 1, 2), 2**31 - 1, "date32"),
     "huge int into timedelta": Case(dt.timedelta(1), 2**63 - 1, "duration"),
+    **{
+        f"{np.asarray(bad).dtype} into {type(good).__name__}": Case(good, bad, "holds")
+        for good in (dt.date(2026, 1, 2), dt.datetime(2026, 1, 2), dt.time(1), dt.timedelta(1), decimal.Decimal("1.5"))
+        for bad in (np.False_, np.int8(1), np.float32(1), np.complex64(1), np.str_("1"))
+        if not (isinstance(good, decimal.Decimal) and isinstance(bad, np.integer))
+    },
     "int into timedelta": Case(dt.timedelta(1), 5, "duration"),
     "nanoseconds into microseconds": Case(np.datetime64(1, "us"), np.datetime64(1_001, "ns"), "timestamp"),
     "NaT": Case(np.datetime64(1, "us"), np.datetime64("NaT"), "NaT.*None"),
@@ -198,7 +204,9 @@ CASES = {
     "class": Case(1, int, "int64.*type"),
     "class of arrays": Case(1, np.ndarray, "int64.*type"),
 }
-EVERY_DOOR = [(kind, door) for kind in CASES for door in DOORS if door != "in a later chunk"]
+LONG = ["in the middle of a thousand", "in a later chunk"]
+EVERY_DOOR = [(kind, door) for kind in CASES for door in DOORS if door not in LONG]
+LONG_ONES = [(kind, door) for kind in ("2**63", "bytes into text", "another rank", "far too deep") for door in LONG]
 
 
 @pytest.mark.parametrize(("kind", "door"), EVERY_DOOR, ids=lambda part: part)
@@ -220,14 +228,14 @@ def test_a_bad_value_is_named_and_changes_nothing(kind, door):
     assert afterwards(attacked, case.good) == afterwards(twin, case.good)
 
 
-@pytest.mark.parametrize("kind", ["2**63", "bytes into text", "another rank"])
-def test_the_row_is_counted_from_the_first_sample_whatever_the_chunk(kind):
-    """Row 8,200 of a generator is row 8,200, and none of the 8,200 before it stays."""
+@pytest.mark.parametrize(("kind", "door"), LONG_ONES, ids=lambda part: part)
+def test_one_bad_value_among_thousands_changes_nothing(kind, door):
+    """The row is counted from the first sample, whatever the chunk, and none of those before it stays."""
     case = CASES[kind]
     attacked, twin = with_history(case.good), with_history(case.good)
 
-    with pytest.raises(case.error, match="row 8200, column 'x'"):
-        DOORS["in a later chunk"](attacked, case.bad, case.good)
+    with pytest.raises(case.error, match=f"row {ROW[door]}, column 'x'"):
+        DOORS[door](attacked, case.bad, case.good)
 
     assert afterwards(attacked, case.good) == afterwards(twin, case.good)
 

@@ -225,6 +225,23 @@ def test_an_interrupt_leaves_the_whole_operation_or_none_of_it(name, tmp_path):
         assert buffer.next_id == after["next_id"] + 4
 
 
+@pytest.mark.parametrize("sample", [{"other": "x"}, np.arange(3)], ids=["row", "array"])
+def test_an_interrupted_first_append_decides_nothing(sample):
+    """Neither columns nor kind: whatever comes next is the first."""
+    done, expected = DatasetBuffer(), DatasetBuffer()
+    with interrupted_at_line(0) as lines:
+        done.append(new_rows(0, 3))
+    expected.append(sample)
+
+    for k in moments(lines):
+        buffer = DatasetBuffer()
+        with interrupted_at_line(k), pytest.raises(KeyboardInterrupt):
+            buffer.append(new_rows(0, 3))
+        if len(buffer) == 0:
+            buffer.append(sample)
+            assert facts(buffer) == facts(expected), f"interrupted before {lines[k - 1]}"
+
+
 # The real thing -----------------------------------------------------------------------------------------------
 
 

@@ -138,12 +138,13 @@ def test_saving_over_the_file_that_is_open(saved):
 
 
 def test_loading_writes_nothing(saved):
-    """Not a byte in the folder changes, nor the time of the file, also when the loaded buffer is changed."""
+    """Not a byte in the folder changes, nor the time of the file, also when the loaded rows are written to."""
     before = (saved.read_bytes(), saved.stat().st_mtime_ns)
-
     loaded = DatasetBuffer.load(saved)
-    loaded.update(loaded.ids, {"key": np.zeros(len(loaded), np.int64)})
+
     loaded.to_torch(["key"])["key"].fill_(7)
+    assert set(loaded.to_pydict()["key"]) == {7}  # the tensor shares the buffer's memory, not the file's
+    loaded.update(loaded.ids, {"key": np.zeros(len(loaded), np.int64)})
 
     assert (saved.read_bytes(), saved.stat().st_mtime_ns) == before
     assert leftovers(saved.parent) == []

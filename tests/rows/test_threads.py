@@ -267,7 +267,7 @@ def test_a_fork_finds_a_whole_buffer_and_no_lock():
 
     def in_fork() -> tuple[int, int]:
         n_rows = check(buffer)
-        append_all(buffer, 9, 3)
+        together(lambda: append_all(buffer, 9, 3))
         assert check(buffer) == n_rows + 3 * (TOGETHER + 1)
         return n_rows, len(buffer)
 

@@ -251,8 +251,10 @@ class OtherCell(Cell):
         value = arrays.scalar(value)
         if isinstance(value, (np.datetime64, np.timedelta64)) and self._is_number:
             return self._number(value)
-        if kinds.is_temporal(self.type) and _is_number(value):
+        if kinds.is_temporal(self.type) and isinstance(value, (int, float, complex, np.generic)):
             raise self.refuse(value, "pass a date or a time (datetime)")  # Arrow would count it from 1970
+        if isinstance(value, (bool, np.bool_, np.complexfloating)):
+            raise self.refuse(value)
         try:
             scalar = pa.scalar(value, self.type)
             is_same = _same(scalar, value)

@@ -21,7 +21,9 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as kinds
 import xxhash
+from numpy.typing import NDArray
 
 from poolish import files
 from poolish.errors import CorruptDataError, PoolishError
@@ -157,7 +159,7 @@ def _snapshot(memory: memoryview, footer: dict[str, Any]) -> Snapshot:
     sizes = footer["bytes"]
     first = len(_FRONT) + sizes["rows"]
     try:
-        table = pa.ipc.open_stream(pa.py_buffer(memory[len(_FRONT) : first])).read_all()
+        table = _table(memory[len(_FRONT) : first])
         table.validate(full=True)
         ids = np.frombuffer(memory[first : first + sizes["ids"]], "<i8")
         starts = np.frombuffer(memory[first + sizes["ids"] :][: sizes["generations"]], "<i8")
@@ -188,8 +190,41 @@ def snapshot_to_ipc(snapshot: Snapshot) -> tuple[bytes, bytes, bytes, int, str]:
 
 def snapshot_from_ipc(ipc: bytes, ids: bytes, starts: bytes, next_id: int, uuid: str) -> Snapshot:
     """The snapshot in the worker, in memory that may be written: torch shares no other."""
-    table = pa.ipc.open_stream(pa.py_buffer(bytearray(ipc))).read_all()
+    table = _table(memoryview(bytearray(ipc)))
     return _from_table(table, np.frombuffer(ids, np.int64), np.frombuffer(starts, np.int64), next_id, uuid)
+
+
+def _table(memory: memoryview) -> pa.Table:
+    """The rows of an IPC stream over memory that may be written; Arrow's reader itself would mark them read-only."""
+    table = pa.ipc.open_stream(pa.py_buffer(memory)).read_all()
+    writable = np.frombuffer(memory, np.uint8)
+    columns = [_over(one_chunk(column), writable) for column in table.columns]
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def _over(array: pa.Array, memory: NDArray[np.uint8]) -> pa.Array:
+    """The same array, its buffers taken from ``memory``, in which they lie."""
+    type_ = array.type
+    if isinstance(type_, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(type_, _over(array.storage, memory))
+    if kinds.is_null(type_):
+        return array
+    children = [array.field(i) for i in range(type_.num_fields)] if kinds.is_struct(type_) else []
+    if kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
+        children = [array.values]
+    n_own = {pa.large_string(): 3, pa.large_binary(): 3}.get(type_, 2)
+    n_own = 1 if kinds.is_struct(type_) or kinds.is_fixed_size_list(type_) else n_own
+    buffers = [_part(buffer, memory) for buffer in array.buffers()[:n_own]]
+    children = [_over(child, memory) for child in children]
+    return pa.Array.from_buffers(type_, len(array), buffers, -1, array.offset, children or None)
+
+
+def _part(buffer: pa.Buffer | None, memory: NDArray[np.uint8]) -> pa.Buffer | None:
+    if buffer is None:
+        return None
+    start = buffer.address - memory.ctypes.data
+    is_inside = start >= 0 and start + buffer.size <= len(memory)
+    return pa.py_buffer(memory[start : start + buffer.size]) if is_inside else buffer
 
 
 def _write_ipc(snapshot: Snapshot, sink: Any) -> None:
