@@ -29,8 +29,9 @@ settings.register_profile(
 settings.register_profile("soak", settings.get_profile("push"), max_examples=times(100))
 settings.load_profile("soak" if IS_SOAK else "push")
 
-#: Rooms whose answers come out of the kernels: their tests and doctests run on both kinds.
-KERNEL_ROOMS = {"kernels", "rows", "seeds", "tokens"}
+#: Rooms whose answers come out of the kernels: their tests and doctests run on both kinds. Of a room where only some
+#: modules lean on them, those set ``pytestmark = pytest.mark.kernels`` themselves.
+KERNEL_ROOMS = {"kernels", "seeds"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

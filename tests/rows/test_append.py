@@ -19,6 +19,8 @@ from poolish import DatasetBuffer, Field
 from poolish.schema import describe
 from tests.rows.facts import WAYS, append_all, append_singly, column, facts, plain
 
+pytestmark = pytest.mark.kernels
+
 ROWS = [{"label": 0, "text": "rye"}, {"label": 1, "text": "wheat"}, {"label": 2, "text": "spelt"}]
 
 

@@ -12,6 +12,8 @@ from poolish.rows.columns import Column, column_of
 from tests.rows.facts import plain
 from tests.rows.kinds import KINDS, array_of, arrow_of, cell_of, listed_array
 
+pytestmark = pytest.mark.kernels
+
 kinds = st.sampled_from(sorted(KINDS))
 spans = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted), max_size=6)
 each_kind = pytest.mark.parametrize("kind", sorted(KINDS))

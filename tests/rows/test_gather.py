@@ -13,6 +13,8 @@ from poolish.rows.readers import reader
 from tests.rows.facts import plain
 from tests.rows.kinds import KINDS, array_of, arrow_of, cell_of, listed_array
 
+pytestmark = pytest.mark.kernels
+
 kinds = st.sampled_from(sorted(KINDS))
 each_kind = pytest.mark.parametrize("kind", sorted(KINDS))
 

@@ -9,6 +9,8 @@ import pytest
 from poolish import DatasetBuffer
 from tests.rows.facts import column, plain
 
+pytestmark = pytest.mark.kernels
+
 N_ROWS = 12
 
 

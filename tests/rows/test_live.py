@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from poolish.rows.live import LiveSet
 
+pytestmark = pytest.mark.kernels
+
 places = st.lists(st.integers(0, 1_999), max_size=30)
 steps = st.lists(
     st.tuples(st.just("kill"), places)

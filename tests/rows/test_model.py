@@ -33,6 +33,8 @@ from tests.effort import times
 from tests.rows.facts import plain
 from tests.rows.kinds import KINDS, Row, cell_of, columns_of, listed, rows_of, schema_of, table_of
 
+pytestmark = pytest.mark.kernels
+
 FRACTIONS = st.sampled_from([1.0, 1.0, 0.5, 0.9, 0.1, 0.25, 0.0, 1, -1])
 POLICIES = st.sampled_from(["latest", "oldest", "random"])
 NUMBERS = st.lists(st.integers(-10, 200), max_size=12)
@@ -390,7 +392,7 @@ class LongMachine(BufferMachine):
             self.append_many(n, fraction, by, "list")
 
 
-MACHINES = [(BufferMachine, 300), (OldestMachine, 300), (RandomMachine, 350), (LongMachine, 60)]
+MACHINES = [(BufferMachine, 300), (OldestMachine, 300), (RandomMachine, 380), (LongMachine, 30)]
 
 
 @pytest.mark.parametrize(("machine", "n"), MACHINES, ids=lambda value: getattr(value, "__name__", ""))

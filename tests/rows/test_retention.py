@@ -11,6 +11,8 @@ from poolish import DatasetBuffer
 from poolish.rows import retention
 from tests.rows.facts import column, facts, plain
 
+pytestmark = pytest.mark.kernels
+
 
 def filled(n_rows, **settings):
     buffer = DatasetBuffer(**settings)

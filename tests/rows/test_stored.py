@@ -17,6 +17,8 @@ from poolish.schema import Schema
 from tests.rows.facts import plain
 from tests.rows.kinds import listed
 
+pytestmark = pytest.mark.kernels
+
 SCHEMA = Schema.of({"key": "int64", "text": "string"})
 
 

@@ -272,7 +272,7 @@ def test_a_fork_finds_a_whole_buffer_and_no_lock():
         return n_rows, len(buffer)
 
     def fork() -> None:
-        for _ in range(times(30)):
+        for _ in range(times(20)):
             n_rows, n_after = in_child(in_fork)
             assert n_after == n_rows + 3 * (TOGETHER + 1)
 
@@ -299,7 +299,7 @@ def test_forks_from_several_threads_do_not_wait_for_each_other():
     complaints: list[Any] = []
 
     def fork() -> None:
-        for _ in range(times(15)):
+        for _ in range(times(10)):
             assert in_child(lambda: [buffer.append({"a": 1}) for buffer in buffers] and len(buffers[-1])) == 1
 
     def make() -> None:
