@@ -10,12 +10,14 @@ ListStorage, Lance.
 
 from __future__ import annotations
 
+import mmap
 import random
 import subprocess
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -75,8 +77,8 @@ class Stage:
         buffer.append(self.chunk)
         self.dicts = buffer.snapshot().__getitems__(range(CHUNK))
         self.table = pa.concat_tables([self.chunk] * (n // CHUNK)).combine_chunks()
-        self.indices = [rng.integers(0, n, BATCH) for _ in range(20)]
-        self.numbers = rng.integers(0, n, 500).tolist()
+        self.indices = [rng.integers(0, n, BATCH) for _ in range(400)]
+        self.numbers = rng.integers(0, n, 5_000).tolist()
 
     def name(self, figure: str) -> str:
         return f"rows.{figure}, {self.n:,} rows"
@@ -92,30 +94,17 @@ class Stage:
         return deque((self.dicts[i % CHUNK] for i in range(self.n)), **settings)
 
     def hf(self, datasets: ModuleType) -> Any:
-        table = self.table.set_column(2, "embedding", self.table["embedding"].combine_chunks().storage)
-        return datasets.Dataset(
-            table.cast(
-                pa.schema(
-                    [
-                        ("text", pa.large_string()),
-                        ("label", pa.int64()),
-                        ("embedding", pa.list_(pa.float32(), EMBEDDING)),
-                    ]
-                )
-            ),
-            fingerprint="bench",
-        )
+        return datasets.Dataset(plain_lists(self.table), fingerprint="bench")
 
     def list_storage(self, torchrl: ModuleType) -> Any:
         from torchrl.data import ListStorage, ReplayBuffer
 
-        storage = ReplayBuffer(storage=ListStorage(self.n), batch_size=BATCH)
+        storage = ReplayBuffer(storage=ListStorage(self.n), batch_size=BATCH, collate_fn=list)
         storage.extend([self.dicts[i % CHUNK] for i in range(self.n)])
         return storage
 
     def lance(self, lance: ModuleType, folder: str) -> Any:
-        table = self.table.set_column(2, "embedding", self.table["embedding"].combine_chunks().storage)
-        return lance.write_dataset(table, folder)
+        return lance.write_dataset(plain_lists(self.table), folder)
 
 
 def each(function: Callable[[Any], object], items: list[Any], unit: str = "us") -> Measure:
@@ -137,17 +126,13 @@ def append_one(stage: Stage) -> None:
         held = stage.hf(datasets)
         return each(lambda row: held.add_item({**row, "embedding": row["embedding"].tolist()}), stage.dicts[:2])
 
-    def arrow(row: dict[str, Any]) -> None:
-        row = {**row, "embedding": row["embedding"].tolist()}
-        pa.concat_tables([stage.table, pa.Table.from_pylist([row], schema=storage_schema(stage.table))])
-
     def torchrl(module: ModuleType) -> Measure:
         held = stage.list_storage(module)
         return each(held.add, stage.dicts[:256])
 
     peers = {
         "deque of dicts": each(plain.append, some),
-        "pa.concat_tables": each(lambda row: concat_one(stage, row), stage.dicts[:16]),
+        "pa.concat_tables": each(lambda row: concat_one(stage, row), stage.dicts[:64]),
         "datasets.add_item": needs("datasets", hf),
         "torchrl ListStorage.add": needs("torchrl", torchrl),
     }
@@ -166,37 +151,47 @@ def concat_one(stage: Stage, row: dict[str, Any]) -> pa.Table:
 
 
 def append_columns(stage: Stage) -> None:
-    """Whole columns at a time: 10,000 rows that come as an Arrow table."""
+    """Whole columns at a time: 10,000 rows that come as an Arrow table, into memory that was never used before."""
+    n_calls = 10
 
-    def poolish() -> float:
-        buffer = stage.buffer(max_size=None) if stage.n <= CHUNK else held
-        return CHUNK * 1e6 / each(buffer.append, [stage.chunk] * 10)() * 1.0
+    def rate(measure: Measure) -> Measure:
+        return lambda: CHUNK * 1e6 / measure()
+
+    def new_memory() -> float:
+        # The machine's own limit: as many bytes, into a mapping like the buffer's own.
+        data = np.ones(CHUNK * PAYLOAD, np.uint8)
+        pages = mmap.mmap(-1, 2 * n_calls * len(data), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        target = np.frombuffer(pages, np.uint8)
+
+        def copy(i: int) -> None:
+            target[i * len(data) : (i + 1) * len(data)] = data
+
+        return rate(each(copy, list(range(n_calls))))()
 
     def lance(module: ModuleType) -> Measure:
         folder = tempfile.mkdtemp(prefix="poolish-bench-")
         stage.lance(module, folder)
-        part = stage.table.slice(0, CHUNK)
-        part = part.set_column(2, "embedding", part["embedding"].combine_chunks().storage)
-        append = each(lambda _: module.write_dataset(part, folder, mode="append"), [0])
-        return lambda: CHUNK * 1e6 / append()
+        part = plain_lists(stage.chunk)
+        return rate(each(lambda _: module.write_dataset(part, folder, mode="append"), [0]))
 
     def extend(module: ModuleType) -> Measure:
         storage = stage.list_storage(module)
-        extend_all = each(lambda _: storage.extend(stage.dicts), [0])
-        return lambda: CHUNK * 1e6 / extend_all()
+        return rate(each(lambda _: storage.extend(stage.dicts), [0]))
 
-    def memcpy() -> float:
-        # The machine's own limit: the same bytes into memory that was never used before.
-        data = np.ones(CHUNK * PAYLOAD, np.uint8)
-        return CHUNK * 1e6 / each(lambda _: data.copy(), [0] * 10)()
-
-    held = stage.buffer()
+    buffer = stage.buffer()
     peers: dict[str, Measure | Missing] = {
-        "memcpy to new memory": memcpy,
+        "copy into new memory": new_memory,
         "torchrl ListStorage.extend": needs("torchrl", extend),
         "lance append": needs("lance", lance),
     }
-    compare(stage.name("append columns"), "rows/s", poolish, peers, rounds=5)
+    compare(stage.name("append columns"), "rows/s", rate(each(buffer.append, [stage.chunk] * n_calls)), peers, rounds=5)
+
+
+def plain_lists(table: pa.Table) -> pa.Table:
+    """The table with lists in place of tensors, which other libraries do not know."""
+    return table.set_column(2, "embedding", table["embedding"].combine_chunks().storage)
 
 
 def evict(stage: Stage) -> None:
@@ -358,12 +353,18 @@ def peak_memory(n: int, phase: str) -> float:
 def grow(n: int, phase: str) -> None:
     """The child: fill a buffer, and in the second phase let it turn over more than once."""
     part = chunk_of_rows().slice(0, CHUNK // 10)
-    buffer = DatasetBuffer(max_size=n, drop_strategy="random" if phase == "compacting" else "oldest")
-    buffer.append(part.slice(0, 10))
+    fill(DatasetBuffer(max_size=CHUNK, drop_strategy="random"), part, 4 * CHUNK)  # what is loaded and allocated once
     before = status("VmRSS")
-    for _ in range(10 * n // CHUNK * (3 if phase == "compacting" else 1)):
-        buffer.append(part)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    buffer = DatasetBuffer(max_size=n, drop_strategy="random" if phase == "compacting" else "oldest")
+    fill(buffer, part, 3 * n if phase == "compacting" else n)
     print((status("VmHWM") - before) / (n * PAYLOAD))
+
+
+def fill(buffer: DatasetBuffer, part: pa.Table, n_rows: int) -> None:
+    """Append ``n_rows`` in parts."""
+    for _ in range(n_rows // len(part)):
+        buffer.append(part)
 
 
 def status(name: str) -> int:

@@ -21,7 +21,7 @@ def plain(value: Any) -> Any:
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
-    if isinstance(value, (np.datetime64, np.timedelta64)):
+    if isinstance(value, (np.datetime64, np.timedelta64, np.complexfloating)):
         return (value.dtype.str, value.tobytes())
     if isinstance(value, float):
         return (type(value).__name__, float(value).hex())

@@ -111,6 +111,8 @@ def is_same_scalar(got, gave):
     ]
     if not any(isinstance(got, sort) and isinstance(gave, sort) for sort in sorts):
         return False
+    if isinstance(got, np.complexfloating):
+        return got.tobytes() == got.dtype.type(gave).tobytes()
     if isinstance(gave, (float, np.floating)) and math.isnan(gave):
         return math.isnan(got)
     if isinstance(gave, (np.datetime64, np.timedelta64)) and np.isnat(gave):
