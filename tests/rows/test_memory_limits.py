@@ -262,7 +262,8 @@ def interrupt_at_random(n: int) -> int:
     tags = iter(range(10**9))
     for _ in range(n):
         try:
-            signal.setitimer(signal.ITIMER_VIRTUAL, rng.uniform(1e-5, 3e-3))
+            # Again and again: code of others may swallow one (pyarrow does while it looks for pandas).
+            signal.setitimer(signal.ITIMER_VIRTUAL, rng.uniform(1e-5, 3e-3), 0.02)
             append_until_interrupted(buffer, tags)
         except KeyboardInterrupt:
             pass

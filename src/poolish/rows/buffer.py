@@ -335,6 +335,11 @@ class DatasetBuffer(ReadsSnapshots):
             self._current = self._view()
             return self._current
 
+    def __getitem__(self, index: Any) -> Any:
+        """One row as a dict for a number; a ``pa.Table`` for a slice, an array of numbers or a boolean mask."""
+        current = self._current  # the call of ``snapshot`` would cost a tenth of the row
+        return (self.snapshot() if current is None else current)[index]
+
     def _view(self) -> Snapshot:
         if self._stored is not None:
             return self._stored.view(self.uuid)

@@ -7,6 +7,7 @@ Python number in 30 ns where an Arrow scalar costs a microsecond; that is what m
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -59,9 +60,9 @@ def _present(array: pa.Array) -> Reader:
         values = _numbers(array)
         return lambda i: values[i]
     if kinds.is_large_string(type_):
-        return _blob(array, lambda part: str(part, "utf-8"))
+        return _text(array)
     if kinds.is_large_binary(type_):
-        return _blob(array, bytes)
+        return _bytes(array)
     if kinds.is_large_list(type_):
         return _list(array)
     if kinds.is_struct(type_):
@@ -88,24 +89,38 @@ def _time(array: pa.Array) -> Reader:
 
 
 def _numbers(array: pa.Array) -> Any:
-    cast: Any = memoryview(array.buffers()[1]).cast("B").cast
-    return cast(_FORMATS[array.type])[array.offset :]
+    return _cast(array.buffers()[1], _FORMATS[array.type])[array.offset :]
 
 
-def _blob(array: pa.Array, convert: Callable[[memoryview], Any]) -> Reader:
+def _cast(buffer: pa.Buffer, format_: str) -> Any:
+    """The numbers in a buffer; Arrow allows a few bytes more than they need."""
+    size = struct.calcsize(format_)
+    view: Any = memoryview(buffer).cast("B")
+    return view[: len(view) // size * size].cast(format_)
+
+
+def _text(array: pa.Array) -> Reader:
+    begins, content = _blob(array)
+    return lambda i: str(content[begins[i] : begins[i + 1]], "utf-8")
+
+
+def _bytes(array: pa.Array) -> Reader:
+    begins, content = _blob(array)
+    return lambda i: bytes(content[begins[i] : begins[i + 1]])
+
+
+def _blob(array: pa.Array) -> tuple[Any, memoryview]:
+    """Where each row's bytes begin, and all bytes."""
     _, offsets, data = array.buffers()
-    if offsets is None:
-        return lambda i: array[i].as_py()
-    begins: Any = memoryview(offsets).cast("B").cast("q")[array.offset :]
-    content = memoryview(data) if data is not None else memoryview(b"")
-    return lambda i: convert(content[begins[i] : begins[i + 1]])
+    begins = _cast(offsets if offsets is not None and offsets.size else pa.py_buffer(bytes(8)), "q")
+    return begins[array.offset :], memoryview(data if data is not None else b"")
 
 
 def _list(array: pa.Array) -> Reader:
     offsets, elements = array.buffers()[1], array.values
     if offsets is None:
         return lambda i: array[i].as_py()
-    begins: Any = memoryview(offsets).cast("B").cast("q")[array.offset :]
+    begins = _cast(offsets, "q")[array.offset :]
     if elements.type in _FORMATS and elements.null_count == 0 and elements.buffers()[1] is not None:
         values = _numbers(elements)
         return lambda i: values[begins[i] : begins[i + 1]].tolist()

@@ -26,10 +26,6 @@ class ReadsSnapshots(ABC):
     def snapshot(self) -> Snapshot:
         """The rows as they are now."""
 
-    def __getitem__(self, index: Any) -> Any:
-        """One row as a dict for a number; a ``pa.Table`` for a slice, an array of numbers or a boolean mask."""
-        return self.snapshot()[index]
-
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Rows as dicts, the way torch's DataLoader asks for a whole batch."""
         return self.snapshot().__getitems__(indices)

@@ -160,7 +160,6 @@ def _snapshot(memory: memoryview, footer: dict[str, Any]) -> Snapshot:
     first = len(_FRONT) + sizes["rows"]
     try:
         table = _table(memory[len(_FRONT) : first])
-        table.validate(full=True)
         ids = np.frombuffer(memory[first : first + sizes["ids"]], "<i8")
         starts = np.frombuffer(memory[first + sizes["ids"] :][: sizes["generations"]], "<i8")
         for column in table.columns:
@@ -197,6 +196,7 @@ def snapshot_from_ipc(ipc: bytes, ids: bytes, starts: bytes, next_id: int, uuid:
 def _table(memory: memoryview) -> pa.Table:
     """The rows of an IPC stream over memory that may be written; Arrow's reader itself would mark them read-only."""
     table = pa.ipc.open_stream(pa.py_buffer(memory)).read_all()
+    table.validate(full=True)  # before anything is sliced: Arrow ends the process over a negative length
     writable = np.frombuffer(memory, np.uint8)
     columns = [_over(one_chunk(column), writable) for column in table.columns]
     return pa.Table.from_arrays(columns, schema=table.schema)

@@ -88,10 +88,13 @@ class Snapshot:
 
     def __getitem__(self, index: Any) -> Any:
         """One row as a dict for a number; a ``pa.Table`` for a slice, an array of numbers or a boolean mask."""
-        try:
-            i = operator.index(index)
-        except TypeError:
-            return self._rows(index)
+        if type(index) is int:
+            i = index
+        else:
+            try:
+                i = operator.index(index)
+            except TypeError:
+                return self._rows(index)
         if not -self._n_rows <= i < self._n_rows:
             raise _beyond(i, self._n_rows)
         i = i + self._n_rows if i < 0 else i
