@@ -66,7 +66,7 @@ bench: environment $(VENV)/.peers  ## poolish against its peers; writes benchmar
 
 clean:  ## remove the environment, builds and caches
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
-	rm -f $(KERNELS)/_native.c $(KERNELS)/_native*.so
+	rm -f $(KERNELS)/*.c $(KERNELS)/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -84,7 +84,7 @@ $(VENV)/.installed: pyproject.toml setup.py | $(BIN)/python
 # What was built before goes first, the copy in build/ too: if the new source does not compile, yesterday's kernels
 # must not answer for it.
 $(VENV)/.compiled: $(NATIVE) setup.py $(VENV)/.compiler | $(VENV)/.installed
-	@rm -rf build $(KERNELS)/_native*.so
+	@rm -rf build $(KERNELS)/*.so
 	@$(BIN)/python setup.py --quiet build_ext --inplace
 	@$(BIN)/python -c 'from poolish.versions import installed_versions as v; print("kernels:", v()["kernels"])'
 	@touch $@

@@ -7,19 +7,24 @@ An error in the ``.pyx`` itself is not forgiven: Cython raises it and the build 
 
 from glob import glob
 
+import numpy
 from setuptools import Extension, setup
 
 FOLDER = "src/poolish/kernels"
+HEADERS = sorted(glob(f"{FOLDER}/*.h") + glob(f"{FOLDER}/*.pxd"))
 
-setup(
-    ext_modules=[
-        Extension(
-            "poolish.kernels._native",
-            [f"{FOLDER}/_native.pyx"],
-            include_dirs=[FOLDER],
-            depends=sorted(glob(f"{FOLDER}/*.h") + glob(f"{FOLDER}/*.pxd")),
-            extra_compile_args=["-O3"],
-            optional=True,
-        )
-    ]
-)
+
+def kernels(name: str) -> Extension:
+    """One compiled module of kernels."""
+    return Extension(
+        f"poolish.kernels.{name}",
+        [f"{FOLDER}/{name}.pyx"],
+        include_dirs=[FOLDER, numpy.get_include()],
+        depends=HEADERS,
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        extra_compile_args=["-O3"],
+        optional=True,
+    )
+
+
+setup(ext_modules=[kernels("_native"), kernels("_tokens")])

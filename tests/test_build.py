@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
     """A copy of what the build reads, with nothing built in it."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.so", "_native.c", "__pycache__"))
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))
     return tmp_path
 
 
@@ -47,7 +47,7 @@ def build(checkout: Path, before: str = "", **environment: str) -> subprocess.Co
 
 
 def compiled(checkout: Path) -> list[Path]:
-    return list((checkout / "src/poolish/kernels").glob("_native*.so"))
+    return list((checkout / "src/poolish/kernels").glob("_*.so"))
 
 
 def test_kernels_are_compiled_where_they_can_be(tmp_path: Path):
@@ -55,7 +55,9 @@ def test_kernels_are_compiled_where_they_can_be(tmp_path: Path):
     if not can_compile(tmp_path):
         pytest.skip("no C compiler that finds Python.h")
 
-    assert importlib.util.find_spec("poolish.kernels._native") is not None, "run make; see what the compiler says"
+    for name in ("_native", "_tokens"):
+        found = importlib.util.find_spec(f"poolish.kernels.{name}")
+        assert found is not None, "run make; see what the compiler says"
 
 
 def test_build_survives_a_missing_compiler(checkout: Path):

@@ -40,6 +40,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 PUBLIC_NAMES = {
     *("DatasetBuffer", "register_normalizer"),
+    *("StreamStore", "MemmapBuffer"),
     *("Schema", "Field"),
     *("PoolishError", "show_versions"),
     "errors",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from poolish.rows import register_normalizer as register_normalizer
     from poolish.schema import Field as Field
     from poolish.schema import Schema as Schema
+    from poolish.tokens import MemmapBuffer as MemmapBuffer
+    from poolish.tokens import StreamStore as StreamStore
     from poolish.versions import show_versions as show_versions
 
 __version__ = "0.1.0"
@@ -29,8 +31,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "DatasetBuffer": "poolish.rows",
     "Field": "poolish.schema",
+    "MemmapBuffer": "poolish.tokens",
     "PoolishError": "poolish.errors",
     "Schema": "poolish.schema",
+    "StreamStore": "poolish.tokens",
     "register_normalizer": "poolish.rows",
     "show_versions": "poolish.versions",
 }
@@ -41,8 +45,10 @@ _MODULES = ("errors",)
 __all__ = [
     "DatasetBuffer",
     "Field",
+    "MemmapBuffer",
     "PoolishError",
     "Schema",
+    "StreamStore",
     "errors",
     "register_normalizer",
     "show_versions",

@@ -15,19 +15,21 @@ from poolish.files.checksums import CHECKSUM, Checksummed, checksum, checksum_he
 from poolish.files.documents import check_name, read_json, write_json
 from poolish.files.locks import Lock
 from poolish.files.publishing import Partial, publish, sweep, sync, sync_directory
-from poolish.files.space import explain_full, grow, write_all
+from poolish.files.space import allocate, explain_full, grow, punch, write_all
 
 __all__ = [
     "CHECKSUM",
     "Checksummed",
     "Lock",
     "Partial",
+    "allocate",
     "check_name",
     "checksum",
     "checksum_hex",
     "explain_full",
     "grow",
     "publish",
+    "punch",
     "read_json",
     "sweep",
     "sync",

@@ -7,8 +7,10 @@ So a file that will be mapped is grown here first, over space that is really all
 
 from __future__ import annotations
 
+import ctypes
 import errno as codes
 import os
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -82,6 +84,29 @@ def grow(fd: int, size: int) -> None:
         except BaseException:
             os.ftruncate(fd, before)
             raise
+
+
+def allocate(fd: int, start: int, end: int) -> None:
+    """Make sure that the disk has the space of a part of a file: one that was copied may have holes in it."""
+    with explain_full(_name_of(fd), end - start):
+        for begin in range(start, end, _ALLOCATE):
+            _allocate(fd, begin, min(_ALLOCATE, end - begin))
+
+
+def punch(fd: int, start: int, end: int) -> bool:
+    """Give the space of a part of a file back, which reads as zeros then; False where the system cannot."""
+    if end <= start or sys.platform != "linux":
+        return False
+    keep_size, punch_hole = 1, 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = libc.fallocate64 if hasattr(libc, "fallocate64") else libc.fallocate
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if call(fd, keep_size | punch_hole, start, end - start) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error in _UNSUPPORTED:
+        return False
+    raise OSError(error, os.strerror(error), _name_of(fd))
 
 
 def _allocate(fd: int, start: int, n_bytes: int) -> None:

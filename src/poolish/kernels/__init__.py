@@ -1,7 +1,8 @@
 """The hot loops, native where a compiler was found, NumPy otherwise.
 
-Both halves mean the same: ``_native.pyx`` is compiled at install time, ``reference.py`` says in NumPy
-what it must do, and the test-suite runs on either. ``POOLISH_PURE=1`` forces the reference.
+Both halves mean the same: ``_native.pyx`` and ``_tokens.pyx`` are compiled at install time, ``reference.py`` and
+``reference_tokens.py`` say in NumPy what they must do, and the test-suite runs on either. ``POOLISH_PURE=1`` forces
+the reference.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import importlib
 import os
 from types import ModuleType
 
-from poolish.kernels import reference
+from poolish.kernels import reference, reference_tokens
 
 
-def _choose() -> ModuleType:
-    if os.environ.get("POOLISH_PURE", "") not in ("", "0"):
-        return reference
-    try:
-        return importlib.import_module("poolish.kernels._native")
-    except ModuleNotFoundError:  # installed without a compiler: slower, the same answers
-        return reference
+def _choose() -> tuple[ModuleType, ModuleType]:
+    if os.environ.get("POOLISH_PURE", "") in ("", "0"):
+        try:
+            return importlib.import_module("poolish.kernels._native"), importlib.import_module(
+                "poolish.kernels._tokens"
+            )
+        except ModuleNotFoundError:  # installed without a compiler: slower, the same answers
+            pass
+    return reference, reference_tokens
 
 
-_chosen = _choose()
+_chosen, _tokens = _choose()
 
 #: Whether the compiled kernels are in use.
 is_native: bool = _chosen is not reference
@@ -45,3 +48,14 @@ mix = _chosen.mix
 # seeds
 permute = _chosen.permute
 unpermute = _chosen.unpermute
+
+# tokens
+Recorder = _tokens.Recorder
+load_word = _tokens.load_word
+store_word = _tokens.store_word
+windows = _tokens.windows
+take = _tokens.take
+search = _tokens.search
+find_nonzero = _tokens.find_nonzero
+encode = reference_tokens.encode  # vectorised as it is, and only used where exactness matters more than speed
+UNDECIDED, SCALAR, SEQUENCE = reference_tokens.UNDECIDED, reference_tokens.SCALAR, reference_tokens.SEQUENCE

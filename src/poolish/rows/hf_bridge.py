@@ -36,19 +36,6 @@ def refuse_splits(value: object, i: int) -> None:
         )
 
 
-def batches(dataset: Any) -> Iterator[pa.RecordBatch]:
-    """The rows of a dataset as Arrow, without a detour through Python; selections and shuffles are respected."""
-    metadata = dataset.features.arrow_schema.metadata
-    if len(dataset) == 0:  # no rows, but columns, and they decide the schema
-        yield pa.RecordBatch.from_pylist([], schema=dataset.features.arrow_schema)
-        return
-    if dataset._indices is None:
-        yield from dataset.data.table.replace_schema_metadata(metadata).to_batches()
-        return
-    for table in dataset.with_format("arrow").iter(batch_size=10_000):
-        yield from table.replace_schema_metadata(metadata).to_batches()
-
-
 def to_dataset(table: pa.Table, schema: Schema) -> Any:
     """A dataset over the table's rows; columns whose types Hugging Face shares are not copied."""
     import datasets

@@ -20,6 +20,7 @@ import pyarrow as pa
 from poolish.errors import SchemaError
 from poolish.rows import arrays, hf_bridge, images
 from poolish.rows.refusal import shown
+from poolish.schema import features
 
 Row = Mapping[str, Any]
 Normalizer = Callable[[Any], Any]
@@ -194,7 +195,7 @@ def _batches(value: Any) -> Iterable[pa.RecordBatch] | None:
     if isinstance(value, pa.RecordBatch):
         return [value]
     if hf_bridge.is_dataset(value):
-        return hf_bridge.batches(value)
+        return features.batches(value)
     if isinstance(value, pa.StructArray):
         return [pa.RecordBatch.from_struct_array(value)]
     if hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__"):

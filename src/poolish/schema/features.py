@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -181,3 +181,16 @@ def _nested_lists(value: Any, shape: Shape) -> Any:
 
 def _temporal_name(dtype: str) -> str:
     return dtype.replace("datetime64", "timestamp").replace("timedelta64", "duration")
+
+
+def batches(dataset: Any) -> Iterator[pa.RecordBatch]:
+    """The rows of a dataset as Arrow, without a detour through Python; selections and shuffles are respected."""
+    metadata = dataset.features.arrow_schema.metadata
+    if len(dataset) == 0:  # no rows, but columns, and they decide the schema
+        yield pa.RecordBatch.from_pylist([], schema=dataset.features.arrow_schema)
+        return
+    if dataset._indices is None:
+        yield from dataset.data.table.replace_schema_metadata(metadata).to_batches()
+        return
+    for table in dataset.with_format("arrow").iter(batch_size=10_000):
+        yield from table.replace_schema_metadata(metadata).to_batches()

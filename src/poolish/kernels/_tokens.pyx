@@ -1,0 +1,843 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The kernels of ``reference_tokens.py``, compiled. Same names, same meaning; loops over arrays release the GIL."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy, memset
+cimport cython
+cimport numpy as cnp
+
+import sys
+
+cnp.import_array()
+
+cdef extern from "values.h":
+    ctypedef struct poolish_encoding:
+        int is_float
+        double limit
+        int64_t low
+        int64_t high
+    int P_NONE
+    int P_BOOL
+    int P_I64
+    int poolish_copy(int kind, const char *source, int64_t stride, int64_t n_runs, int64_t run,
+                     const poolish_encoding *field, int64_t *target, int64_t step) nogil
+    int poolish_array_kind(cnp.ndarray array)
+    int poolish_number(PyObject *value, const poolish_encoding *field, int64_t *token)
+    uint64_t poolish_sealed(uint64_t number) nogil
+    void poolish_release(int64_t *word, uint64_t value) nogil
+    uint64_t poolish_acquire(const int64_t *word) nogil
+
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+      #define poolish_prefetch(address) __builtin_prefetch(address, 0, 1)
+      #define poolish_unlikely(claim) __builtin_expect(!!(claim), 0)
+    #else
+      #define poolish_prefetch(address) ((void)(address))
+      #define poolish_unlikely(claim) (claim)
+    #endif
+    static inline PyObject **poolish_items(PyObject *list_or_tuple) {
+      return PyList_CheckExact(list_or_tuple) ? ((PyListObject *)list_or_tuple)->ob_item
+                                              : ((PyTupleObject *)list_or_tuple)->ob_item;
+    }
+    static inline int poolish_is_sequence(PyObject *value) { return PyList_CheckExact(value) || PyTuple_CheckExact(value); }
+    static inline int poolish_is_text(PyObject *value) { return PyUnicode_CheckExact(value); }
+    static inline int poolish_is_array(PyObject *value) { return Py_TYPE(value) == &PyArray_Type; }
+    static inline int poolish_is_type(PyObject *value, PyObject *type) { return (PyObject *)Py_TYPE(value) == type; }
+    """
+    void poolish_prefetch(const void *address) nogil
+    bint poolish_unlikely(bint claim) nogil
+    PyObject **poolish_items(PyObject *list_or_tuple)
+    bint poolish_is_sequence(PyObject *value)
+    bint poolish_is_text(PyObject *value)
+    bint poolish_is_array(PyObject *value)
+    bint poolish_is_type(PyObject *value, PyObject *type)
+    int64_t Py_SIZE(PyObject *value)
+
+cdef enum:
+    MAX_FIELDS = 256
+    MAX_DIMS = 8
+    UNDECIDED = 0
+    SCALAR = 1
+    SEQUENCE = 2
+    # Words of the head page, in int64s, and where the kinds of the fields lie, in bytes.
+    PUBLISHED = 8
+    FIRST = 16
+    KINDS = 256
+    # What became of one attempt to append.
+    REFUSED = 0
+    DONE = 1
+    HAS_TENSORS = 2
+
+cdef poolish_encoding STEP_NUMBERS
+STEP_NUMBERS.is_float, STEP_NUMBERS.low, STEP_NUMBERS.high = 0, 0, 2**63 - 1
+
+cdef struct Slot:
+    poolish_encoding encoding
+    int kind
+    int n_dims
+    int64_t shape[MAX_DIMS]
+
+
+@cython.final
+cdef class Views:
+    """The buffers one call looks at; all are let go when the call is over, however it ends."""
+    cdef Py_buffer held[6]
+    cdef int n_held
+
+    cdef void *take(self, object owner, int flags) except? NULL:
+        PyObject_GetBuffer(owner, &self.held[self.n_held], flags)
+        self.n_held += 1
+        return self.held[self.n_held - 1].buf
+
+    cdef const void *read(self, object owner) except? NULL:
+        return self.take(owner, PyBUF_SIMPLE)
+
+    cdef void *write(self, object owner) except? NULL:
+        return self.take(owner, PyBUF_SIMPLE | PyBUF_WRITABLE)
+
+    cdef int64_t size(self, int which) noexcept:
+        return self.held[which].len
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.n_held):
+            PyBuffer_Release(&self.held[i])
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+cdef class Recorder:
+    cdef Slot slots[MAX_FIELDS]
+    cdef PyObject *names[MAX_FIELDS]   # borrowed from `ids`, for comparing without hashing
+    cdef int n_fields
+    cdef dict ids
+    cdef object slow
+    cdef object tensor_type
+    cdef Views lanes
+    cdef int64_t *data
+    cdef uint8_t *types
+    cdef int64_t *index
+    cdef int64_t *head
+    cdef int64_t token_room, row_room
+    cdef public int64_t n_rows, n_tokens, n_steps, last_step, last_type, step_start
+    cdef public int64_t first_row, first_token, max_tokens, trim_at
+    cdef public bint is_busy, is_held
+
+    def __init__(self, fields, slow):
+        cdef int i, j
+        self.ids = {}
+        self.slow = slow
+        self.tensor_type = None
+        self.n_fields = len(fields)
+        for i, (name, is_float, limit, low, high, kind, shape) in enumerate(fields):
+            name = sys.intern(name)
+            self.ids[name] = i
+            self.names[i] = <PyObject *>name
+            slot = &self.slots[i]
+            slot.encoding.is_float, slot.encoding.limit = is_float, limit
+            slot.encoding.low, slot.encoding.high = low, high
+            slot.kind = kind
+            slot.n_dims = len(shape)
+            for j in range(min(slot.n_dims, <int>MAX_DIMS)):
+                slot.shape[j] = -1 if shape[j] is None else shape[j]
+        self.last_step = self.last_type = -1
+        self.max_tokens = self.trim_at = 2**62
+        self.is_busy = True
+
+    def attach(self, data, types, index, head):
+        cdef Views lanes = Views()
+        self.data = <int64_t *>lanes.write(data)
+        self.types = <uint8_t *>lanes.write(types)
+        self.index = <int64_t *>lanes.write(index)
+        self.head = <int64_t *>lanes.write(head)
+        self.token_room = min(lanes.size(0) // 8, lanes.size(1))
+        self.row_room = lanes.size(2) // 24
+        self.lanes = lanes
+
+    def detach(self):
+        self.is_busy = True
+        self.token_room = self.row_room = 0
+        self.lanes = None
+
+    def set_kind(self, int type_, int kind):
+        self.slots[type_].kind = kind
+
+    def append(self, steps, names, values):
+        """Append field-writes; see StreamStore.append."""
+        cdef int outcome
+        if not self.is_busy:
+            outcome = self.attempt(<PyObject *>steps, <PyObject *>names, <PyObject *>values)
+            if outcome == HAS_TENSORS:
+                values = arrays_of(values, self.tensor_type)
+                outcome = self.attempt(<PyObject *>steps, <PyObject *>names, <PyObject *>values)
+            if outcome == DONE:
+                return None
+        return self.slow(steps, names, values)
+
+    cdef int attempt(self, PyObject *steps, PyObject *names, PyObject *values) except -1:
+        """Append if everything is as usual, and say no otherwise: the slow way then finds out what is wrong.
+
+        Nothing in here runs Python code, so no other thread comes in between.
+        """
+        if not (poolish_is_sequence(names) and poolish_is_sequence(values)):
+            return REFUSED
+        cdef int64_t n = Py_SIZE(names), i, position = self.n_tokens, row = self.n_rows, length
+        cdef bint is_one_step = not poolish_is_sequence(steps)
+        if Py_SIZE(values) != n or (not is_one_step and Py_SIZE(steps) != n):
+            return REFUSED
+        if row + n >= self.row_room:
+            return REFUSED
+        cdef PyObject **name = poolish_items(names)
+        cdef PyObject **value = poolish_items(values)
+        cdef PyObject **step_items = &steps if is_one_step else poolish_items(steps)
+        cdef PyObject *seen = NULL
+        cdef PyObject *item
+        cdef int64_t step = -1, last_step = self.last_step, type_ = self.last_type, ordinal = self.n_steps - 1
+        cdef int64_t step_start = self.step_start, last_type
+        cdef int64_t *entry
+        cdef int outcome, kind
+        cdef bint is_decided = True
+        for i in range(n):
+            item = step_items[0 if is_one_step else i]
+            if item != seen:
+                if poolish_number(item, &STEP_NUMBERS, &step) != 0:
+                    return REFUSED
+                seen = item
+            last_type = type_ if step == last_step else -1
+            if step < last_step:
+                return REFUSED
+            type_ = self.type_of(name[i], last_type + 1)
+            if type_ <= last_type:
+                return REFUSED
+            if step != last_step:
+                ordinal += 1
+                last_step = step
+                step_start = position
+            kind = SCALAR
+            length = 1
+            if position >= self.token_room:
+                return REFUSED
+            outcome = poolish_number(value[i], &self.slots[type_].encoding, self.data + position)
+            if outcome == 2:
+                kind = SEQUENCE
+                outcome = self.read(value[i], type_, position, &length, &kind)
+                if outcome != DONE:
+                    return outcome
+            elif outcome == 1:
+                return REFUSED
+            if kind != self.slots[type_].kind:
+                if self.slots[type_].kind != UNDECIDED:
+                    return REFUSED
+                is_decided = False
+            fill_type(self.types + position, length, <uint8_t>type_)
+            entry = self.index + 3 * (row + i)
+            entry[0] = position
+            entry[1] = type_ | ordinal << 8
+            entry[2] = step
+            position += length
+        if poolish_unlikely(position - step_start > self.max_tokens):
+            return REFUSED
+        if poolish_unlikely(not is_decided):
+            return REFUSED  # the slow way decides the kinds; it happens once for each field
+        if n:
+            self.step_start = step_start
+            self.publish(row + n, position, ordinal + 1, last_step, type_)
+            if poolish_unlikely(self.first_token >= self.trim_at):
+                self.slow(None, None, None)
+        return DONE
+
+    cdef inline int64_t type_of(self, PyObject *name, int64_t expected) noexcept:
+        """The type of a name, or -1. Names are usually the field's own string, and in order."""
+        cdef PyObject *found
+        while expected < self.n_fields:
+            if name == self.names[expected]:
+                return expected
+            expected += 1
+        if not poolish_is_text(name):
+            return -1
+        found = PyDict_GetItem(self.ids, <object>name)
+        return -1 if found == NULL else <int64_t><object>found
+
+    cdef int read(self, PyObject *value, int64_t type_, int64_t position, int64_t *length, int *kind) except -1:
+        """Numbers of an array or a list into the data lane; how many, and whether it was one number after all."""
+        cdef Slot *slot = &self.slots[type_]
+        cdef cnp.ndarray array
+        cdef PyObject **items
+        cdef int64_t n, i
+        cdef int source
+        if poolish_is_array(value):
+            array = <cnp.ndarray><object>value
+            source = poolish_array_kind(array)
+            n = cnp.PyArray_SIZE(array)
+            if source == P_NONE or n > self.token_room - position or not has_shape(slot, array):
+                return REFUSED
+            if cnp.PyArray_NDIM(array) == 0:
+                kind[0] = SCALAR
+            if cnp.PyArray_IS_C_CONTIGUOUS(array):
+                outcome = poolish_copy(source, <const char *>cnp.PyArray_DATA(array), cnp.PyArray_ITEMSIZE(array), 1, n,
+                                       &slot.encoding, self.data + position, 0)
+            elif cnp.PyArray_NDIM(array) == 1:
+                outcome = poolish_copy(source, <const char *>cnp.PyArray_DATA(array), cnp.PyArray_STRIDES(array)[0], 1,
+                                       n, &slot.encoding, self.data + position, 0)
+            else:
+                return REFUSED
+            length[0] = n
+            return REFUSED if outcome else DONE
+        if poolish_is_sequence(value):
+            n = Py_SIZE(value)
+            if n > self.token_room - position or slot.n_dims > 1 or (slot.n_dims == 1 and 0 <= slot.shape[0] != n):
+                return REFUSED
+            items = poolish_items(value)
+            for i in range(n):
+                if poolish_number(items[i], &slot.encoding, self.data + position + i) != 0:
+                    return REFUSED
+            length[0] = n
+            return DONE
+        return HAS_TENSORS if self.is_tensor(value) else REFUSED
+
+    cdef bint is_tensor(self, PyObject *value):
+        if self.tensor_type is None:
+            torch = sys.modules.get("torch")
+            if torch is None or not hasattr(torch, "Tensor"):
+                return False
+            self.tensor_type = torch.Tensor
+        return poolish_is_type(value, <PyObject *>self.tensor_type)
+
+    cdef void publish(self, int64_t n_rows, int64_t n_tokens, int64_t n_steps, int64_t step, int64_t type_) noexcept nogil:
+        """Make everything before visible in one store. The row behind the last one holds the length in tokens."""
+        self.index[3 * n_rows] = n_tokens
+        self.n_rows, self.n_tokens, self.n_steps = n_rows, n_tokens, n_steps
+        self.last_step, self.last_type = step, type_
+        if not self.is_held:
+            self.release()
+
+    cdef inline void release(self) noexcept nogil:
+        poolish_release(self.head + PUBLISHED, poolish_sealed(self.n_rows))
+        if poolish_unlikely(self.n_tokens - self.first_token > self.max_tokens):
+            self.drop_steps()
+
+    def let_out(self):
+        """Publish everything that was written, in one store."""
+        self.release()
+
+    cdef void drop_steps(self) noexcept nogil:
+        """Let whole steps go at the front until the rest fits."""
+        cdef int64_t row = self.first_row, ordinal
+        while self.n_tokens - self.index[3 * row] > self.max_tokens:
+            ordinal = self.index[3 * row + 1] >> 8
+            while row < self.n_rows and self.index[3 * row + 1] >> 8 == ordinal:
+                row += 1
+        self.first_row, self.first_token = row, self.index[3 * row]
+        poolish_release(self.head + FIRST, poolish_sealed(row))
+
+    def record(self, steps, types, lengths, tokens):
+        """Write field-writes that were checked and encoded, and publish them."""
+        cdef Views views = Views()
+        cdef const int64_t *step = <const int64_t *>views.read(steps)
+        cdef const int64_t *type_ = <const int64_t *>views.read(types)
+        cdef const int64_t *length = <const int64_t *>views.read(lengths)
+        cdef const int64_t *token = <const int64_t *>views.read(tokens)
+        cdef int64_t n = views.size(0) // 8, n_new = views.size(3) // 8, i
+        cdef int64_t position = self.n_tokens, ordinal = self.n_steps - 1, last_step = self.last_step
+        check_room(self, n, n_new)
+        if views.size(1) != n * 8 or views.size(2) != n * 8 or total(length, n) != n_new or outside(type_, n, self.n_fields):
+            raise IndexError("field-writes that do not add up")
+        with nogil:
+            memcpy(self.data + position, token, n_new * 8)
+            for i in range(n):
+                if step[i] != last_step:
+                    ordinal += 1
+                    last_step = step[i]
+                    self.step_start = position
+                fill_type(self.types + position, length[i], <uint8_t>type_[i])
+                self.index[3 * (self.n_rows + i)] = position
+                self.index[3 * (self.n_rows + i) + 1] = type_[i] | ordinal << 8
+                self.index[3 * (self.n_rows + i) + 2] = step[i]
+                position += length[i]
+            if n:
+                self.publish(self.n_rows + n, position, ordinal + 1, last_step, type_[n - 1])
+
+    def record_columns(self, steps, columns):
+        """Write whole columns, a step a row; the number of a column with a value that does not fit, or -1.
+
+        A column is (type, flat array of numbers, numbers a row or -1, offsets or None, present or None).
+        """
+        cdef Columns plan = Columns(columns)
+        cdef Views views = Views()
+        cdef const int64_t *step = <const int64_t *>views.read(steps)
+        cdef int64_t n = views.size(0) // 8, bad
+        plan.check(n, self.n_fields)
+        check_room(self, n * plan.n_columns, plan.n_tokens)
+        if n == 0 or plan.n_columns == 0:
+            return -1
+        with nogil:
+            bad = self.write_even(plan, step, n) if plan.is_even else self.write_uneven(plan, step, n)
+        return bad
+
+    cdef int64_t write_even(self, Columns plan, const int64_t *step, int64_t n) noexcept nogil:
+        """Rows that are all alike: a column at a time, in blocks that stay in the first cache."""
+        cdef int64_t block = max(1, 3000 // (plan.row_tokens + 3 * plan.n_columns)), first, many, c, i, start
+        cdef int64_t ordinal = self.n_steps - (1 if step[0] == self.last_step else 0), base = self.n_tokens
+        cdef int64_t *entry
+        for first from 0 <= first < n by block:
+            many = min(block, n - first)
+            start = base + first * plan.row_tokens
+            for c in range(plan.n_columns):
+                if poolish_copy(plan.sources[c], plan.values[c] + first * plan.widths[c] * plan.sizes[c], plan.sizes[c], many,
+                                plan.widths[c], &self.slots[plan.types[c]].encoding, self.data + start + plan.offsets[c],
+                                plan.row_tokens):
+                    return c
+            for i in range(many):
+                entry = self.index + 3 * (self.n_rows + (first + i) * plan.n_columns)
+                for c in range(plan.n_columns):
+                    entry[0] = start + i * plan.row_tokens + plan.offsets[c]
+                    entry[1] = plan.types[c] | (ordinal + first + i) << 8
+                    entry[2] = step[first + i]
+                    entry += 3
+            self.repeat_types(plan, start, many)
+        self.step_start = base + (n - 1) * plan.row_tokens if n > 1 or step[0] != self.last_step else self.step_start
+        self.publish(self.n_rows + n * plan.n_columns, base + n * plan.row_tokens, ordinal + n, step[n - 1],
+                     plan.types[plan.n_columns - 1])
+        return -1
+
+    cdef void repeat_types(self, Columns plan, int64_t start, int64_t many) noexcept nogil:
+        """The types of one row, then copies of what is there: each time twice as many."""
+        cdef int64_t c, done = plan.row_tokens, n = many * plan.row_tokens
+        cdef uint8_t *target = self.types + start
+        for c in range(plan.n_columns):
+            memset(target + plan.offsets[c], <int>plan.types[c], plan.widths[c])
+        while 0 < done < n:
+            memcpy(target + done, target, min(done, n - done))
+            done *= 2
+
+    cdef int64_t write_uneven(self, Columns plan, const int64_t *step, int64_t n) noexcept nogil:
+        """Rows of varying length, or with fields missing: a row at a time."""
+        cdef int64_t i, c, from_, length, row = self.n_rows, position = self.n_tokens
+        cdef int64_t ordinal = self.n_steps - 1, last_step = self.last_step, last_type = self.last_type, begin = self.step_start
+        for i in range(n):
+            for c in range(plan.n_columns):
+                if plan.present[c] != NULL and not plan.present[c][i]:
+                    continue
+                if plan.ends[c] != NULL:
+                    from_ = plan.ends[c][i]
+                    length = plan.ends[c][i + 1] - from_
+                else:
+                    length = plan.widths[c]
+                    from_ = i * length
+                if step[i] != last_step:
+                    ordinal += 1
+                    last_step = step[i]
+                    begin = position
+                if poolish_copy(plan.sources[c], plan.values[c] + from_ * plan.sizes[c], plan.sizes[c], 1, length,
+                                &self.slots[plan.types[c]].encoding, self.data + position, 0):
+                    return c
+                fill_type(self.types + position, length, <uint8_t>plan.types[c])
+                self.index[3 * row] = position
+                self.index[3 * row + 1] = plan.types[c] | ordinal << 8
+                self.index[3 * row + 2] = step[i]
+                position += length
+                row += 1
+                last_type = plan.types[c]
+        if row != self.n_rows:
+            self.step_start = begin
+            self.publish(row, position, ordinal + 1, last_step, last_type)
+        return -1
+
+
+cdef class Columns:
+    """What ``record_columns`` writes, as C sees it."""
+    cdef list views
+    cdef int64_t n_columns, n_tokens, row_tokens
+    cdef bint is_even
+    cdef int sources[MAX_FIELDS]
+    cdef const char *values[MAX_FIELDS]
+    cdef const int64_t *ends[MAX_FIELDS]
+    cdef const uint8_t *present[MAX_FIELDS]
+    cdef int64_t types[MAX_FIELDS]
+    cdef int64_t widths[MAX_FIELDS]
+    cdef int64_t sizes[MAX_FIELDS]
+    cdef int64_t offsets[MAX_FIELDS]
+    cdef int64_t counts[MAX_FIELDS]
+    cdef int64_t n_ends[MAX_FIELDS]
+    cdef int64_t n_present[MAX_FIELDS]
+
+    def __init__(self, columns):
+        cdef Views views
+        cdef int c
+        self.views = []
+        self.n_columns = len(columns)
+        self.is_even = True
+        if self.n_columns > MAX_FIELDS:
+            raise IndexError("too many columns")
+        for c, (type_, values, width, ends, present) in enumerate(columns):
+            views = Views()
+            self.views.append(views)
+            self.types[c], self.widths[c] = type_, width
+            self.sources[c] = poolish_array_kind(values)
+            if self.sources[c] == P_NONE:
+                raise TypeError("a column of numbers in this machine's byte order is needed")
+            self.sizes[c] = values.itemsize
+            self.values[c] = <const char *>views.read(values)
+            self.counts[c] = views.size(0) // self.sizes[c]
+            self.offsets[c] = self.row_tokens
+            self.row_tokens += max(0, <int64_t>width)
+            self.n_tokens += self.counts[c]
+            self.ends[c] = NULL
+            self.present[c] = NULL
+            if ends is not None:
+                self.ends[c] = <const int64_t *>views.read(ends)
+                self.n_ends[c] = views.size(views.n_held - 1) // 8
+                self.is_even = False
+            if present is not None:
+                self.present[c] = <const uint8_t *>views.read(present)
+                self.n_present[c] = views.size(views.n_held - 1)
+                self.is_even = False
+
+    cdef int check(self, int64_t n, int64_t n_fields) except -1:
+        """Everything that the loops would otherwise read or write outside of its array."""
+        cdef int64_t c, i
+        cdef bint is_whole = True
+        for c in range(self.n_columns):
+            if not 0 <= self.types[c] < n_fields:
+                raise IndexError("unknown type")
+            if self.present[c] != NULL and self.n_present[c] != n:
+                is_whole = False
+            if self.ends[c] == NULL:
+                is_whole = is_whole and self.widths[c] >= 0 and self.counts[c] == n * self.widths[c]
+                continue
+            is_whole = is_whole and self.n_ends[c] == n + 1
+            if is_whole:
+                is_whole = self.ends[c][0] == 0 and self.ends[c][n] == self.counts[c]
+                for i in range(n):
+                    is_whole = is_whole and self.ends[c][i] <= self.ends[c][i + 1]
+        if not is_whole:
+            raise IndexError("columns that do not add up")
+        return 0
+
+
+cdef inline void fill_type(uint8_t *target, int64_t n, uint8_t type_) noexcept nogil:
+    cdef int64_t i
+    if n < 16:  # a call costs more than that
+        for i in range(n):
+            target[i] = type_
+    else:
+        memset(target, type_, n)
+
+
+cdef int check_room(Recorder recorder, int64_t n_rows, int64_t n_tokens) except -1:
+    if recorder.n_rows + n_rows >= recorder.row_room or recorder.n_tokens + n_tokens > recorder.token_room:
+        raise IndexError("no room in the lanes")
+    return 0
+
+
+cdef int64_t total(const int64_t *lengths, int64_t n) noexcept:
+    """The sum of lengths, or -1 if one of them is none."""
+    cdef int64_t i, sum_ = 0
+    for i in range(n):
+        if lengths[i] < 0 or lengths[i] > 2**48:
+            return -1
+        sum_ += lengths[i]
+    return sum_
+
+
+cdef bint outside(const int64_t *numbers, int64_t n, int64_t limit) noexcept:
+    cdef int64_t i
+    for i in range(n):
+        if numbers[i] < 0 or numbers[i] >= limit:
+            return True
+    return False
+
+
+cdef bint has_shape(Slot *slot, cnp.ndarray array) noexcept:
+    """Whether an array may be written into a field as it is."""
+    cdef int n_dims = cnp.PyArray_NDIM(array), i
+    if slot.kind == UNDECIDED:
+        return n_dims <= 1
+    if n_dims != slot.n_dims or n_dims > MAX_DIMS:
+        return False
+    for i in range(n_dims):
+        if slot.shape[i] >= 0 and slot.shape[i] != cnp.PyArray_DIMS(array)[i]:
+            return False
+    return True
+
+
+cdef dict _NUMPY_OF_TORCH = {}
+
+
+cdef object arrays_of(values, tensor_type):
+    """The values with torch tensors seen as arrays over the same memory, where that is plain.
+
+    ``tensor.numpy()`` takes 670 ns, asking for the address and the shape a third of it.
+    """
+    if not _NUMPY_OF_TORCH:
+        torch = sys.modules["torch"]
+        names = {"float32": cnp.NPY_FLOAT32, "float64": cnp.NPY_FLOAT64, "int64": cnp.NPY_INT64, "int32": cnp.NPY_INT32,
+                 "int16": cnp.NPY_INT16, "int8": cnp.NPY_INT8, "uint8": cnp.NPY_UINT8, "bool": cnp.NPY_BOOL}
+        _NUMPY_OF_TORCH.update({getattr(torch, name): number for name, number in names.items()})
+    return [as_array(value) if type(value) is tensor_type else value for value in values]
+
+
+cdef object as_array(tensor):
+    cdef cnp.npy_intp shape[MAX_DIMS]
+    cdef int i, n_dims = 0
+    number = _NUMPY_OF_TORCH.get(tensor.dtype)
+    if number is None or not tensor.is_cpu or not tensor.is_contiguous():
+        return tensor
+    for n in tensor.shape:
+        if n_dims == MAX_DIMS:
+            return tensor
+        shape[n_dims] = n
+        n_dims += 1
+    cdef uint64_t address = tensor.data_ptr()
+    if address == 0:
+        return tensor
+    array = cnp.PyArray_SimpleNewFromData(n_dims, shape, number, <void *>address)
+    cnp.set_array_base(array, tensor)
+    return array
+
+
+# --- the head page ---------------------------------------------------------------------------------------------------
+
+
+def load_word(head, int64_t word):
+    cdef Views views = Views()
+    cdef const int64_t *words = <const int64_t *>views.read(head)
+    if not 0 <= word < views.size(0) // 8:
+        raise IndexError("no such word")
+    cdef uint64_t sealed = poolish_acquire(words + word)
+    cdef uint64_t number = sealed & 0xFFFFFFFFFFFFULL
+    return <int64_t>number if poolish_sealed(number) == sealed else -1
+
+
+def store_word(head, int64_t word, int64_t number):
+    cdef Views views = Views()
+    cdef int64_t *words = <int64_t *>views.write(head)
+    if not 0 <= word < views.size(0) // 8:
+        raise IndexError("no such word")
+    poolish_release(words + word, poolish_sealed(<uint64_t>number))
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+cdef int64_t ROWS_AHEAD = 4  # windows asked for before they are copied; measured 7.5 GB/s against 5 without
+cdef int64_t TOKENS_AHEAD = 16
+
+
+cdef inline void ask_for(const int64_t *data, const uint8_t *types, int64_t start, int64_t width) noexcept nogil:
+    cdef int64_t i, n = min(width, <int64_t>128)
+    for i in range(0, n, 8):
+        poolish_prefetch(data + start + i)
+    if types != NULL:
+        for i in range(0, n, 64):
+            poolish_prefetch(types + start + i)
+
+
+cdef inline void copy_window(const int64_t *data, const uint8_t *types, int64_t start, int64_t width, int64_t *values,
+                             int64_t *out_types) noexcept nogil:
+    cdef int64_t i
+    memcpy(values, data + start, width * 8)
+    if types != NULL:
+        for i in range(width):
+            out_types[i] = types[start + i]
+
+
+def windows(data, types, int64_t first, int64_t end, starts, int64_t width, values, out_types):
+    cdef Views views = Views()
+    cdef const int64_t *source = <const int64_t *>views.read(data)
+    cdef const int64_t *start = <const int64_t *>views.read(starts)
+    cdef int64_t *target = <int64_t *>views.write(values)
+    cdef const uint8_t *type_source = NULL
+    cdef int64_t *type_target = NULL
+    cdef int64_t n = views.size(1) // 8, i, bad = -1
+    if width < 0 or first < 0 or end > views.size(0) // 8 or views.size(2) < n * width * 8:
+        raise IndexError("out is too small")
+    if types is not None:
+        type_source = <const uint8_t *>views.read(types)
+        type_target = <int64_t *>views.write(out_types)
+        if end > views.size(3) or views.size(4) < n * width * 8:
+            raise IndexError("out is too small")
+    with nogil:
+        for i in range(n):
+            if start[i] < first or start[i] > end - width:
+                bad = i
+                break
+        if bad < 0:
+            for i in range(min(ROWS_AHEAD, n)):
+                ask_for(source, type_source, start[i], width)
+            for i in range(n):
+                if i + ROWS_AHEAD < n:
+                    ask_for(source, type_source, start[i + ROWS_AHEAD], width)
+                copy_window(source, type_source, start[i], width, target + i * width, type_target + i * width)
+    return bad
+
+
+def take(data, types, int64_t first, int64_t end, positions, int64_t width, values, out_types):
+    cdef Views views = Views()
+    cdef const int64_t *source = <const int64_t *>views.read(data)
+    cdef const int64_t *place = <const int64_t *>views.read(positions)
+    cdef int64_t *target = <int64_t *>views.write(values)
+    cdef const uint8_t *type_source = NULL
+    cdef int64_t *type_target = NULL
+    cdef int64_t n = views.size(1) // 8, bad = -1
+    if width < 1 or first < 0 or n % width or end > views.size(0) // 8 or views.size(2) < n * 8:
+        raise IndexError("out is too small")
+    if types is not None:
+        type_source = <const uint8_t *>views.read(types)
+        type_target = <int64_t *>views.write(out_types)
+        if end > views.size(3) or views.size(4) < n * 8:
+            raise IndexError("out is too small")
+    with nogil:
+        bad = take_rows(source, type_source, first, end, place, n, width, target, type_target)
+    return bad
+
+
+cdef int64_t take_rows(const int64_t *source, const uint8_t *types, int64_t first, int64_t end, const int64_t *place,
+                       int64_t n, int64_t width, int64_t *values, int64_t *out_types) noexcept nogil:
+    cdef int64_t row, start, bad, next_
+    for row from 0 <= row < n by width:
+        start = place[row]
+        if width > 1 and is_run(place + row, width) and (start >= 0 or start + width <= 0):
+            start += end if start < 0 else 0
+            if start < first or start + width > end:
+                return row + max(<int64_t>0, first - start if start < first else end - start)
+            next_ = row + ROWS_AHEAD * width
+            if next_ < n and first <= place[next_] <= end - width:
+                ask_for(source, types, place[next_], width)
+            copy_window(source, types, start, width, values + row, out_types + row)
+        else:
+            bad = take_each(source, types, first, end, place + row, width, values + row, out_types + row)
+            if bad >= 0:
+                return row + bad
+    return -1
+
+
+cdef inline bint is_run(const int64_t *place, int64_t n) noexcept nogil:
+    cdef int64_t i, start = place[0], difference = 0
+    if place[n - 1] != start + n - 1:
+        return False
+    for i in range(n):
+        difference |= place[i] ^ (start + i)
+    return difference == 0
+
+
+cdef int64_t take_each(const int64_t *source, const uint8_t *types, int64_t first, int64_t end, const int64_t *place,
+                       int64_t n, int64_t *values, int64_t *out_types) noexcept nogil:
+    """Token by token. The places are checked a block at a time, just before they are used."""
+    cdef int64_t begin, many, i, p, wrong
+    for begin in range(0, n, 256):
+        many = min(<int64_t>256, n - begin)
+        wrong = 0
+        for i in range(begin, begin + many):
+            p = place[i] + (end if place[i] < 0 else 0)
+            wrong |= (p < first) | (p >= end)
+        if wrong:
+            for i in range(begin, begin + many):
+                p = place[i] + (end if place[i] < 0 else 0)
+                if p < first or p >= end:
+                    return i
+        for i in range(begin, min(begin + TOKENS_AHEAD, begin + many)):
+            p = place[i] + (end if place[i] < 0 else 0)
+            poolish_prefetch(source + p)
+            if types != NULL:
+                poolish_prefetch(types + p)
+        for i in range(begin, begin + many):
+            if i + TOKENS_AHEAD < begin + many:
+                p = place[i + TOKENS_AHEAD] + (end if place[i + TOKENS_AHEAD] < 0 else 0)
+                poolish_prefetch(source + p)
+                if types != NULL:
+                    poolish_prefetch(types + p)
+            p = place[i] + (end if place[i] < 0 else 0)
+            values[i] = source[p]
+            if types != NULL:
+                out_types[i] = types[p]
+    return -1
+
+
+# --- searching -------------------------------------------------------------------------------------------------------
+
+
+cdef inline int64_t guess(const int64_t *column, int64_t n_columns, int64_t low, int64_t high, int64_t key) noexcept nogil:
+    """Where a key would be if the column grew evenly, which most do."""
+    cdef double first = <double>column[low * n_columns], last = <double>column[(high - 1) * n_columns], place
+    if not last > first:
+        return low
+    place = <double>low + (<double>key - first) * (high - 1 - low) / (last - first)
+    return low if place < low else high - 1 if place > high - 1 else <int64_t>place
+
+
+cdef int64_t first_not_below(const int64_t *column, int64_t n_columns, int64_t low, int64_t high, int64_t key,
+                             int64_t at) noexcept nogil:
+    """The first row of [low, high) whose value is not below the key, or high; searched outwards from a guess.
+
+    Whatever the column holds, it ends, and inside the range.
+    """
+    cdef int64_t step = 1, middle
+    if column[at * n_columns] < key:
+        low = at + 1
+        while low + step <= high and column[(low + step - 1) * n_columns] < key:
+            low += step
+            step *= 2
+        high = min(high, low + step - 1)
+    else:
+        high = at
+        while high - step >= low and column[(high - step) * n_columns] >= key:
+            high -= step
+            step *= 2
+        low = max(low, high - step + 1)
+    while low < high:
+        middle = (low + high) >> 1
+        if column[middle * n_columns] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def search(table, int64_t n_columns, int64_t column, int64_t low, int64_t high, keys, out):
+    cdef Views views = Views()
+    cdef const int64_t *values = <const int64_t *>views.read(table) + column
+    cdef const int64_t *key = <const int64_t *>views.read(keys)
+    cdef int64_t *found = <int64_t *>views.write(out)
+    cdef int64_t n = views.size(1) // 8, i, ahead
+    if not 0 <= column < n_columns or low < 0 or high < low or high * n_columns > views.size(0) // 8:
+        raise IndexError("outside of the table")
+    if views.size(2) < n * 8:
+        raise IndexError("out is too small")
+    with nogil:
+        if low == high:
+            for i in range(n):
+                found[i] = low
+        else:
+            # Each key costs a miss at its guess: ask for eight of them at a time.
+            for i in range(n + 8):
+                if i < n:
+                    found[i] = guess(values, n_columns, low, high, key[i])
+                    poolish_prefetch(values + found[i] * n_columns)
+                ahead = i - 8
+                if ahead >= 0:
+                    found[ahead] = first_not_below(values, n_columns, low, high, key[ahead], found[ahead])
+
+
+def find_nonzero(data, types, int64_t begin, int64_t end, int type_, bint is_float, out):
+    cdef Views views = Views()
+    cdef const int64_t *source = <const int64_t *>views.read(data)
+    cdef const uint8_t *type_source = <const uint8_t *>views.read(types)
+    cdef int64_t *found = <int64_t *>views.write(out)
+    cdef int64_t room = views.size(2) // 8, n = 0, i
+    # -0.0 is zero too: of a float, the sign does not count.
+    cdef uint64_t mask = 0x7FFFFFFFFFFFFFFFULL if is_float else 0xFFFFFFFFFFFFFFFFULL
+    if begin < 0 or end > views.size(0) // 8 or end > views.size(1):
+        raise IndexError("outside of the lanes")
+    with nogil:
+        i = begin
+        while i < end and n < room:
+            if type_source[i] == type_ and (<uint64_t>source[i] & mask) != 0:
+                found[n] = i
+                n += 1
+            i += 1
+    return n, i

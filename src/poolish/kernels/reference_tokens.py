@@ -1,0 +1,275 @@
+"""What the kernels of the token streams mean, in NumPy: the specification of ``_tokens.pyx`` and its stand-in.
+
+Words of the head page are plain stores and loads here. On x86 that orders them as readers in other processes need;
+other processors need the atomics of the compiled kernels for live readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+Array = NDArray[Any]
+
+#: name, is_float, largest finite magnitude, lowest and highest integer, kind, shape
+FieldTuple = tuple[str, bool, float, int, int, int, tuple[int | None, ...]]
+#: type, flat array of numbers, numbers a row or -1, offsets or None, present or None
+ColumnTuple = tuple[int, Array, int, Int64 | None, Bytes | None]
+
+#: Words of the head page, counted in int64s: what is published, and where it begins.
+PUBLISHED, FIRST = 8, 16
+
+#: Whether a field holds one number or many; a field that was only named is undecided until it is first written.
+UNDECIDED, SCALAR, SEQUENCE = 0, 1, 2
+
+_SEAL = 0x9E3779B97F4A7C15
+_NO_LIMIT = 1 << 62
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """The writing end of a stream: what has been written, and the lanes to write to.
+
+    ``data``, ``types`` and ``index`` are arrays over all the room there is. Everything behind ``n_rows`` is free to
+    scribble on, because nobody sees it before the one store that publishes it. ``append`` does by itself what is usual,
+    and leaves to ``slow`` whatever needs a decision: bad values, unknown names, no room.
+    """
+
+    def __init__(self, fields: Sequence[FieldTuple], slow: Callable[..., None]) -> None:
+        self.fields = fields
+        self.slow = slow
+        self.n_rows = self.n_tokens = self.n_steps = self.step_start = 0
+        self.last_step = self.last_type = -1
+        self.first_row = self.first_token = 0
+        self.max_tokens = self.trim_at = _NO_LIMIT
+        self.is_busy = True
+        self.is_held = False
+
+    def attach(self, data: Int64, types: Bytes, index: Int64, head: Int64) -> None:
+        """Write here from now on."""
+        self.data, self.types, self.index, self.head = data, types, index, head
+
+    def detach(self) -> None:
+        """Write nowhere any more."""
+        self.is_busy = True
+        for lane in ("data", "types", "index", "head"):
+            self.__dict__.pop(lane, None)
+
+    def set_kind(self, type_: int, kind: int) -> None:
+        """Fix whether a field is one number or many; only the compiled half needs to know."""
+
+    def append(self, steps: Any, names: Any, values: Any) -> None:
+        """Append field-writes; see StreamStore.append."""
+        self.slow(steps, names, values)
+
+    def record(self, steps: Int64, types: Int64, lengths: Int64, tokens: Int64) -> None:
+        """Write field-writes that were checked and encoded, and publish them."""
+        n, n_new = len(steps), len(tokens)
+        self._check_room(n, n_new)
+        if len(types) != n or len(lengths) != n or (n and lengths.min() < 0) or lengths.sum() != n_new:
+            raise IndexError("field-writes that do not add up")
+        if n and not 0 <= types.min() <= types.max() < len(self.fields):
+            raise IndexError("field-writes that do not add up")
+        if not n:
+            return
+        starts = self.n_tokens + np.cumsum(lengths) - lengths
+        begins = np.diff(steps, prepend=self.last_step) != 0
+        ordinals = self.n_steps - 1 + np.cumsum(begins)
+        self.data[self.n_tokens : self.n_tokens + n_new] = tokens
+        self.types[self.n_tokens : self.n_tokens + n_new] = np.repeat(types, lengths)
+        rows = self.index[self.n_rows : self.n_rows + n]
+        rows[:, 0], rows[:, 1], rows[:, 2] = starts, types | ordinals << 8, steps
+        if begins.any():
+            self.step_start = int(starts[np.flatnonzero(begins)[-1]])
+        self._publish(self.n_rows + n, self.n_tokens + n_new, int(ordinals[-1]) + 1)
+        self.last_step, self.last_type = int(steps[-1]), int(types[-1])
+
+    def record_columns(self, steps: Int64, columns: Sequence[ColumnTuple]) -> int:
+        """Write whole columns, a step a row; the number of a column with a value that does not fit, or -1."""
+        n = len(steps)
+        if n == 0 or not columns:
+            return -1
+        lengths = np.stack([_lengths(column, n) for column in columns], axis=1)
+        present = np.stack([_present(column, n) for column in columns], axis=1)
+        written = lengths * present
+        starts = (np.cumsum(written) - written.ravel()).reshape(written.shape)
+        tokens = np.empty(int(written.sum()), np.int64)
+        for number, (type_, values, *_) in enumerate(columns):
+            here = present[:, number]
+            column, bad = encode(values[np.repeat(here, lengths[:, number])], *self.fields[type_][1:5])
+            if bad >= 0:
+                return number
+            each = lengths[here, number]
+            inside = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+            tokens[np.repeat(starts[here, number], each) + inside] = column
+        types = np.broadcast_to([column[0] for column in columns], lengths.shape)[present]
+        rows = np.broadcast_to(np.asarray(steps)[:, None], lengths.shape)[present]
+        self.record(np.ascontiguousarray(rows), types.astype(np.int64), lengths[present], tokens)
+        return -1
+
+    def _check_room(self, n_rows: int, n_tokens: int) -> None:
+        if self.n_rows + n_rows >= len(self.index) or self.n_tokens + n_tokens > min(len(self.data), len(self.types)):
+            raise IndexError("no room in the lanes")
+
+    def _publish(self, n_rows: int, n_tokens: int, n_steps: int) -> None:
+        # The row behind the last one holds the length in tokens, so that one store publishes both lengths.
+        self.index[n_rows, 0] = n_tokens
+        self.n_rows, self.n_tokens, self.n_steps = n_rows, n_tokens, n_steps
+        if not self.is_held:
+            self.let_out()
+
+    def let_out(self) -> None:
+        """Publish everything that was written, in one store."""
+        store_word(self.head, PUBLISHED, self.n_rows)
+        if self.n_tokens - self.first_token > self.max_tokens:
+            self._drop_steps()
+
+    def _drop_steps(self) -> None:
+        """Let whole steps go at the front until the rest fits."""
+        rows = self.index[self.first_row : self.n_rows + 1]
+        begins = np.flatnonzero(np.diff(rows[:-1, 1] >> 8, prepend=-1, append=-1))
+        row = begins[np.argmax(self.n_tokens - rows[begins, 0] <= self.max_tokens)]
+        self.first_row, self.first_token = self.first_row + int(row), int(rows[row, 0])
+        store_word(self.head, FIRST, self.first_row)
+
+
+def _lengths(column: ColumnTuple, n: int) -> Int64:
+    _, values, width, offsets, _ = column
+    if offsets is None:
+        if width < 0 or len(values) != n * width:
+            raise IndexError("columns that do not add up")
+        return np.full(n, width, np.int64)
+    lengths = np.diff(offsets)
+    if len(lengths) != n or offsets[0] != 0 or offsets[-1] != len(values) or (n and lengths.min() < 0):
+        raise IndexError("columns that do not add up")
+    return lengths
+
+
+def _present(column: ColumnTuple, n: int) -> NDArray[np.bool_]:
+    present = column[4]
+    if present is None:
+        return np.ones(n, np.bool_)
+    if len(present) != n:
+        raise IndexError("columns that do not add up")
+    return present.astype(np.bool_)
+
+
+def encode(values: Array, is_float: bool, limit: float, low: int, high: int) -> tuple[Int64, int]:
+    """Numbers as tokens, and the place of the first that the field cannot hold exactly, or -1."""
+    with np.errstate(all="ignore"):
+        tokens, bad = _encode_float(values, limit) if is_float else _encode_int(values, low, high)
+    return tokens, int(np.argmax(bad)) if bad.any() else -1
+
+
+def _encode_float(values: Array, limit: float) -> tuple[Int64, NDArray[np.bool_]]:
+    wide = values.astype(np.float64)
+    bad = (np.abs(wide) > limit) & ~np.isinf(wide)
+    if values.dtype.kind in "iu":
+        # 2**63 and 2**64 have no integer to go back to, and the cast would make something up.
+        inside = wide < (2.0**64 if values.dtype.kind == "u" else 2.0**63)
+        bad |= ~inside | (np.where(inside, wide, 0).astype(values.dtype) != values)
+    return wide.view(np.int64), bad
+
+
+def _encode_int(values: Array, low: int, high: int) -> tuple[Int64, NDArray[np.bool_]]:
+    if values.dtype.kind == "f":
+        wide = values.astype(np.float64)
+        inside = (wide >= -(2.0**63)) & (wide < 2.0**63)
+        tokens = np.where(inside, wide, 0).astype(np.int64)
+        bad = ~inside | (tokens.astype(np.float64) != wide)
+    else:
+        tokens = values.astype(np.int64)
+        bad = (tokens < 0) if values.dtype.kind == "u" else np.zeros(len(tokens), np.bool_)
+    return tokens, bad | (tokens < low) | (tokens > high)
+
+
+# --- the head page ---------------------------------------------------------------------------------------------------
+
+
+def _sealed(number: int) -> int:
+    return number | ((number + 1) * _SEAL & (1 << 64) - 1) >> 48 << 48
+
+
+def load_word(head: Int64, word: int) -> int:
+    """The number in a word, or -1 if the 16 bits above it do not prove it."""
+    if not 0 <= word < len(head):
+        raise IndexError("no such word")
+    sealed = int(head.view(np.uint64)[word])
+    number = sealed & (1 << 48) - 1
+    return number if _sealed(number) == sealed else -1
+
+
+def store_word(head: Int64, word: int, number: int) -> None:
+    """Publish a number below 2**48, after everything that was written before it."""
+    if not 0 <= word < len(head):
+        raise IndexError("no such word")
+    head.view(np.uint64)[word] = _sealed(number)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def windows(
+    data: Int64, types: Bytes | None, first: int, end: int, starts: Int64, width: int, values: Int64, out_types: Any
+) -> int:
+    """Copy ``width`` tokens from each start; the place of the first start outside of [first, end), or -1."""
+    if width < 0 or first < 0 or end > len(data) or values.size < len(starts) * width:
+        raise IndexError("out is too small")
+    bad = (starts < first) | (starts > end - width)
+    if bad.any():
+        return int(np.argmax(bad))
+    positions = starts[:, None] + np.arange(width)
+    values.reshape(-1)[: positions.size] = data[positions].reshape(-1)
+    if types is not None:
+        out_types.reshape(-1)[: positions.size] = types[positions].reshape(-1)
+    return -1
+
+
+def take(
+    data: Int64, types: Bytes | None, first: int, end: int, positions: Int64, width: int, values: Int64, out_types: Any
+) -> int:
+    """Copy single tokens, positions counted from the end where negative; the place of the first bad one, or -1.
+
+    ``width`` is how many positions belong to a row; rows of consecutive positions are copied as such.
+    """
+    if width < 1 or first < 0 or positions.size % width or end > len(data) or values.size < positions.size:
+        raise IndexError("out is too small")
+    places = np.where(positions < 0, positions + end, positions).reshape(-1)
+    bad = (places < first) | (places >= end)
+    if bad.any():
+        return int(np.argmax(bad))
+    values.reshape(-1)[:] = data[places]
+    if types is not None:
+        out_types.reshape(-1)[:] = types[places]
+    return -1
+
+
+# --- searching -------------------------------------------------------------------------------------------------------
+
+
+def search(table: Int64, n_columns: int, column: int, low: int, high: int, keys: Int64, out: Int64) -> None:
+    """For each key the first row of [low, high) whose value is not below it, or ``high``; the column is sorted."""
+    if not 0 <= column < n_columns or low < 0 or high < low or high * n_columns > table.size:
+        raise IndexError("outside of the table")
+    values = table.reshape(-1, n_columns)[low:high, column]
+    out[:] = low + np.searchsorted(values, keys)
+
+
+def find_nonzero(
+    data: Int64, types: Bytes, begin: int, end: int, type_: int, is_float: bool, out: Int64
+) -> tuple[int, int]:
+    """Positions of the tokens of one type that are not zero, until ``out`` is full: how many, and how far it came."""
+    if begin < 0 or end > len(data) or end > len(types):
+        raise IndexError("outside of the lanes")
+    values = data[begin:end].view(np.float64) if is_float else data[begin:end]
+    found = begin + np.flatnonzero((types[begin:end] == type_) & (values != 0))
+    n = min(len(found), len(out))
+    out[:n] = found[:n]
+    return n, end if n == len(found) else int(found[n - 1]) + 1 if n else begin

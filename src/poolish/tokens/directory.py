@@ -1,0 +1,125 @@
+"""A stream's directory: which files it has, how it comes to be, and what ``store.json`` says.
+
+    S/
+      store.json   what the stream is: version, uuid, fields; written last when it is made, never again
+      data         int64 values                                    \\
+      index        rows (start, type + 256 * ordinal, step) int64   |  lanes: append-only, mapped
+      types        uint8 per token, derived from index             /
+      head         one page: what is published (see head.py)
+      commits      the log of commits (see commits.py)
+      lock         held by the one writer
+
+    (nothing) --mkdir, lock--> files without store.json --sync, then store.json--> a stream
+                                 `-- killed here: the next who makes it starts over
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from poolish.errors import ConfigError, CorruptDataError
+from poolish.files import CHECKSUM, checksum_hex, read_json, sweep, sync_directory, write_json
+from poolish.kernels.reference_tokens import FIRST, PUBLISHED
+from poolish.tokens.commits import CommitLog, chained
+from poolish.tokens.fields import MAX_FIELDS, TokenField
+from poolish.tokens.head import COMMITTED, Head, owner_of
+from poolish.tokens.lanes import Lanes
+
+FORMAT = "poolish stream"
+VERSION = 1
+DESCRIPTION = "store.json"
+LOCK = "lock"
+_OURS = {"data", "index", "types", "head", "commits", LOCK}
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ``store.json`` says."""
+
+    uuid: UUID
+    fields: tuple[TokenField, ...]
+
+
+def is_store(path: Path) -> bool:
+    """Whether a stream is there."""
+    return os.path.lexists(path / DESCRIPTION)
+
+
+def make_directory(path: Path) -> None:
+    """The directory for a stream; one that holds anything else is refused."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    strangers = sorted(name for name in os.listdir(path) if name not in _OURS and not name.endswith(".partial"))
+    if strangers and not is_store(path):
+        raise ConfigError(f"{path}: holds {strangers[0]!r} and no stream; choose an empty or a new directory")
+
+
+def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None:
+    """Make a stream in a directory whose lock is held; it exists when ``store.json`` does."""
+    sweep(path)
+    uuid = uuid4()
+    for name in _OURS - {LOCK}:  # what a creation that was killed left
+        (path / name).unlink(missing_ok=True)
+    lanes, head, log = Lanes(path, mode="a"), Head(path / "head", mode="a"), CommitLog(path / "commits", uuid, mode="a")
+    try:
+        lanes.reserve(1, 0)
+        kinds = "".join(str(field.kind) for field in fields)
+        head.kinds[: len(fields)] = [field.kind for field in fields]
+        for word in (PUBLISHED, FIRST, COMMITTED):
+            head.store(word, 0)
+        head.sign(owner_of(uuid, lanes.data.file))
+        log.append(chained(None, str(uuid), first=0, rows=0, tokens=0, kinds=kinds, data=[], index=[]))
+        if durable:
+            lanes.sync()
+            head.sync()
+            # The names too, before the one name that says that the stream is whole.
+            sync_directory(path)
+    finally:
+        for part in (lanes, head, log):
+            part.close()
+    _write(path / DESCRIPTION, uuid, fields, durable=durable)
+
+
+def _write(path: Path, uuid: UUID, fields: tuple[TokenField, ...], *, durable: bool) -> None:
+    told: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "uuid": str(uuid),
+        "hash": CHECKSUM,
+        "lanes": {"data": "int64", "index": "3 x int64", "types": "uint8"},
+        "fields": [field.to_json() for field in fields],
+    }
+    write_json(path, {**told, "checksum": _proof(told)}, durable=durable, replace=False)
+
+
+def read_description(path: Path) -> Description:
+    """What a stream is, checked; anything that is not right is a ``CorruptDataError`` or says what is missing."""
+    file = path / DESCRIPTION
+    if not is_store(path):
+        raise FileNotFoundError(f"{path}: no stream here; make one with StreamStore(path, fields=...)")
+    told = read_json(file)
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise CorruptDataError(f"{file}: does not describe a stream of poolish; restore it from a copy")
+    if told.get("version") != VERSION:
+        raise CorruptDataError(
+            f"{file}: version {told.get('version')!r}, this poolish reads {VERSION}; upgrade poolish"
+        )
+    proof = told.pop("checksum", None)
+    if proof != _proof(told):
+        raise CorruptDataError(f"{file}: damaged, its checksum does not fit; restore it from a copy")
+    try:
+        fields = tuple(TokenField.from_json(field, str(file)) for field in told["fields"])
+        uuid = UUID(told["uuid"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptDataError(f"{file}: {error}; restore it from a copy") from error
+    if not 1 <= len(fields) <= MAX_FIELDS or len({field.name for field in fields}) < len(fields):
+        raise CorruptDataError(f"{file}: {len(fields)} fields that are no stream's; restore it from a copy")
+    return Description(uuid, fields)
+
+
+def _proof(told: dict[str, Any]) -> str:
+    return checksum_hex(json.dumps(told, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,223 @@
+"""What a stream's fields are: a name, a type id, and how numbers become tokens and come back.
+
+    feature, dtype or name  --fields_of-->  TokenField  --slot-->  what the kernels need to know
+                                                |--to_json / from_json-->  store.json
+                                                `--to_schema-->  Hugging Face features, Arrow
+
+A float field keeps the bits of a float64, an integer or bool field the int64. A field that was only named is float64,
+and becomes scalar or sequence by what is first written to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
+from numpy.typing import NDArray
+
+from poolish.errors import CorruptDataError, LimitExceeded, SchemaError
+from poolish.kernels.reference_tokens import SCALAR, SEQUENCE, UNDECIDED, FieldTuple
+from poolish.schema import Field, Schema, column_name, describe, dtype_and_shape, is_tensor
+
+Shape = tuple[int | None, ...]
+
+MAX_FIELDS = 256
+
+FLOATS = ("float16", "float32", "float64")
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES = ("bool", *INTEGERS, *FLOATS)
+
+_ARROW = {name: pa.from_numpy_dtype(np.dtype(name)) for name in DTYPES}
+_DTYPES = {type_: name for name, type_ in _ARROW.items()}
+
+
+@dataclass(frozen=True)
+class TokenField:
+    """One field of a stream.
+
+    ``shape`` is () for one number, (None,) for a list of any length, (4,) or (None, 3) for arrays, and None as long as
+    nobody has decided.
+
+    >>> reward = TokenField("reward", "float32")
+    >>> reward.decode(np.array([1.5]).view(np.int64))
+    array([1.5], dtype=float32)
+    """
+
+    name: str
+    dtype: str = "float64"
+    shape: Shape | None = ()
+    feature: str | None = None
+
+    @property
+    def is_float(self) -> bool:
+        """Whether tokens are the bits of float64 numbers."""
+        return self.dtype in FLOATS
+
+    @property
+    def kind(self) -> int:
+        """Scalar, sequence or undecided, as the kernels name it."""
+        return UNDECIDED if self.shape is None else SEQUENCE if self.shape else SCALAR
+
+    @property
+    def slot(self) -> FieldTuple:
+        """What the kernels need to know."""
+        limit = float(np.finfo(self.dtype).max) if self.dtype in ("float16", "float32") else float("inf")
+        low, high = _range(self.dtype)
+        return self.name, self.is_float, limit, low, high, self.kind, self.shape or ()
+
+    def decided(self, kind: int) -> TokenField:
+        """The field, now scalar or sequence."""
+        if self.shape is not None or kind == UNDECIDED:
+            return self
+        return dataclasses.replace(self, shape=() if kind == SCALAR else (None,))
+
+    def decode(self, tokens: NDArray[np.int64]) -> NDArray[Any]:
+        """Tokens as the field's own numbers, in the shape they come in."""
+        numbers = tokens.view(np.float64) if self.is_float else tokens
+        with np.errstate(over="ignore", invalid="ignore"):  # tokens of other fields may be among them
+            return numbers.astype(self.dtype)
+
+    def value(self, tokens: NDArray[np.int64]) -> Any:
+        """One field-write as a user sees it: a Python number, or an array in the field's shape."""
+        numbers = self.decode(np.ascontiguousarray(tokens))
+        if not self.shape:
+            return numbers[0].item() if len(numbers) == 1 and self.shape is not None else numbers
+        return numbers if len(self.shape) == 1 else numbers.reshape([-1 if n is None else n for n in self.shape])
+
+    def to_field(self) -> Field:
+        """As poolish's schemas describe it; undecided fields count as lists."""
+        if self.shape == ():
+            return Field(self.name, self.dtype, nullable=True, feature=self.feature)
+        if self.shape is None or self.shape == (None,):
+            return Field(self.name, pa.large_list(_ARROW[self.dtype]), nullable=True, feature=self.feature)
+        return Field(self.name, self.dtype, self.shape, nullable=True, feature=self.feature)
+
+    def to_json(self) -> dict[str, Any]:
+        """As store.json keeps it."""
+        shape = None if self.shape is None else list(self.shape)
+        return {"name": self.name, "dtype": self.dtype, "shape": shape, "feature": self.feature}
+
+    @classmethod
+    def from_json(cls, told: Any, place: str) -> TokenField:
+        """Read back what ``to_json`` gave; anything else is a ``CorruptDataError``."""
+        if isinstance(told, dict) and set(told) == {"name", "dtype", "shape", "feature"}:
+            name, dtype, shape, feature = told["name"], told["dtype"], told["shape"], told["feature"]
+            is_shape = shape is None or (isinstance(shape, list) and all(_is_size(n) for n in shape))
+            if isinstance(name, str) and dtype in DTYPES and is_shape and isinstance(feature, str | None):
+                return cls(name, dtype, None if shape is None else tuple(shape), feature)
+        raise CorruptDataError(f"{place}: no field of a stream in {told!r}; restore the file from a copy")
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.name}: {self.dtype}, scalar or sequence as first written"
+        sizes = ", ".join("any" if n is None else str(n) for n in self.shape)
+        return f"{self.name}: {self.dtype}" + (f"[{sizes}]" if self.shape else "")
+
+
+def _is_size(n: object) -> bool:
+    return n is None or (isinstance(n, int) and not isinstance(n, bool) and n >= 0)
+
+
+def _range(dtype: str) -> tuple[int, int]:
+    if dtype == "bool":
+        return 0, 1
+    if dtype in FLOATS:
+        return 0, 0
+    info = np.iinfo(dtype)
+    return int(info.min), min(int(info.max), 2**63 - 1)  # a token is an int64, also where the feature is uint64
+
+
+def fields_of(description: Any) -> tuple[TokenField, ...]:
+    """The fields that names, features or a schema describe, in order.
+
+    >>> [str(field) for field in fields_of({"action": "int64", "observation": pa.list_(pa.float32())})]
+    ['action: int64', 'observation: float32[any]']
+    """
+    if isinstance(description, str) or not isinstance(description, Iterable):
+        raise SchemaError(f"fields {description!r}: give a list of names, or {{name: feature or dtype}}")
+    if isinstance(description, Mapping):
+        fields = [_field(name, told) for name, told in description.items()]
+    elif isinstance(description, Schema):
+        fields = [_from_schema(field) for field in description]
+    else:
+        fields = [_named(told) for told in description]
+    if not fields or len(fields) > MAX_FIELDS:
+        raise LimitExceeded(
+            f"{len(fields)} fields: a stream has 1 to {MAX_FIELDS}; put numbers of one kind in one field"
+        )
+    names = [field.name for field in fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise SchemaError(f"field {name!r} is there twice; give each a name of its own")
+    return tuple(fields)
+
+
+def _named(told: Any) -> TokenField:
+    if isinstance(told, TokenField):
+        return told
+    return _from_schema(told) if isinstance(told, Field) else TokenField(column_name(told), shape=None)
+
+
+def _field(name: Any, told: Any) -> TokenField:
+    name = column_name(name)
+    if told is None:
+        return TokenField(name, shape=None)
+    if isinstance(told, TokenField):
+        return dataclasses.replace(told, name=name)
+    if isinstance(told, Field):
+        return _from_schema(dataclasses.replace(told, name=name))
+    if _is_feature(told):
+        return _from_schema(Schema.from_features({name: told})[name])
+    return _from_schema(Field(name, told))
+
+
+def _is_feature(told: Any) -> bool:
+    """Whether this is a Hugging Face feature; [Value("int64")] is an old way to write a list of them."""
+    inner = told[0] if isinstance(told, list) and len(told) == 1 else told
+    return "datasets" in sys.modules and type(inner).__module__.split(".")[0] == "datasets"
+
+
+def _from_schema(field: Field) -> TokenField:
+    type_ = field.type
+    if is_tensor(type_):
+        dtype, shape = dtype_and_shape(type_)
+    elif kinds.is_large_list(type_):
+        inner = type_.value_type
+        dtype, rest = dtype_and_shape(inner) if is_tensor(inner) else (_DTYPES.get(inner, ""), ())
+        shape = (_told_length(field.feature), *rest)
+    else:
+        dtype, shape = _DTYPES.get(type_, ""), ()
+    if dtype not in DTYPES:
+        raise SchemaError(
+            f"field {field.name!r}: a stream holds numbers and bools, got {describe(type_)}; "
+            "encode it as numbers, or keep it in to_dataset(extra=...)"
+        )
+    if None in shape[1:]:
+        raise SchemaError(
+            f"field {field.name!r}: only the first dimension may vary, got {shape}; flatten it, and store the sizes"
+        )
+    return TokenField(field.name, dtype, shape, field.feature)
+
+
+def _told_length(feature: str | None) -> int | None:
+    """How long a Hugging Face list of lists is, if it says so; the Arrow type has forgotten it."""
+    told = json.loads(feature or "null")
+    length = told.get("length", -1) if isinstance(told, dict) and told.get("_type") == "List" else -1
+    return None if length < 0 else int(length)
+
+
+def schema_of(fields: Sequence[TokenField]) -> Schema:
+    """The schema of a dataset with a row for each step."""
+    return Schema(field.to_field() for field in fields)
+
+
+def decided(fields: Sequence[TokenField], kinds: bytes) -> tuple[TokenField, ...]:
+    """The fields, scalar or sequence as they were first written."""
+    return tuple(field.decided(kind) for field, kind in zip(fields, kinds, strict=True))

@@ -1,0 +1,138 @@
+"""The head page: the only bytes of a stream that are ever rewritten.
+
+    byte 0    magic, 8 bytes                 \\
+         8    uuid of the store, 16 bytes     |  written when a writer opens the store,
+        24    boot id, 16 bytes               |  under the checksum at 56
+        40    inode of the data lane          |
+        48    pid of the writer              /
+        56    checksum of bytes 0 to 56
+        64    published   index rows that readers may see          \\
+       128    first       index row where a bounded store begins    |  sealed words, a cache line each
+       192    committed   number of the newest synced commit       /
+       256    kinds of the 256 fields: 0 undecided, 1 scalar, 2 sequence
+
+A sealed word is a number below 2**48 with 16 bits above it that prove it, stored in one piece. The page is good for
+the machine and the boot that wrote it, and for the very file of data beside it: after a power cut, or in a copy of the
+directory, the lanes may be older than the page, and then only commits count.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish import kernels
+from poolish.files import checksum
+from poolish.kernels.reference_tokens import FIRST, PUBLISHED
+from poolish.tokens.mapping import MappedFile
+
+MAGIC = b"poolish\x01"
+PAGE = 4096
+COMMITTED = 24
+KINDS = slice(256, 512)
+_STATIC = struct.Struct("<8s16s16sqqQ")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who wrote the page, and about which file."""
+
+    uuid: UUID
+    boot: bytes
+    inode: int
+    pid: int
+
+
+class Head:
+    """The page, mapped; words are read and stored whole, in order with everything around them."""
+
+    def __init__(self, path: Path, *, mode: str) -> None:
+        self._file = MappedFile(path, mode=mode, reserved=PAGE)
+        if mode == "a":
+            self._file.grow(PAGE)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file is long enough to be looked at."""
+        return len(self._file.bytes) >= PAGE
+
+    @property
+    def words(self) -> NDArray[np.int64]:
+        """The page as the kernels see it."""
+        return self._file.bytes[:PAGE].view(np.int64)
+
+    @property
+    def owner(self) -> Owner | None:
+        """Who wrote the page; None if it is damaged."""
+        if not self.is_whole:
+            return None
+        told = bytes(self._file.bytes[: _STATIC.size])
+        magic, uuid, boot, inode, pid, proof = _STATIC.unpack(told)
+        if magic != MAGIC or checksum(told[:-8]) != proof:
+            return None
+        return Owner(UUID(bytes=uuid), boot, inode, pid)
+
+    def sign(self, owner: Owner) -> None:
+        """Say whose page this is; everything else on it must be right before."""
+        told = _STATIC.pack(MAGIC, owner.uuid.bytes, owner.boot, owner.inode, owner.pid, 0)
+        proof = checksum(told[:-8]).to_bytes(8, "little")
+        self._file.bytes[: _STATIC.size] = np.frombuffer(told[:-8] + proof, np.uint8)
+
+    @property
+    def published(self) -> int:
+        """How many index rows readers may see; -1 if the word is damaged."""
+        return int(kernels.load_word(self.words, PUBLISHED))
+
+    @property
+    def first(self) -> int:
+        """The index row where the store begins; -1 if the word is damaged."""
+        return int(kernels.load_word(self.words, FIRST))
+
+    @property
+    def committed(self) -> int:
+        """The newest commit that was synced; -1 if the word is damaged."""
+        return int(kernels.load_word(self.words, COMMITTED)) if self.is_whole else -1
+
+    def store(self, word: int, number: int) -> None:
+        """Publish a number."""
+        kernels.store_word(self.words, word, number)
+
+    @property
+    def kinds(self) -> NDArray[np.uint8]:
+        """The kind of each field."""
+        return self._file.bytes[KINDS]
+
+    def sync(self) -> None:
+        """Wait until the disk has the page."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+
+@cache
+def boot_id() -> bytes:
+    """16 bytes that are the same until the machine goes down. Where nobody tells, nothing from before is trusted."""
+    try:
+        if sys.platform == "darwin":
+            told = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
+            return UUID(told.stdout.strip()).bytes
+        return UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return secrets.token_bytes(16)
+
+
+def owner_of(uuid: UUID, data: MappedFile) -> Owner:
+    """This process, on this boot, with this file of data."""
+    return Owner(uuid, boot_id(), os.fstat(data.fd).st_ino, os.getpid())

@@ -1,0 +1,246 @@
+"""Streams to and from Hugging Face datasets, through Arrow, a part at a time.
+
+``Dataset.from_generator`` writes row after row, which costs ten times as much, and keeps a cache for ever that it may
+give back for another stream. So Arrow batches are written here, as it does it, to a file that goes with the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
+from numpy.typing import NDArray
+
+from poolish.errors import SchemaError, UnknownColumn
+from poolish.schema.features import batches
+from poolish.tokens import temporary
+from poolish.tokens.fields import TokenField, schema_of
+from poolish.tokens.lanes import START, STEP, TYPE
+from poolish.tokens.starts import View
+
+if TYPE_CHECKING:
+    import datasets
+
+    from poolish.tokens.store import StreamStore
+
+Int64 = NDArray[np.int64]
+
+#: Index rows in one Arrow batch: a few MB, so that memory does not depend on the stream.
+ROWS = 1 << 16
+
+
+# To a dataset --------------------------------------------------------------------------------------------------
+
+
+def features_of(fields: Sequence[TokenField]) -> datasets.Features:
+    """The fields as Hugging Face describes them."""
+    return schema_of(fields).to_features()
+
+
+def to_dataset(store: StreamStore, extra: Mapping[str, Any], step: str | None) -> datasets.Dataset:
+    """A dataset with a row for each step of a stream."""
+    import datasets
+    from datasets.arrow_writer import ArrowWriter
+
+    view = store._view()
+    features = features_of(store._fields)
+    columns = _extra(extra, view.n_steps)
+    names = [*features, *([step] if step else []), *columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise SchemaError(f"column {name!r} is there twice; give extra= and step= names that are no field's")
+    if step:
+        features[step] = datasets.Value("int64")
+    for name, column in columns.items():
+        features[name] = datasets.Features.from_arrow_schema(pa.schema([(name, column.type)]))[name]
+    path = _cache_folder() / f"stream-{store.uuid}-{next(_numbers)}.arrow"
+    with ArrowWriter(features=features, path=str(path)) as writer:
+        n = 0
+        for batch in _batches(store, view, features, step):
+            parts = [_as_type(column.slice(n, batch.num_rows), features, name) for name, column in columns.items()]
+            whole = pa.Table.from_arrays([*batch.columns, *parts], schema=features.arrow_schema)
+            writer.write_table(whole)
+            n += batch.num_rows
+        if n == 0:
+            writer.write_table(features.arrow_schema.empty_table())
+        writer.finalize()
+    return datasets.Dataset.from_file(str(path))
+
+
+def _extra(extra: Mapping[str, Any], n_steps: int) -> dict[str, pa.Array]:
+    columns = {}
+    for name, values in extra.items():
+        column = values if isinstance(values, pa.Array) else pa.array(_plain(values))
+        if len(column) != n_steps:
+            raise SchemaError(f"extra column {name!r}: {len(column):,} values for {n_steps:,} steps; give one for each")
+        columns[name] = column
+    return columns
+
+
+def _plain(values: Any) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    return values if isinstance(values, np.ndarray) and values.ndim == 1 else list(values)
+
+
+def _as_type(column: pa.Array, features: Any, name: str) -> pa.Array:
+    return column.cast(features.arrow_schema.field(name).type)
+
+
+def _batches(store: StreamStore, view: View, features: Any, step: str | None) -> Iterator[pa.RecordBatch]:
+    """The stream as Arrow, some whole steps at a time."""
+    low, fields = view.first_row, store._fields
+    while low < view.rows:
+        high = _end_of_steps(view, low)
+        rows = np.array(view.lanes.index.room[low : high + 1])
+        first, end = int(rows[0, START]), int(rows[-1, START])
+        tokens, types = np.array(view.lanes.data.room[first:end]), np.array(view.lanes.types.room[first:end])
+        store._check_kept(rows[:1, START])
+        ordinals = (rows[:-1, TYPE] >> 8) - (int(rows[0, TYPE]) >> 8)
+        n = int(ordinals[-1]) + 1
+        arrays = []
+        for type_, field in enumerate(fields):
+            here = np.flatnonzero(rows[:-1, TYPE] & 0xFF == type_)
+            lengths = rows[here + 1, START] - rows[here, START]
+            arrow = features.arrow_schema.field(field.name).type
+            arrays.append(_column(field, arrow, n, ordinals[here], lengths, field.decode(tokens[types == type_])))
+        names = [field.name for field in fields]
+        if step:
+            arrays.append(pa.array(rows[np.flatnonzero(np.diff(ordinals, prepend=-1)), STEP]))
+            names.append(step)
+        yield pa.RecordBatch.from_arrays(arrays, names)
+        low = high
+
+
+def _end_of_steps(view: View, low: int) -> int:
+    """A row near ``low + ROWS`` where a step begins."""
+    if low + ROWS >= view.rows:
+        return view.rows
+    ordinals = np.array([view.lanes.ordinal(low + ROWS), view.lanes.ordinal(low) + 1])
+    return int(view.lanes.rows_of_ordinals(ordinals.max(keepdims=True), view.first_row, view.rows)[0])
+
+
+def _column(
+    field: TokenField, type_: pa.DataType, n: int, here: Int64, lengths: Int64, numbers: NDArray[Any]
+) -> pa.Array:
+    """One field of n steps; ``here`` are the steps that have it."""
+    missing = np.ones(n, np.bool_)
+    missing[here] = False
+    if not field.shape and field.shape is not None:
+        values = np.zeros(n, numbers.dtype)
+        values[here] = numbers
+        return pa.array(values, mask=missing).cast(type_)
+    counts = np.zeros(n, np.int64)
+    sizes = tuple(n or 0 for n in (field.shape or (None,))[1:])
+    counts[here] = lengths // max(int(np.prod(sizes, dtype=np.int64)), 1)
+    if isinstance(type_, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(type_, _lists(type_.storage_type, counts, sizes, numbers, missing))
+    return _lists(type_, counts, sizes, numbers, missing)
+
+
+def _lists(
+    type_: pa.DataType, counts: Int64, sizes: tuple[Any, ...], numbers: NDArray[Any], missing: NDArray[np.bool_] | None
+) -> pa.Array:
+    """Lists of so many items each, over the numbers of all of them."""
+    n = len(counts)
+    validity = None
+    if missing is not None and missing.any():
+        validity = pa.array(~missing).buffers()[1]
+    if kinds.is_fixed_size_list(type_):
+        size = type_.list_size
+        each = int(np.prod(sizes, dtype=np.int64)) * size
+        if validity is not None and missing is not None:
+            filled = np.zeros((n, each), numbers.dtype)
+            filled[~missing] = numbers.reshape(-1, each)
+            numbers = filled.reshape(-1)
+        items = _items(type_.value_type, n * size, sizes, numbers)
+        return pa.Array.from_buffers(type_, n, [validity], children=[items])
+    width = np.int64 if kinds.is_large_list(type_) else np.int32
+    offsets = np.zeros(n + 1, width)
+    np.cumsum(counts, out=offsets[1:])
+    items = _items(type_.value_type, int(offsets[-1]), sizes, numbers)
+    return pa.Array.from_buffers(type_, n, [validity, pa.py_buffer(offsets)], children=[items])
+
+
+def _items(type_: pa.DataType, n: int, sizes: tuple[Any, ...], numbers: NDArray[Any]) -> pa.Array:
+    if isinstance(type_, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(type_, _items(type_.storage_type, n, sizes, numbers))
+    if not kinds.is_nested(type_):
+        return pa.array(numbers).cast(type_)
+    return _lists(type_, np.full(n, sizes[0], np.int64), sizes[1:], numbers, None)
+
+
+_folder: Path | None = None
+_numbers = iter(range(1 << 62))
+
+
+def _cache_folder() -> Path:
+    """Where datasets lie that were made here; it goes with the process."""
+    global _folder
+    if _folder is None or not _folder.exists():
+        _folder = temporary.keep("lock")
+    return _folder
+
+
+# From a dataset ------------------------------------------------------------------------------------------------
+
+
+def from_dataset(store: StreamStore, dataset: Any, step: str | None) -> None:
+    """Append the rows of a dataset."""
+    writer = store._writer()
+    if not hasattr(dataset, "features") or not hasattr(dataset, "with_format"):
+        raise SchemaError(f"from_dataset takes a datasets.Dataset, got {type(dataset).__name__}; choose a split of it")
+    if step is not None and step not in dataset.column_names:
+        raise UnknownColumn(f"no column {step!r} in this dataset; there are {dataset.column_names}")
+    wanted = [name for name in writer.ids if name in dataset.column_names]
+    if not wanted:
+        raise SchemaError(f"none of the fields {list(writer.ids)} is a column; there are {dataset.column_names}")
+    with writer.all_or_nothing():
+        n = 0
+        for batch in batches(dataset):
+            if not batch.num_rows:
+                continue
+            try:
+                writer.append_columns(_steps(writer, batch, step), {name: batch.column(name) for name in wanted})
+            except SchemaError as error:
+                error.add_note(f"while reading rows {n} to {n + batch.num_rows} of the dataset")
+                raise
+            n += batch.num_rows
+
+
+def _steps(writer: Any, batch: pa.RecordBatch, step: str | None) -> Int64:
+    if step is None:
+        return writer.recorder.last_step + 1 + np.arange(batch.num_rows)  # type: ignore[no-any-return]
+    column = batch.column(step)
+    if column.null_count or not kinds.is_integer(column.type):
+        raise SchemaError(f"column {step!r}: steps are whole numbers without nulls, this is {column.type}")
+    numbers: Int64 = column.to_numpy().astype(np.int64)
+    if np.any(np.diff(numbers) <= 0):
+        raise SchemaError(f"column {step!r}: steps must go up; sort the dataset first, or use sort_by={step!r}")
+    return numbers
+
+
+# The Hub -------------------------------------------------------------------------------------------------------
+
+
+def load_dataset(store: StreamStore, name: str, split: str, sort_by: str | None, step: str) -> None:
+    """Append a split of a dataset on the Hub."""
+    import datasets
+
+    store._writer()  # a stream that cannot be written is known before anything is downloaded
+    dataset = datasets.load_dataset(name, split=split)
+    if sort_by is not None:
+        dataset = dataset.sort(sort_by)
+    has_steps = step in dataset.column_names and step not in store.field_to_type
+    from_dataset(store, dataset, step if has_steps else None)
+
+
+def save_dataset(store: StreamStore, name: str, split: str, step: str) -> None:
+    """Push a stream to the Hub."""
+    if step in store.field_to_type:
+        raise SchemaError(f"step={step!r} is a field of this stream; choose another name for the numbers of the steps")
+    to_dataset(store, {}, step).push_to_hub(name, split=split)

@@ -1,0 +1,157 @@
+"""The three lanes of a stream, and what may be asked of them: rows, tokens, steps.
+
+    data    int64 per token         the values
+    index   int64 x 3 per write     start, type + 256 * ordinal of the step, step
+    types   uint8 per token         the same types again, so that a window need not search the index
+
+A field-write ends where the next one starts; row ``n_rows`` is only a start, and closes the last one. The ordinal
+counts steps from 0 without gaps, so that the i-th step can be found by searching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish import kernels
+from poolish.errors import CorruptDataError
+from poolish.files import punch
+from poolish.tokens.commits import BLOCK
+from poolish.tokens.memmap_buffer import MemmapBuffer
+
+Int64 = NDArray[np.int64]
+
+START, TYPE, STEP = 0, 1, 2
+CHUNK_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a stream reaches: index rows from ``first`` to ``rows``, tokens up to ``tokens``."""
+
+    first: int
+    rows: int
+    tokens: int
+    kinds: bytes
+
+
+class Lanes:
+    """The files of a stream that grow."""
+
+    def __init__(self, path: Path, *, mode: str) -> None:
+        self.path = path
+        opened: list[MemmapBuffer] = []
+        try:
+            for name, dtype, shape in (("data", np.int64, ()), ("index", np.int64, (3,)), ("types", np.uint8, ())):
+                opened.append(MemmapBuffer(path / name, dtype=dtype, shape=shape, mode=mode, length=0))
+        except BaseException as error:
+            for lane in opened:
+                lane.close(cut=False)
+            if isinstance(error, FileNotFoundError):
+                raise CorruptDataError(f"{error.filename}: missing; restore it from a copy") from error
+            raise
+        self.data, self.index, self.types = opened
+
+    def reserve(self, n_rows: int, n_tokens: int) -> bool:
+        """Have room for so much, and for the row behind the last; whether anything had to grow."""
+        before = self.data.capacity, self.index.capacity, self.types.capacity
+        self.data.reserve(n_tokens)
+        self.types.reserve(n_tokens)
+        self.index.reserve(n_rows + 1)
+        return before != (self.data.capacity, self.index.capacity, self.types.capacity)
+
+    def secure(self, n_rows: int, n_tokens: int) -> None:
+        """Make sure that what is free behind so much is space that the disk has."""
+        self.data.file.secure(n_tokens * 8)
+        self.types.file.secure(n_tokens)
+        self.index.file.secure(n_rows * 24)
+
+    def refresh(self) -> None:
+        """Reach as far as the files do now."""
+        for lane in (self.data, self.index, self.types):
+            lane.refresh()
+
+    def tokens_at(self, row: int) -> int:
+        """Where a row starts, which is the length in tokens for the row behind the last."""
+        return int(self.index.room[row, START])
+
+    def check_sizes(self, n_rows: int, n_tokens: int, *, with_types: bool = True) -> None:
+        """Whether the files hold so much; reading on would otherwise end the process."""
+        needed = [(self.index, n_rows + 1), (self.data, n_tokens)] + ([(self.types, n_tokens)] if with_types else [])
+        for lane, rows in needed:
+            if lane.capacity < rows:
+                raise CorruptDataError(
+                    f"{lane.path}: {lane.file.size:,} bytes, {rows * lane.row_bytes:,} were published; "
+                    "somebody cut it: restore the directory from a copy"
+                )
+
+    def sync(self) -> None:
+        """Wait until the disk has all of it."""
+        for lane in (self.data, self.index, self.types):
+            lane.flush()
+
+    def punch(self, n_rows: int, n_tokens: int) -> None:
+        """Give back the whole blocks below so much."""
+        for lane, rows in ((self.data, n_tokens), (self.types, n_tokens), (self.index, n_rows)):
+            punch(lane.file.fd, 0, rows * lane.row_bytes // BLOCK * BLOCK)
+
+    def close(self) -> None:
+        """Let the files go; they keep their length, because readers may have them mapped."""
+        for lane in (self.data, self.index, self.types):
+            lane.close(cut=False)
+
+    # Searching -----------------------------------------------------------------------------------------------
+
+    def rows_not_below(self, column: int, keys: Int64, low: int, high: int) -> Int64:
+        """For each key the first row of [low, high) whose column is not below it."""
+        found = np.empty(len(keys), np.int64)
+        kernels.search(self.index.room, 3, column, low, high, np.ascontiguousarray(keys, np.int64), found)
+        return found
+
+    def ordinal(self, row: int) -> int:
+        """The number of the step that a row belongs to."""
+        return int(self.index.room[row, TYPE]) >> 8
+
+    def rows_of_ordinals(self, ordinals: Int64, low: int, high: int) -> Int64:
+        """The rows where steps begin, given by their ordinals; ``high`` for the step behind the last."""
+        return self.rows_not_below(TYPE, ordinals << 8, low, high)
+
+    # Checking ------------------------------------------------------------------------------------------------
+
+    def check_rows(self, first: int, n_rows: int, n_tokens: int, n_fields: int) -> None:
+        """Whether the index makes sense from ``first`` on: in order, inside the data, of known types."""
+        for begin in range(first, n_rows, CHUNK_ROWS):
+            end = min(begin + CHUNK_ROWS, n_rows)
+            # One row more on the left, to compare with; one on the right, where the last one ends.
+            rows = np.array(self.index.room[max(begin - 1, first) : end + 1])
+            bad = _first_bad(rows, n_tokens, n_fields)
+            if bad >= 0:
+                row = max(begin - 1, first) + bad
+                raise CorruptDataError(
+                    f"{self.index.path}: row {row:,} makes no sense {rows[bad].tolist()}; restore it from a copy"
+                )
+
+    def wrong_types(self, first: int, n_rows: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Where the types lane differs from what the index says, a block at a time, and what is right."""
+        for begin in range(first, n_rows, CHUNK_ROWS):
+            rows = np.array(self.index.room[begin : min(begin + CHUNK_ROWS, n_rows) + 1])
+            types = np.repeat((rows[:-1, TYPE] & 0xFF).astype(np.uint8), np.diff(rows[:, START]))
+            start = int(rows[0, START])
+            there = self.types.room[start : start + len(types)]
+            if len(there) != len(types) or not np.array_equal(there, types):
+                yield start, types
+
+
+def _first_bad(rows: Int64, n_tokens: int, n_fields: int) -> int:
+    """The first row that does not follow from the one before it, or -1. Of the last row only the start counts."""
+    starts, types, ordinals, steps = rows[:, START], rows[:-1, TYPE] & 0xFF, rows[:-1, TYPE] >> 8, rows[:-1, STEP]
+    bad = (types >= n_fields) | (steps < 0) | (starts[:-1] < 0) | (starts[1:] < starts[:-1]) | (starts[1:] > n_tokens)
+    is_same = np.diff(ordinals) == 0
+    in_step = (np.diff(steps) == 0) & (np.diff(types) > 0)
+    next_step = (np.diff(steps) > 0) & (np.diff(ordinals) == 1)
+    bad[1:] |= ~np.where(is_same, in_step, next_step)
+    return int(np.argmax(bad)) if bad.any() else -1

@@ -1,0 +1,197 @@
+"""MemmapBuffer: an array in a file that grows at the end, without moving and without being read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from poolish.errors import ConfigError, CorruptDataError, SchemaError
+from poolish.tokens.mapping import MappedFile
+
+#: A file grows by a multiple of this.
+CHUNK_BYTES = 1 << 20
+
+
+class MemmapBuffer:
+    """A growing memory-mapped array: rows of one dtype and shape, appended at the end.
+
+    Arrays that indexing gave stay valid and show the same rows however far the buffer grows. The disk's space is taken
+    before it is written to, so a full disk is a ``StoreFull`` in ``append``, which then changed nothing. Without a path
+    the file has no name and goes with the process.
+
+    With a path, the file holds the rows and nothing else once ``close`` has cut it (``np.fromfile`` reads it); while it
+    is open, or after a kill, it is longer, with zeros at the end. ``length`` then says how many rows count.
+
+    >>> buffer = MemmapBuffer(dtype="float32", shape=(2,))
+    >>> buffer.append([[0.5, 1.0], [2.0, 4.0]])
+    0
+    >>> early = buffer[0]
+    >>> buffer.append(np.ones((100_000, 2), np.float32))
+    2
+    >>> len(buffer), early, buffer[-1]
+    (100002, array([0.5, 1. ], dtype=float32), array([1., 1.], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        dtype: DTypeLike = np.int64,
+        shape: Sequence[int] = (),
+        length: int | None = None,
+        chunk_rows: int | None = None,
+        mode: str = "a",
+    ) -> None:
+        if mode not in ("a", "r") or (mode == "r" and path is None):
+            raise ConfigError(f"mode {mode!r}: 'a' to append, or 'r' to read a file that is there")
+        self.dtype = _plain(dtype)
+        self.shape = tuple(int(size) for size in shape)
+        self.row_bytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        if self.row_bytes == 0:
+            raise ConfigError(f"shape {self.shape}: a row needs at least one number")
+        self._chunk = max(1, CHUNK_BYTES // self.row_bytes if chunk_rows is None else int(chunk_rows)) * self.row_bytes
+        self._is_named = path is not None
+        self._file = MappedFile(Path(path), mode=mode) if path is not None else _nameless()
+        self._length = _length_of(self._file, self.row_bytes, length)
+        self._rows = self._view()
+
+    @property
+    def path(self) -> Path | None:
+        """Where the file is; None for one without a name."""
+        return self._file.path if self._is_named else None
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """All rows there are now, as one array over the file."""
+        return self._rows[: self._length]
+
+    @property
+    def capacity(self) -> int:
+        """How many rows fit before the file grows again."""
+        return len(self._rows)
+
+    def append(self, rows: ArrayLike) -> int:
+        """Copy one row, or an array of rows, to the end; the number of the first of them.
+
+        What the dtype cannot hold exactly is refused, and so is another shape.
+        """
+        if not self._file.is_writable:
+            raise ConfigError(f"{self._file.path}: opened for reading; open it with mode='a' to append")
+        new = _exactly(rows, self.dtype)
+        if new.shape == self.shape:
+            new = new[None]
+        if new.shape[1:] != self.shape or new.ndim != len(self.shape) + 1:
+            raise SchemaError(f"rows here have the shape {self.shape}, got an array of {new.shape}; reshape it first")
+        start = self._length
+        self.reserve(start + len(new))
+        self._rows[start : start + len(new)] = new
+        self._length = start + len(new)
+        return start
+
+    def reserve(self, n_rows: int) -> None:
+        """Have room for ``n_rows`` in all; the disk's space is taken now, in whole chunks."""
+        if n_rows > len(self._rows):
+            self._file.grow(-(-n_rows * self.row_bytes // self._chunk) * self._chunk)
+            self._rows = self._view()
+
+    @property
+    def room(self) -> NDArray[Any]:
+        """Everything the file has space for, rows and what is free behind them."""
+        return self._rows
+
+    @property
+    def file(self) -> MappedFile:
+        """The file underneath."""
+        return self._file
+
+    def refresh(self) -> None:
+        """Reach as far as the file does now, after another process has made it longer."""
+        self._file.refresh()
+        self._rows = self._view()
+
+    def flush(self) -> None:
+        """Wait until the disk has every row."""
+        self._file.sync()
+
+    def close(self, *, cut: bool = True) -> None:
+        """Let the file go, cut to its rows unless ``cut`` is false; arrays from before stay valid."""
+        if self._file.fd < 0:
+            return
+        if cut and self._is_named and self._file.is_writable:
+            os.ftruncate(self._file.fd, self._length * self.row_bytes)
+        self._file.close()
+        self._rows = self._view()
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.array[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.array)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.array, dtype=dtype, copy=copy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = f" in {self._file.path}" if self._is_named else ""
+        return f"<MemmapBuffer of {self._length:,} rows of {self.dtype}{list(self.shape) if self.shape else ''}{where}>"
+
+    def _view(self) -> NDArray[Any]:
+        whole = len(self._file.bytes) // self.row_bytes
+        return self._file.bytes[: whole * self.row_bytes].view(self.dtype).reshape(whole, *self.shape)
+
+
+def _plain(dtype: DTypeLike) -> np.dtype[Any]:
+    chosen = np.dtype(dtype)
+    if chosen.hasobject or chosen.itemsize == 0:
+        raise ConfigError(f"dtype {chosen}: an array in a file holds plain numbers; choose a numeric dtype")
+    return chosen
+
+
+def _nameless() -> MappedFile:
+    with tempfile.TemporaryFile(prefix="poolish-") as file:
+        return MappedFile(Path(str(file.name)), mode="a", fd=os.dup(file.fileno()))
+
+
+def _length_of(file: MappedFile, row_bytes: int, told: int | None) -> int:
+    whole, rest = divmod(file.size, row_bytes)
+    if told is None and rest:
+        raise CorruptDataError(f"{file.path}: {file.size:,} bytes are no whole rows of {row_bytes}; pass length=")
+    if told is not None and not 0 <= told <= whole:
+        raise CorruptDataError(f"{file.path}: {told:,} rows were expected and {whole:,} are there; restore the file")
+    return whole if told is None else told
+
+
+def _exactly(rows: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
+    given = np.asarray(rows)
+    if given.dtype == dtype or (isinstance(rows, (list, tuple)) and not rows):
+        return given.astype(dtype, copy=False)
+    with np.errstate(all="ignore"):
+        try:
+            cast = given.astype(dtype)
+            back = cast.astype(given.dtype)
+        except (TypeError, ValueError) as error:
+            raise SchemaError(f"{given.dtype} values do not become {dtype} ({error}); convert them first") from None
+    same = (back == given) | ((back != back) & (given != given))
+    # A cast there and back may wrap twice (-1 as uint64); signs tell.
+    if not np.all(same) or (
+        given.dtype.kind in "iuf" and cast.dtype.kind in "iuf" and np.any((cast < 0) != (given < 0))
+    ):
+        bad = given[~same].ravel()[:1] if not np.all(same) else given.ravel()[:1]
+        raise SchemaError(f"{dtype} cannot hold {bad[0] if len(bad) else given!r} exactly; convert it before append")
+    return cast

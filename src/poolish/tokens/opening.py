@@ -1,0 +1,79 @@
+"""What of a stream counts when it is opened: everything that was published, or only what was committed.
+
+    head whole, this boot, this very data file, not behind the commits  -->  what is published counts
+    anything else (power cut, a copy, a damaged page)                   -->  the newest commit counts
+
+The kernel keeps every byte that a process has stored, however the process ends; a machine that goes down keeps what
+was synced.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from uuid import UUID
+
+from poolish.errors import CorruptDataError
+from poolish.tokens.commits import Commit, CommitLog
+from poolish.tokens.head import Head, boot_id
+from poolish.tokens.lanes import Lanes, State
+from poolish.tokens.verify import check_added
+
+#: How much of the index is looked at when a stream is opened, from its end; ``verify`` looks at all of it.
+CHECKED_ROWS = 1 << 20
+
+
+def is_trusted(head: Head, lanes: Lanes, last: Commit, uuid: UUID) -> bool:
+    """Whether the head page tells the truth about the lanes as they are now."""
+    owner = head.owner
+    if owner is not None and owner.uuid != uuid:
+        raise CorruptDataError(
+            f"{lanes.path}: its head belongs to another stream ({owner.uuid}); restore the directory"
+        )
+    if head.committed > last.seq:
+        raise CorruptDataError(
+            f"{lanes.path}: commit {head.committed} was made and the log ends with {last.seq}; "
+            "restore the file 'commits' from a copy"
+        )
+    if owner is None or head.published < 0 or head.first < 0 or head.committed < 0:
+        warnings.warn(
+            f"{lanes.path}: the head page is damaged; going on from commit {last.seq} with {last.tokens:,} tokens",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    is_same_file = owner.inode == os.fstat(lanes.data.file.fd).st_ino
+    return owner.boot == boot_id() and is_same_file and last.rows <= head.published and last.first <= head.first
+
+
+def published(head: Head, lanes: Lanes, n_fields: int) -> State:
+    """What a trusted head page says, after making sure that the files hold it."""
+    first, rows = head.first, head.published
+    if rows < 0 or first < 0:
+        raise CorruptDataError(f"{lanes.path}: the head page was damaged while the stream was open; open it again")
+    if lanes.index.capacity <= rows:
+        lanes.refresh()
+    lanes.check_sizes(rows, 0)
+    tokens = lanes.tokens_at(rows)
+    if lanes.data.capacity < tokens or lanes.types.capacity < tokens:
+        lanes.refresh()
+    return State(first, rows, tokens, bytes(head.kinds[:n_fields]))
+
+
+def committed(record: Commit) -> State:
+    """What a commit says."""
+    return State(record.first, record.rows, record.tokens, bytes(map(int, record.kinds)))
+
+
+def check(lanes: Lanes, state: State, n_fields: int, *, with_types: bool) -> None:
+    """Refuse a stream whose files cannot hold what it says, or whose newest rows make no sense."""
+    if not 0 <= state.first <= state.rows or state.tokens < 0 or len(state.kinds) != n_fields or max(state.kinds) > 2:
+        raise CorruptDataError(f"{lanes.path}: it says that it has {state}; restore the directory from a copy")
+    lanes.check_sizes(state.rows, state.tokens, with_types=with_types)
+    lanes.check_rows(max(state.first, state.rows - CHECKED_ROWS), state.rows, state.tokens, n_fields)
+
+
+def check_commit(lanes: Lanes, log: CommitLog, record: Commit) -> None:
+    """Whether the newest commit added what is there; looked at where a machine went down."""
+    before = next((other for other in log.records() if other.seq == record.seq - 1), None)
+    check_added(lanes, before, record, record.first)

@@ -1,0 +1,497 @@
+"""StreamStore: multi-field data, recorded a step at a time and read in windows, by other processes too."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from poolish import kernels
+from poolish.errors import ConfigError, SchemaError, UnknownColumn
+from poolish.seeds import generator
+from poolish.tokens import hf_bridge, show, temporary
+from poolish.tokens.directory import LOCK, is_store
+from poolish.tokens.fields import TokenField, fields_of
+from poolish.tokens.lanes import STEP
+from poolish.tokens.reader import Reader
+from poolish.tokens.sampling import Coverage, Weight, choose, coverage
+from poolish.tokens.starts import AnyStep, AnyToken, Episodes, InEpisodes, Starts, View
+from poolish.tokens.steps import Step, read_steps
+from poolish.tokens.verify import Verified
+from poolish.tokens.window_dataset import WindowDataset
+from poolish.tokens.writer import Writer
+
+if TYPE_CHECKING:
+    import datasets
+
+Int64 = NDArray[np.int64]
+Batch = dict[str, NDArray[np.int64]]
+
+#: Stores that write, for the moment after a fork.
+_writing: weakref.WeakSet[StreamStore] = weakref.WeakSet()
+
+
+class StreamStore:
+    """Append-only stream of int64 tokens on disk, shared by one writer and any number of readers.
+
+    Without a path the files are temporary and go with the process. A reader sees a step once ``append`` has returned,
+    and never half of one; what ``append`` has returned for survives ``kill -9``, what ``commit`` has returned for
+    survives a power cut. Steps never decrease; within a step, fields come in the order in which they were declared.
+
+    >>> store = StreamStore(folder / "rollouts", fields={"action": "int64", "reward": "float32"})
+    >>> store.append(steps=[0, 0], names=["action", "reward"], values=[3, 0.5])
+    >>> store.append_many([1, 2], {"action": [4, 5], "reward": [0.25, 1.0]})
+    >>> batch = store[np.array([[0, 2], [-2, -1]])]
+    >>> batch["types"].tolist(), store.decode(batch["values"][:, 1], "reward").tolist()
+    ([[0, 0], [0, 1]], [0.0, 1.0])
+    >>> list(store.steps(1, 3))
+    [{'action': 4, 'reward': 0.25}, {'action': 5, 'reward': 1.0}]
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        fields: Any = None,
+        *,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Make a stream, or go on with the one at ``path``, which must have the same fields if they are given.
+
+        ``fields`` is a list of names (every field then holds float64 numbers) or {name: feature or dtype}. A stream of
+        ``max_tokens`` lets its oldest steps go; positions keep counting up. ``seed`` is for ``sample`` without ``rng``.
+        """
+        self._prepare(None if path is None else Path(path), max_tokens, seed)
+        if fields is not None:
+            self.define_fields(fields)
+        elif path is not None and is_store(Path(path)):
+            self._write(Writer(Path(path), None, max_tokens=self._max_tokens))
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        mode: str = "r",
+        *,
+        at: int | None = None,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ) -> StreamStore:
+        """Open a stream that is there: to read (``"r"``), or to go on writing (``"a"``).
+
+        A reader needs no lock and no permission to write; its length stays until ``refresh``. ``at`` opens an older
+        commit, by its number.
+        """
+        if mode not in ("r", "a") or (mode == "a" and at is not None):
+            raise ConfigError(f"mode {mode!r}, at={at}: 'r' reads, also at an older commit; 'a' appends")
+        store = cls.__new__(cls)
+        store._prepare(Path(path), max_tokens, seed)
+        if mode == "a":
+            store._write(Writer(Path(path), None, max_tokens=store._max_tokens))
+        else:
+            store._source = Reader(Path(path), at=at)
+        return store
+
+    def _prepare(self, path: Path | None, max_tokens: int | None, seed: int) -> None:
+        is_number = isinstance(max_tokens, (int, np.integer)) and not isinstance(max_tokens, bool)
+        if max_tokens is not None and not (is_number and max_tokens > 0):
+            raise ConfigError(f"max_tokens={max_tokens!r}: give a whole number above 0, or None for no bound")
+        self._path = path
+        self._max_tokens = None if max_tokens is None else int(max_tokens)
+        self._rng = generator(seed, "sample")
+        self._source: Writer | Reader | None = None
+        self._starts: dict[tuple[Any, ...], Starts] = {}
+        self._episodes: dict[int, Episodes] = {}
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def define_fields(self, fields: Any) -> None:
+        """Say which fields the stream has, once, if that was left open when it was made."""
+        if self._source is not None:
+            raise SchemaError(f"{self!r} has its fields already; make another stream for others")
+        described = fields_of(fields)
+        if self._path is not None:
+            self._write(Writer(self._path, described, max_tokens=self._max_tokens))
+            return
+        path, lock = temporary.make(LOCK)
+        try:
+            writer = Writer(path, described, max_tokens=self._max_tokens, temporary=True, lock=lock)
+        except BaseException:
+            temporary.remove(path)
+            raise
+        self._write(writer)
+
+    def _write(self, writer: Writer) -> None:
+        self._source = writer
+        self._finalizer = weakref.finalize(self, _close, writer)
+        # A Python frame around it would cost as much as the append itself.
+        self.append = writer.recorder.append  # type: ignore[method-assign]
+        _writing.add(self)
+
+    # Writing ------------------------------------------------------------------------------------------------------
+
+    def append(self, steps: int | Sequence[int], names: Sequence[str], values: Sequence[Any]) -> None:
+        """Append field-writes: for each a step, a field's name and its value; all of them or, on an error, none.
+
+        One step for all of them may be given as a number. Fields may be left out, and a later append may go on with the
+        last step, behind its last field. A value that its field cannot hold exactly is refused.
+        """
+        self._writer().append_slowly(steps, names, values)
+
+    def append_many(self, steps: ArrayLike, columns: Mapping[str, Any]) -> None:
+        """Append whole columns, a step a row; all of them or, on an error, none.
+
+        A column is an array of n rows, a list, ``(values, offsets)`` for rows of different lengths, or an Arrow array,
+        in which a null leaves the field out of that step.
+        """
+        self._writer().append_columns(steps, columns)
+
+    def commit(self) -> int:
+        """Make everything appended so far survive a power cut; the number of the commit, for ``open(at=...)``."""
+        return self._writer().commit().seq
+
+    def close(self) -> None:
+        """Commit and let the files go. A stream without a path is gone then."""
+        if self._finalizer is not None and self._finalizer.alive:
+            self._finalizer()
+        elif isinstance(self._source, Reader):
+            self._source.close()
+        self._source = None
+        self.__dict__.pop("append", None)
+
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, positions: Any) -> Batch:
+        """Tokens by position: an int, a slice, a mask of ``len(store)``, or whole numbers in any shape."""
+        places = self._places(positions)
+        source = self._read()
+        values, types = np.empty(places.shape, np.int64), np.empty(places.shape, np.int64)
+        if places.size:
+            width = places.shape[-1] if places.ndim else 1
+            data, type_lane = source.lanes.data.room, source.lanes.types.room
+            first, end = source.first_token, source.n_tokens
+            bad = kernels.take(data, type_lane, first, end, places, width, values, types)
+            if bad >= 0:
+                raise self._outside(int(places.reshape(-1)[bad]))
+            if source.kept_from() != first:
+                self._check_kept(np.where(places < 0, places + end, places))
+        return {"types": types, "values": values}
+
+    def windows(self, starts: ArrayLike, width: int, *, types: bool = True) -> Batch:
+        """``width`` consecutive tokens from each start, at the speed of memory; a new last axis of that width.
+
+        ``types=False`` leaves the types out.
+        """
+        source = self._read()
+        begins = _whole_numbers(starts)
+        width = _width(width)
+        values = np.empty((*begins.shape, width), np.int64)
+        batch = {"values": values}
+        if types:
+            batch = {"types": np.empty(values.shape, np.int64), "values": values}
+        lanes, first = source.lanes, source.first_token
+        type_lane = lanes.types.room if types else None
+        args = lanes.data.room, type_lane, first, source.n_tokens
+        bad = kernels.windows(*args, begins, width, values, batch.get("types"))
+        if bad >= 0 and begins.reshape(-1)[bad] < 0:
+            begins = np.where(begins < 0, begins + source.n_tokens, begins)
+            bad = kernels.windows(*args, begins, width, values, batch.get("types"))
+        if bad >= 0:
+            raise self._outside(int(begins.reshape(-1)[bad]), width)
+        if source.kept_from() != first:
+            self._check_kept(begins)
+        return batch
+
+    def sample(
+        self,
+        n: int,
+        width: int,
+        *,
+        rng: np.random.Generator | None = None,
+        start: str = "token",
+        within: str | None = None,
+        weights: Sequence[Weight] | None = None,
+        types: bool = True,
+    ) -> Batch:
+        """``n`` random windows, drawn with replacement, each of all possible ones with the same chance.
+
+        They begin at any token, or with ``start="step"`` where a step does. ``within="done"`` keeps each inside one
+        episode: one ends with the step whose ``done`` is not zero; the last one may still be going on. ``weights`` are
+        (first step, step behind the last, weight): the chance of a window is the weight of the range its start is in,
+        and 0 outside of them.
+        """
+        starts = self.sample_starts(n, width, rng=rng, start=start, within=within, weights=weights)
+        return self.windows(starts, width, types=types)
+
+    def sample_starts(
+        self,
+        n: int,
+        width: int,
+        *,
+        rng: np.random.Generator | None = None,
+        start: str = "token",
+        within: str | None = None,
+        weights: Sequence[Weight] | None = None,
+    ) -> Int64:
+        """The positions of the windows that ``sample`` would read, for those who need to know them."""
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            raise ConfigError(f"n={n!r}: give how many windows, 0 or more")
+        view = self._view()
+        starts = self._starts_of(view, _width(width), start, within)
+        return choose(view, starts, int(n), _width(width), self._rng if rng is None else rng, weights)
+
+    def coverage(self, width: int, *, start: str = "token", within: str | None = None) -> Coverage:
+        """How many different windows ``sample`` chooses from, and how many episodes are too short for one."""
+        view = self._view()
+        return coverage(view, self._starts_of(view, _width(width), start, within))
+
+    def _starts_of(self, view: View, width: int, start: str, within: str | None) -> Starts:
+        if start not in ("token", "step"):
+            raise ConfigError(f"start={start!r}: windows begin at a 'token' or at a 'step'")
+        if within is None:
+            return AnyToken(width) if start == "token" else AnyStep(width)
+        type_ = self._type_of(within)
+        episodes = self._episodes.get(type_)
+        if episodes is None or episodes.is_mostly_gone(view):
+            episodes = self._episodes[type_] = Episodes(self._fields[type_], type_, view)
+            self._starts = {key: starts for key, starts in self._starts.items() if key[0] != type_}
+        key = type_, width, start
+        if key not in self._starts:
+            self._starts[key] = InEpisodes(width, episodes, at_steps=start == "step")
+        return self._starts[key]
+
+    def decode(self, values: ArrayLike, name: str) -> NDArray[Any]:
+        """Tokens of a field as its own numbers (float32, bool, ...), in the shape they have.
+
+        Tokens of other fields among them come out as they may; ``types`` tells which are which.
+        """
+        tokens = np.ascontiguousarray(values)
+        if tokens.dtype != np.int64:
+            raise SchemaError(f"decode takes the int64 values of a batch, got {tokens.dtype}")
+        return self._fields[self._type_of(name)].decode(tokens).reshape(np.shape(values))
+
+    def steps(self, first: int | None = None, end: int | None = None) -> Iterator[Step]:
+        """The steps from number ``first`` up to but not including ``end``, each a dict of the fields it has.
+
+        ``step.number`` is its number. What is appended while this runs is not part of it.
+        """
+        view = self._view()
+        edges = np.array([0 if first is None else first, 2**63 - 1 if end is None else end], np.int64)
+        low, high = view.rows_not_below(STEP, edges).tolist() if view.rows > view.first_row else (0, 0)
+        high = view.rows if end is None else high
+        return read_steps(self, view, low, high)
+
+    def __iter__(self) -> Iterator[Step]:
+        return self.steps()
+
+    def __len__(self) -> int:
+        source = self._source
+        return 0 if source is None else source.n_tokens - source.first_token
+
+    def __bool__(self) -> bool:
+        return True  # an empty stream is a stream
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps there are."""
+        return 0 if self._source is None else self._view().n_steps
+
+    @property
+    def first(self) -> int:
+        """The position of the first token that is kept: 0, unless ``max_tokens`` has moved it."""
+        return 0 if self._source is None else self._source.first_token
+
+    @property
+    def end(self) -> int:
+        """The position behind the last token."""
+        return 0 if self._source is None else self._source.n_tokens
+
+    @property
+    def field_to_type(self) -> Mapping[str, int]:
+        """The type id of each field."""
+        return MappingProxyType({field.name: number for number, field in enumerate(self._fields)})
+
+    @property
+    def _type_to_field(self) -> Mapping[int, str]:
+        return {number: field.name for number, field in enumerate(self._fields)}
+
+    @property
+    def path(self) -> Path | None:
+        """Where the stream is; None for a temporary one."""
+        return self._path
+
+    @property
+    def uuid(self) -> str:
+        """The name that this stream alone has."""
+        return self._read().uuid
+
+    @property
+    def features(self) -> datasets.Features:
+        """The fields as Hugging Face describes them."""
+        return hf_bridge.features_of(self._fields)
+
+    def refresh(self) -> int:
+        """Look what has been appended since; how many tokens are new. A writer sees everything at once anyway."""
+        source = self._read()
+        before = source.n_tokens
+        source.refresh()
+        return source.n_tokens - before
+
+    def verify(self) -> Verified:
+        """Check every committed byte against its checksum, and that the lanes fit each other.
+
+        The first thing that is wrong is a ``CorruptDataError``. A writer puts right what can be derived.
+        """
+        return self._read().verify()
+
+    def as_dataset(self, width: int, stride: int | None = None, within: str | None = None) -> WindowDataset:
+        """Windows as a map-style dataset that grows with the stream; ``stride`` is the width unless given."""
+        return WindowDataset(self, width, stride, within)
+
+    # Hugging Face -------------------------------------------------------------------------------------------------
+
+    def to_dataset(self, extra: Mapping[str, Any] | None = None, *, step: str | None = None) -> datasets.Dataset:
+        """A Hugging Face dataset with a row for each step, written to disk a part at a time.
+
+        A field that a step does not have is null. ``step`` names a column for the numbers of the steps; ``extra`` are
+        further columns with a value for each step.
+        """
+        return hf_bridge.to_dataset(self, extra or {}, step)
+
+    def from_dataset(self, dataset: datasets.Dataset, *, step: str | None = None) -> None:
+        """Append the rows of a dataset, a step each; all of them or, on an error, none.
+
+        Columns that are no field are ignored. ``step`` names the column with the numbers of the steps; without it they
+        go on from the last one.
+        """
+        hf_bridge.from_dataset(self, dataset, step)
+
+    def load_dataset(self, name: str, split: str = "train", sort_by: str | None = None, *, step: str = "step") -> None:
+        """Append a split of a dataset on the Hub, sorted if asked; ``step`` is as ``save_dataset`` wrote it."""
+        hf_bridge.load_dataset(self, name, split, sort_by, step)
+
+    def save_dataset(self, name: str, split: str = "train", *, step: str = "step") -> None:
+        """Push the stream to the Hub as a split of a dataset, with the numbers of its steps."""
+        hf_bridge.save_dataset(self, name, split, step)
+
+    # Around -------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return show.text(self)
+
+    def _repr_html_(self) -> str:
+        return show.html(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        source = self._read()
+        return _reopen, (str(source.path.absolute()), source.uuid, source.state.rows)
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _fields(self) -> tuple[TokenField, ...]:
+        return () if self._source is None else self._source.fields
+
+    def _read(self) -> Writer | Reader:
+        if self._source is None:
+            raise ConfigError("this stream is closed, or its fields are not defined; call define_fields, or open it")
+        return self._source
+
+    def _writer(self) -> Writer:
+        source = self._read()
+        if isinstance(source, Reader):
+            raise ConfigError(f"{source.path}: opened to read; append where it is written, or open it with mode='a'")
+        return source
+
+    def _view(self) -> View:
+        source = self._read()
+        return View(source.lanes, source.state.first, source.first_token, source.state.rows, source.n_tokens)
+
+    def _type_of(self, name: str) -> int:
+        for number, field in enumerate(self._fields):
+            if field.name == name:
+                return number
+        raise UnknownColumn(f"no field {name!r} in this stream; there are {[field.name for field in self._fields]}")
+
+    def _places(self, positions: Any) -> Int64:
+        if isinstance(positions, slice):
+            first, end, stride = positions.indices(self.end)
+            chosen = np.arange(first, end, stride)
+            return chosen[chosen >= self.first]
+        places = np.asarray(positions)
+        if places.dtype.kind == "b":
+            if places.shape != (len(self),):
+                raise IndexError(f"a mask needs the shape ({len(self)},) of the stream, got {places.shape}")
+            return self.first + np.flatnonzero(places)
+        return _whole_numbers(places)
+
+    def _outside(self, position: int, width: int = 1) -> IndexError:
+        source = self._read()
+        what = f"index {position}" if width == 1 else f"a window of {width} tokens from {position}"
+        kept = f", kept from {source.first_token:,} on" if source.first_token else ""
+        more = "; refresh() looks for more" if isinstance(source, Reader) else ""
+        return IndexError(f"{what} is out of range for a stream of {source.n_tokens:,} tokens{kept}{more}")
+
+    def _check_kept(self, starts: Int64) -> None:
+        """What was read while the writer let it go may be anything."""
+        kept = self._read().kept_from()
+        if starts.size and starts.min() < kept:
+            raise IndexError(f"index {starts.min()} has left the stream, which is kept from {kept:,} on; refresh()")
+
+    def _become_reader(self) -> None:
+        """In a forked child the writer is the parent; here the same maps are only read."""
+        if isinstance(self._source, Writer):
+            if self._finalizer is not None:
+                self._finalizer.detach()
+            self._source.disown()
+            self._source = Reader.inherited(self._source)
+            self.__dict__.pop("append", None)
+
+
+def _reopen(path: str, uuid: str, n_rows: int) -> StreamStore:
+    """What a pickled handle becomes in another process: a reader at the same length."""
+    store = StreamStore.__new__(StreamStore)
+    store._prepare(Path(path), None, 0)
+    store._source = Reader(Path(path), seen=(uuid, n_rows))
+    return store
+
+
+def _close(writer: Writer) -> None:
+    try:
+        writer.close()
+    finally:
+        if writer.is_temporary:
+            temporary.remove(writer.path)
+
+
+def _whole_numbers(given: Any) -> Int64:
+    numbers = np.asarray(given)
+    if numbers.dtype.kind not in "iu" and numbers.size:
+        raise IndexError(f"positions are whole numbers, got {numbers.dtype}")
+    return np.ascontiguousarray(numbers, np.int64).reshape(numbers.shape)
+
+
+def _width(width: Any) -> int:
+    if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
+        raise ConfigError(f"width={width!r}: give a whole number of tokens, 1 or more")
+    return int(width)
+
+
+def _after_fork() -> None:
+    for store in list(_writing):
+        store._become_reader()
+    _writing.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

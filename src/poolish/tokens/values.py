@@ -1,0 +1,196 @@
+"""Values to tokens, exactly or not at all, and what to say when not.
+
+The compiled kernels read the usual values themselves. Whatever they do not take comes here: to be converted (nested
+lists, big-endian arrays, tensors, Arrow scalars) or to be refused with a sentence.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish import kernels
+from poolish.errors import NumberTooLarge, SchemaError
+from poolish.tokens.fields import TokenField
+
+Int64 = NDArray[np.int64]
+
+MAX_NESTING = 8
+
+
+def encode_value(field: TokenField, value: Any) -> tuple[Int64, int]:
+    """The tokens of one field-write, and whether it was one number (SCALAR) or many (SEQUENCE)."""
+    flat, shape = flatten(field, value)
+    _check_shape(field, shape, value)
+    return encode_flat(field, flat), kernels.SEQUENCE if shape else kernels.SCALAR
+
+
+def flatten(field: TokenField, value: Any) -> tuple[NDArray[Any] | list[Any], tuple[int, ...]]:
+    """The numbers of a value in a row, as an array or a plain list, and the shape they came in."""
+    value = as_array(field, value)
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value).reshape(-1), value.shape
+    if isinstance(value, (list, tuple)):
+        return _flatten_list(field, value, 0)
+    return [value], ()
+
+
+def as_array(field: TokenField, value: Any) -> Any:
+    """Arrays and everything that is one inside as an array of native numbers; anything else as it is."""
+    if is_tensor(value):
+        value = _from_torch(field, value)
+    elif not isinstance(value, (np.ndarray, list, tuple, int, float, str, bytes, np.generic)) and _is_arraylike(value):
+        value = np.asarray(value)
+    return native(field, value) if isinstance(value, np.ndarray) else value
+
+
+def native(field: TokenField, array: NDArray[Any]) -> NDArray[Any]:
+    """An array of numbers in this machine's byte order and of at most 8 bytes each, with the same values."""
+    if array.dtype.kind not in "biuf":
+        raise refusal(field, f"holds numbers, not {array.dtype}", array)
+    if array.dtype.itemsize > 8:  # long double
+        narrow = array.astype(np.float64)
+        if not np.array_equal(narrow.astype(array.dtype), array, equal_nan=True):
+            raise refusal(field, "keeps float64 bits, and these are more precise", array)
+        return narrow
+    plain = np.asarray(array)  # of subclasses, the numbers
+    return plain if plain.dtype.isnative else plain.astype(plain.dtype.newbyteorder("="))
+
+
+def encode_flat(field: TokenField, flat: NDArray[Any] | list[Any]) -> Int64:
+    """Numbers in a row as tokens."""
+    if isinstance(flat, list):
+        kinds = set(map(type, flat))
+        if kinds <= {float} or kinds <= {bool}:
+            flat = np.array(flat, np.float64 if kinds <= {float} else np.bool_)
+        else:
+            return np.array([_encode_number(field, number) for number in flat], np.int64)
+    tokens, bad = kernels.encode(flat, *field.slot[1:5])
+    if bad >= 0:
+        raise _cannot_hold(field, flat[bad])
+    return tokens
+
+
+def _encode_number(field: TokenField, number: Any) -> int:
+    if isinstance(number, np.ndarray) and number.ndim == 0:
+        number = native(field, number)[()]
+    elif is_tensor(number) and number.ndim == 0:
+        number = _from_torch(field, number)[()]
+    if isinstance(number, np.generic):
+        if number.dtype.kind not in "biuf" or number.dtype.itemsize > 8:
+            number = native(field, np.asarray(number))[()]
+        given = np.asarray([number])
+    elif isinstance(number, (bool, int)):
+        if not -(2**63) <= number < 2**64:
+            return _encode_large(field, number)
+        given = np.array([number], np.int64 if number < 2**63 else np.uint64)
+    elif isinstance(number, float):
+        given = np.array([number], np.float64)
+    else:
+        raise refusal(field, "holds numbers", number)
+    tokens, bad = kernels.encode(given, *field.slot[1:5])
+    if bad >= 0:
+        raise _cannot_hold(field, number)
+    return int(tokens[0])
+
+
+def _encode_large(field: TokenField, number: int) -> int:
+    """An integer beyond 64 bits, which a float may hold all the same."""
+    try:
+        wide = float(number) if field.is_float else 0.0
+    except OverflowError:
+        wide = 0.0
+    if int(wide) != number:
+        raise _cannot_hold(field, number)
+    return _encode_number(field, wide)
+
+
+def _flatten_list(field: TokenField, value: Sequence[Any], depth: int) -> tuple[list[Any], tuple[int, ...]]:
+    """A list of numbers, or of lists that are all alike."""
+    if depth == MAX_NESTING:
+        raise refusal(field, f"is nested more than {MAX_NESTING} deep", value)
+    parts = [part for part in value if isinstance(part, (list, tuple)) or _is_shaped(part)]
+    if not parts:
+        return list(value), (len(value),)
+    if len(parts) != len(value):
+        raise refusal(field, "holds numbers or lists, not both in one list", value)
+    flattened = [flatten(field, part) for part in parts]
+    shapes = {shape for _, shape in flattened}
+    if len(shapes) > 1:
+        raise refusal(field, f"needs rows that are alike, these have the shapes {sorted(shapes)}", value)
+    flat = [number for numbers, _ in flattened for number in numbers]
+    return flat, (len(parts), *shapes.pop())
+
+
+def _check_shape(field: TokenField, shape: tuple[int, ...], value: Any) -> None:
+    expected = field.shape
+    if expected is None:
+        if len(shape) > 1:
+            raise refusal(field, "was declared by name only and holds one number or a list", value)
+        return
+    is_same = len(shape) == len(expected) and all(n in (None, m) for n, m in zip(expected, shape, strict=True))
+    # An empty list says nothing of the dimensions inside it.
+    is_empty = shape == (0,) and len(expected) > 1 and expected[0] in (None, 0)
+    if not (is_same or is_empty):
+        raise refusal(field, f"holds {_shape_in_words(expected)}", value)
+
+
+def _shape_in_words(shape: tuple[int | None, ...]) -> str:
+    if not shape:
+        return "one number"
+    if len(shape) == 1:
+        return "a list of numbers" if shape[0] is None else f"{shape[0]} numbers"
+    return f"arrays of shape ({', '.join('any' if n is None else str(n) for n in shape)})"
+
+
+def refusal(field: TokenField, rule: str, value: Any) -> SchemaError:
+    """The error for a value that does not fit its field."""
+    return SchemaError(f"field {field.name!r} {rule}, got {shown(value)}; convert it before append")
+
+
+def _cannot_hold(field: TokenField, number: Any) -> SchemaError:
+    if isinstance(number, np.generic):
+        number = number.item()
+    error = NumberTooLarge if isinstance(number, int) else SchemaError
+    return error(f"field {field.name!r}: {field.dtype} cannot hold {number!r} exactly; convert it before append")
+
+
+def shown(value: Any) -> str:
+    """A value for a message: its type, and as much of it as fits."""
+    kind = type(value).__name__
+    if isinstance(value, np.ndarray) or is_tensor(value):
+        return f"{kind} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    try:
+        return f"{kind} {reprlib.repr(value)}"
+    except Exception:  # the value's own repr fails; its type has to do
+        return kind
+
+
+def is_tensor(value: Any) -> bool:
+    """Nobody can hold a tensor before torch is loaded, so torch need not be loaded to ask."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
+
+
+def _is_shaped(value: Any) -> bool:
+    return (isinstance(value, np.ndarray) or is_tensor(value)) and value.ndim > 0
+
+
+def _is_arraylike(value: Any) -> bool:
+    return hasattr(value, "__array__") or isinstance(value, (memoryview, range)) or type(value).__module__ == "array"
+
+
+def _from_torch(field: TokenField, tensor: Any) -> NDArray[Any]:
+    if not tensor.is_cpu:
+        raise refusal(field, f"takes tensors in main memory, this one is on {tensor.device}", tensor)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    try:
+        array: NDArray[Any] = plain.numpy()
+    except TypeError:  # bfloat16 and its like, which float32 holds exactly
+        array = plain.float().numpy()
+    return array

@@ -1,0 +1,89 @@
+"""Windows of a stream as a map-style dataset, for torch's DataLoader and whatever else asks for ``dataset[i]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish.errors import ConfigError
+from poolish.tokens.starts import Episodes, InEpisodes, View
+
+if TYPE_CHECKING:
+    from poolish.tokens.store import StreamStore
+
+Int64 = NDArray[np.int64]
+Batch = dict[str, NDArray[Any]]
+
+
+class WindowDataset:
+    """The windows of a stream, ``stride`` tokens apart; each is {"types": ..., "values": ...} of ``width`` tokens.
+
+    It grows with the stream: window i stays window i, new ones come at the end, and asking for the length looks what is
+    new. With ``within`` windows lie inside one episode, counted from its beginning. Windows that have left a bounded
+    stream are an IndexError; ``as_dataset`` called again counts from the first that is kept.
+    """
+
+    def __init__(self, store: StreamStore, width: int, stride: int | None = None, within: str | None = None) -> None:
+        self.store = store
+        self.width, self.stride = _size(width, "width"), _size(width if stride is None else stride, "stride")
+        self.within = within
+        self._base = store._view().first_token
+        self._starts = self._numbered(store._view())
+
+    def _numbered(self, view: View) -> InEpisodes | None:
+        if self.within is None:
+            return None
+        type_ = self.store._type_of(self.within)
+        episodes = Episodes(self.store._fields[type_], type_, view)
+        return InEpisodes(self.width, episodes, at_steps=False, stride=self.stride)
+
+    def __len__(self) -> int:
+        self.store.refresh()
+        view = self.store._view()
+        if self._starts is not None:
+            return self._starts.rank(view, view.tokens + 1)
+        return max(0, (view.tokens - self._base - self.width) // self.stride + 1)
+
+    def __getitem__(self, i: int) -> Batch:
+        batch = self._windows(np.array([i], np.int64))
+        return {name: values[0] for name, values in batch.items()}
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Batch]:
+        """Many windows in one go, as torch's DataLoader asks for them."""
+        batch = self._windows(np.asarray(numbers, np.int64))
+        names = list(batch)
+        return [dict(zip(names, rows, strict=True)) for rows in zip(*batch.values(), strict=True)]
+
+    def __iter__(self) -> Iterator[Batch]:
+        i = 0
+        while i < len(self):  # asked each time: the stream may have grown
+            yield self[i]
+            i += 1
+
+    def __repr__(self) -> str:
+        inside = f" within {self.within!r}" if self.within else ""
+        return f"<{len(self):,} windows of {self.width} tokens, {self.stride} apart{inside}, of {self.store!r}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WindowDataset, (self.store, self.width, self.stride, self.within), {"_base": self._base}
+
+    def _windows(self, numbers: Int64) -> Batch:
+        n = len(self)
+        bad = (numbers < -n) | (numbers >= n)
+        if bad.any():
+            raise IndexError(f"window {int(numbers[np.argmax(bad)])} of {n:,}")
+        numbers = np.where(numbers < 0, numbers + n, numbers)
+        if self._starts is None:
+            starts = self._base + numbers * self.stride
+        else:
+            starts = self._starts.select(self.store._view(), numbers)
+        return self.store.windows(starts, self.width)
+
+
+def _size(number: int, what: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+        raise ConfigError(f"{what}={number!r}: give a whole number of tokens, 1 or more")
+    return int(number)

@@ -1,0 +1,417 @@
+"""The writing end of a stream: one process, one lock, and every change in an order that a kill cannot spoil.
+
+    append   room (a full disk stops here) -> data, types, index rows -> one word of the head page: it exists
+    commit   sync the lanes -> a record in the log -> sync the log: it survives a power cut
+    trim     move the first row -> commit -> give whole blocks back
+
+What is behind the published word is nobody's; so an append that fails has changed nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish import kernels
+from poolish.errors import ConfigError, DurabilityLost, LimitExceeded, PoolishError, SchemaError
+from poolish.files import Lock, checksum_hex
+from poolish.kernels.reference_tokens import FIRST, PUBLISHED
+from poolish.tokens import opening
+from poolish.tokens.columns import Column, columns_of
+from poolish.tokens.commits import Commit, CommitLog, blocks, chained
+from poolish.tokens.directory import LOCK, create, is_store, make_directory, read_description
+from poolish.tokens.draft import draft, step_number
+from poolish.tokens.fields import TokenField, decided
+from poolish.tokens.head import COMMITTED, Head, owner_of
+from poolish.tokens.lanes import START, STEP, TYPE, Lanes, State
+from poolish.tokens.memmap_buffer import MemmapBuffer
+from poolish.tokens.values import encode_flat, shown
+from poolish.tokens.verify import Verified, verify
+
+Int64 = NDArray[np.int64]
+
+#: What a recorder counts; an append that is taken back sets these back.
+_COUNTERS = ("n_rows", "n_tokens", "n_steps", "last_step", "last_type", "step_start")
+
+#: A bounded stream gives space back when this many tokens have left it, or a quarter of what it holds.
+TRIM_TOKENS = 1 << 17
+
+
+class Writer:
+    """An open stream that this process writes.
+
+    ``fields`` makes the stream if there is none. A ``temporary`` one is never synced: it does not outlive the process.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        fields: tuple[TokenField, ...] | None,
+        *,
+        max_tokens: int | None = None,
+        temporary: bool = False,
+        lock: Lock | None = None,
+    ) -> None:
+        self.path = path
+        self.is_temporary = temporary
+        self._thread_lock = threading.RLock()
+        self._trouble: PoolishError | None = None
+        self._is_log_torn = False
+        self._before_hold: State | None = None
+        if lock is None:
+            if fields is not None:
+                make_directory(path)
+            elif not is_store(path):
+                read_description(path)  # says what is missing
+            lock = Lock(path / LOCK)
+            lock.acquire()
+        self._lock = lock
+        try:
+            if fields is not None and not is_store(path):
+                create(path, fields, durable=not temporary)
+            self._open(fields, max_tokens)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, fields: tuple[TokenField, ...] | None, max_tokens: int | None) -> None:
+        self.description = read_description(self.path)
+        if fields is not None and fields != self.description.fields:
+            raise SchemaError(
+                f"{self.path}: holds a stream of other fields ({', '.join(map(str, self.description.fields))}); "
+                "open it with its own, or choose another path"
+            )
+        self.lanes = Lanes(self.path, mode="a")
+        self.head = Head(self.path / "head", mode="a")
+        self.log = CommitLog(self.path / "commits", self.description.uuid, mode="a")
+        try:
+            self._last = self.log.last()
+            state = self._recover()
+            self.fields = decided(self.description.fields, state.kinds)
+            self.ids = {field.name: number for number, field in enumerate(self.fields)}
+            self.recorder = self._record_from(state)
+            self._bound(max_tokens)
+        except BaseException:
+            self._close_files()
+            raise
+
+    def _recover(self) -> State:
+        """How far the stream reaches, and a head page that says so, on disk before anybody builds on it."""
+        n_fields, uuid = len(self.description.fields), self.description.uuid
+        is_trusted = opening.is_trusted(self.head, self.lanes, self._last, uuid)
+        if is_trusted:
+            state = opening.published(self.head, self.lanes, n_fields)
+        else:
+            state = opening.committed(self._last)
+        opening.check(self.lanes, state, n_fields, with_types=False)
+        if not is_trusted:
+            opening.check_commit(self.lanes, self.log, self._last)
+            self.lanes.index.room[state.rows, START] = state.tokens
+            self.head.kinds[:n_fields] = list(state.kinds)
+            self.head.store(FIRST, state.first)
+            self.head.store(PUBLISHED, state.rows)
+            self.head.store(COMMITTED, self._last.seq)
+        # Last, because from here on the page is believed.
+        self.head.sign(owner_of(uuid, self.lanes.data.file))
+        self.lanes.types.reserve(state.tokens)
+        if not is_trusted:
+            for start, types in self.lanes.wrong_types(max(state.first, state.rows - opening.CHECKED_ROWS), state.rows):
+                self.lanes.types.room[start : start + len(types)] = types
+        if not self.is_temporary:
+            self.lanes.secure(state.rows, state.tokens)
+            self.lanes.sync() if not is_trusted else None
+            self.log.sync()
+            self.head.sync()
+        return state
+
+    def _record_from(self, state: State) -> Any:
+        """A recorder that goes on behind the last row."""
+        self.lanes.reserve(state.rows, state.tokens)
+        recorder = kernels.Recorder([field.slot for field in self.fields], self.append_slowly)
+        index = self.lanes.index.room
+        recorder.n_rows, recorder.n_tokens = state.rows, state.tokens
+        recorder.first_row, recorder.first_token = state.first, self.lanes.tokens_at(state.first)
+        if state.rows > state.first:
+            last = index[state.rows - 1].tolist()
+            ordinal = last[TYPE] >> 8
+            recorder.n_steps, recorder.last_step, recorder.last_type = ordinal + 1, last[STEP], last[TYPE] & 0xFF
+            begin = self.lanes.rows_of_ordinals(np.array([ordinal]), state.first, state.rows)
+            recorder.step_start = self.lanes.tokens_at(int(begin[0]))
+        self._attach(recorder)
+        recorder.is_busy = False
+        return recorder
+
+    def _attach(self, recorder: Any) -> None:
+        recorder.attach(self.lanes.data.room, self.lanes.types.room, self.lanes.index.room, self.head.words)
+
+    def _bound(self, max_tokens: int | None) -> None:
+        if max_tokens is None:
+            return
+        self.recorder.max_tokens = max_tokens
+        self._trim_step = max(TRIM_TOKENS, max_tokens // 4)
+        self.recorder.trim_at = self.recorder.first_token + self._trim_step
+
+    # How far it reaches -----------------------------------------------------------------------------------------
+
+    @property
+    def uuid(self) -> str:
+        """The stream's own name."""
+        return str(self.description.uuid)
+
+    @property
+    def state(self) -> State:
+        """What is published."""
+        if self._before_hold is not None:
+            return self._before_hold
+        recorder = self.recorder
+        kinds = bytes(field.kind for field in self.fields)
+        return State(recorder.first_row, recorder.n_rows, recorder.n_tokens, kinds)
+
+    @property
+    def n_tokens(self) -> int:
+        """The position behind the last published token."""
+        return int(self.recorder.n_tokens) if self._before_hold is None else self._before_hold.tokens
+
+    @property
+    def first_token(self) -> int:
+        """The position of the first token that is kept."""
+        return int(self.recorder.first_token)
+
+    def kept_from(self) -> int:
+        """The same; another thread may have moved it since somebody looked."""
+        return int(self.recorder.first_token)
+
+    def refresh(self) -> None:
+        """Nothing to do: the writer sees what it writes."""
+
+    # Writing --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[Any]:
+        """The recorder, while no other thread can append."""
+        with self._thread_lock:
+            if self._trouble is not None:
+                raise type(self._trouble)(str(self._trouble))
+            was_busy, self.recorder.is_busy = self.recorder.is_busy, True
+            try:
+                yield self.recorder
+            finally:
+                self.recorder.is_busy = was_busy or self._trouble is not None
+
+    def append_slowly(self, steps: Any, names: Any, values: Any) -> None:
+        """Append what the kernel left to us: find out what is wrong, make room, decide kinds."""
+        with self._alone() as recorder:
+            if steps is not None or names is not None:
+                last = recorder.last_step, recorder.last_type
+                written = draft(self.fields, self.ids, last, steps, names, values)
+                self._check_steps(written.steps, written.lengths)
+                self._make_room(len(written.steps), len(written.tokens))
+                self._decide(written.kinds)
+                recorder.record(written.steps, written.types, written.lengths, written.tokens)
+            self._trim()
+
+    def append_columns(self, steps: Any, given: Mapping[str, Any]) -> None:
+        """Append whole columns, a step a row."""
+        with self._alone() as recorder:
+            numbers = _steps(steps)
+            columns = columns_of(self.fields, self.ids, given, len(numbers))
+            if not len(numbers):
+                return
+            self._check_columns(numbers, columns)
+            self._make_room(len(numbers) * len(columns), sum(column.n_tokens for column in columns))
+            for column in columns:
+                if self.fields[column.type].shape is None:
+                    self._check_values(column)  # what is refused must not have decided anything
+            self._decide({column.type: column.kind for column in columns})
+            bad = recorder.record_columns(numbers, [column.parts for column in columns])
+            if bad >= 0:
+                self._check_values(columns[bad])
+            self._trim()
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Several appends that are published together when the block ends well, or not at all."""
+        with self._alone() as recorder:
+            before = {name: getattr(recorder, name) for name in _COUNTERS}
+            fields, self._before_hold = self.fields, self.state
+            recorder.is_held = True
+            try:
+                yield
+            except BaseException:
+                for name, number in before.items():
+                    setattr(recorder, name, number)
+                self._forget(fields)
+                raise
+            finally:
+                recorder.is_held = False
+                self._before_hold = None
+            recorder.let_out()
+            self._trim()
+
+    def _forget(self, fields: tuple[TokenField, ...]) -> None:
+        """Undo what an append that failed has decided."""
+        for type_, field in enumerate(fields):
+            if field != self.fields[type_]:
+                self.head.kinds[type_] = kernels.UNDECIDED
+                self.recorder.set_kind(type_, kernels.UNDECIDED)
+        self.fields = fields
+
+    def _decide(self, kinds: Mapping[int, int]) -> None:
+        """Fix what fields that were only named are, where readers and the next writer will find it."""
+        for type_, kind in kinds.items():
+            if self.fields[type_].shape is None:
+                self.head.kinds[type_] = kind
+                self.recorder.set_kind(type_, kind)
+                decided = self.fields[type_].decided(kind)
+                self.fields = (*self.fields[:type_], decided, *self.fields[type_ + 1 :])
+
+    def _make_room(self, n_rows: int, n_tokens: int) -> None:
+        recorder = self.recorder
+        if self.lanes.reserve(recorder.n_rows + n_rows, recorder.n_tokens + n_tokens):
+            self._attach(recorder)
+
+    def _check_steps(self, steps: Int64, lengths: Int64) -> None:
+        """In a bounded stream, no step may be larger than the bound."""
+        recorder = self.recorder
+        if not len(steps):
+            return
+        edges = np.flatnonzero(np.diff(steps, prepend=-1))
+        sizes = np.add.reduceat(lengths, edges)
+        if steps[0] == recorder.last_step:
+            sizes[0] += recorder.n_tokens - recorder.step_start
+        self._check_largest(int(sizes.max()))
+
+    def _check_largest(self, n_tokens: int) -> None:
+        if n_tokens > self.recorder.max_tokens:
+            raise LimitExceeded(
+                f"a step of {n_tokens:,} tokens in a stream of max_tokens={self.recorder.max_tokens:,}; raise the bound"
+            )
+
+    def _check_columns(self, steps: Int64, columns: list[Column]) -> None:
+        if not columns:
+            raise SchemaError("append_many needs at least one column, or no steps")
+        recorder = self.recorder
+        bad = np.flatnonzero(np.diff(steps) <= 0)
+        if len(bad):
+            row = int(bad[0]) + 1
+            raise SchemaError(f"row {row}: step {steps[row]} after {steps[row - 1]}; each row is a step of its own")
+        here = np.stack([np.ones(len(steps), bool) if c.present is None else c.present.astype(bool) for c in columns])
+        if not here.any(axis=0).all():
+            row = int(np.argmin(here.any(axis=0)))
+            raise SchemaError(f"row {row}: every field is missing, and a step without fields cannot be kept; drop it")
+        first_type = columns[int(np.argmax(here[:, 0]))].type
+        if (int(steps[0]), first_type) <= (recorder.last_step, recorder.last_type):
+            raise SchemaError(
+                f"row 0: step {steps[0]} after step {recorder.last_step}; steps never decrease, append them in order"
+            )
+        if recorder.max_tokens < 2**62:
+            lengths = [np.diff(c.offsets) if c.offsets is not None else np.full(len(steps), c.width) for c in columns]
+            sizes = (np.stack(lengths) * here).sum(axis=0)
+            sizes[0] += recorder.n_tokens - recorder.step_start if steps[0] == recorder.last_step else 0
+            self._check_largest(int(sizes.max()))
+
+    def _check_values(self, column: Column) -> None:
+        """Raise the error for the first value that does not fit its field."""
+        values = column.values
+        if column.present is not None:
+            lengths = np.diff(column.offsets) if column.offsets is not None else column.width
+            values = values[np.repeat(column.present.astype(bool), lengths)]
+        encode_flat(self.fields[column.type], values)
+
+    # Keeping ------------------------------------------------------------------------------------------------------
+
+    def commit(self) -> Commit:
+        """Make everything that was appended survive a power cut; the record that says so."""
+        with self._alone():
+            return self._commit()
+
+    def _commit(self) -> Commit:
+        if self._is_log_torn:
+            self._last, self._is_log_torn = self.log.last(), False
+        state, before = self.state, self._last
+        if (state.first, state.rows) == (before.first, before.rows):
+            return before
+        record = chained(
+            before,
+            self.uuid,
+            first=state.first,
+            rows=state.rows,
+            tokens=state.tokens,
+            kinds="".join(map(str, state.kinds)),
+            data=_hashes(self.lanes.data, before.tokens, state.tokens),
+            index=_hashes(self.lanes.index, before.rows, state.rows),
+        )
+        try:
+            if not self.is_temporary:
+                self.lanes.sync()
+            self._is_log_torn = True  # a full disk may stop us half-way; the next commit looks what came of it
+            self.log.append(record)
+        except DurabilityLost as error:
+            self._trouble = DurabilityLost(f"{self.path}: a sync failed before ({error}); open the stream again")
+            raise
+        self._is_log_torn = False
+        self._last = record
+        self.head.store(COMMITTED, record.seq)
+        return record
+
+    def _trim(self) -> None:
+        """Give the space of what has left the stream back, once it is worth it."""
+        recorder = self.recorder
+        if recorder.first_token < recorder.trim_at or recorder.is_held:
+            return
+        if not self.is_temporary:
+            # A power cut may bring back the last commit: what it covers must still be there.
+            self._commit()
+        self.lanes.punch(recorder.first_row, recorder.first_token)
+        recorder.trim_at = recorder.first_token + self._trim_step
+
+    def verify(self) -> Verified:
+        """Check every committed byte, and write the types lane anew where it is wrong."""
+        with self._alone():
+            return verify(self.lanes, self.log, self.state, len(self.fields), heal=True)
+
+    def close(self) -> None:
+        """Commit and let go, in any case; an error in the commit is raised when all is closed."""
+        with self._thread_lock:
+            if not self._lock.is_held:
+                return
+            try:
+                if self._trouble is None and not self.is_temporary:
+                    self._commit()
+            finally:
+                self._trouble = self._trouble or ConfigError(f"{self.path}: this stream is closed; open it again")
+                self.recorder.detach()
+                self._close_files()
+                self._lock.release()
+
+    def disown(self) -> None:
+        """In a forked child: never write, commit or unlock what is the parent's."""
+        self._thread_lock = threading.RLock()  # another thread may have held it when we were forked
+        self._trouble = ConfigError(f"{self.path}: written by the process this one was forked from; append there")
+        self.recorder.detach()
+
+    def _close_files(self) -> None:
+        for part in (self.lanes, self.head, self.log):
+            part.close()
+
+
+def _hashes(lane: MemmapBuffer, begin: int, end: int) -> list[str]:
+    width = lane.row_bytes
+    return [checksum_hex(lane.file.bytes[start:stop].data) for start, stop in blocks(begin * width, end * width)]
+
+
+def _steps(steps: Any) -> Int64:
+    if isinstance(steps, (str, bytes)) or not hasattr(steps, "__len__"):
+        raise SchemaError(f"steps is a list with a number for each row, got {shown(steps)}")
+    given = np.asarray(steps)
+    if given.dtype.kind not in "iu":
+        return np.array([step_number(step) for step in steps], np.int64)
+    if given.ndim != 1 or (len(given) and not 0 <= int(given.min()) <= int(given.max()) < 2**63):
+        raise SchemaError(f"steps are whole numbers from 0 in a row, got {shown(steps)}; number steps from 0")
+    return np.ascontiguousarray(given, np.int64)
