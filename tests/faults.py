@@ -13,7 +13,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -66,8 +66,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_at_call(number: int, *, half: bool = False) -> None:
-    """From now on count this process's system calls on files, and die before the given one (or half way through it)."""
+def die_at_call(number: int, *, half: bool = False, also: Sequence[tuple[object, str]] = ()) -> None:
+    """From now on count this process's system calls on files, and die before the given one (or half way through it).
+
+    ``also`` are further functions that change files, such as stores into mapped memory: (where it is, its name).
+    """
     n_calls = 0
 
     def dying(name: str, call: Callable[..., object]) -> Callable[..., object]:
@@ -75,28 +78,38 @@ def die_at_call(number: int, *, half: bool = False) -> None:
             nonlocal n_calls
             n_calls += 1
             if n_calls == number:
-                if half and name == "write":
-                    fd, data = arguments
-                    call(fd, memoryview(data)[: len(memoryview(data)) // 2])  # type: ignore[arg-type]
+                if half and name in ("write", "writev"):
+                    write_half(*arguments)  # type: ignore[arg-type]
                 die()
             return call(*arguments, **options)
 
         return counted
 
-    for name in SYSTEM_CALLS:
-        if hasattr(os, name):
-            setattr(os, name, dying(name, getattr(os, name)))
-    fcntl.flock = dying("flock", fcntl.flock)  # type: ignore[assignment]
+    write = os.write
+
+    def write_half(fd: int, data: bytes | list[bytes]) -> None:
+        whole = b"".join(data) if isinstance(data, list) else bytes(memoryview(data))
+        write(fd, whole[: len(whole) // 2])
+
+    places = [(os, name) for name in SYSTEM_CALLS if hasattr(os, name)]
+    for place, name in [*places, (fcntl, "flock"), *also]:
+        setattr(place, name, dying(name, getattr(place, name)))
 
 
-def every_kill_point(scenario: Callable[[], object], check: Callable[[], object], *, half: bool = False) -> int:
+def every_kill_point(
+    scenario: Callable[[], object],
+    check: Callable[[], object],
+    *,
+    half: bool = False,
+    also: Sequence[tuple[object, str]] = (),
+) -> int:
     """Kill a scenario before each of its system calls in turn and check what is left; how many points there were."""
     number = 0
     while True:
         number += 1
 
         def child(number: int = number) -> None:
-            die_at_call(number, half=half)
+            die_at_call(number, half=half, also=also)
             scenario()
 
         outcome = in_child(child)

@@ -26,6 +26,7 @@ cdef extern from "values.h":
                      const poolish_encoding *field, int64_t *target, int64_t step) nogil
     int poolish_array_kind(cnp.ndarray array)
     int poolish_number(PyObject *value, const poolish_encoding *field, int64_t *token)
+    int poolish_step(PyObject *value, int64_t *step)
     uint64_t poolish_sealed(uint64_t number) nogil
     void poolish_release(int64_t *word, uint64_t value) nogil
     uint64_t poolish_acquire(const int64_t *word) nogil
@@ -63,17 +64,14 @@ cdef enum:
     UNDECIDED = 0
     SCALAR = 1
     SEQUENCE = 2
-    # Words of the head page, in int64s, and where the kinds of the fields lie, in bytes.
+    # Words of the head page, in int64s, and how much of it is used.
     PUBLISHED = 8
     FIRST = 16
-    KINDS = 256
+    HEAD_BYTES = 512
     # What became of one attempt to append.
     REFUSED = 0
     DONE = 1
     HAS_TENSORS = 2
-
-cdef poolish_encoding STEP_NUMBERS
-STEP_NUMBERS.is_float, STEP_NUMBERS.low, STEP_NUMBERS.high = 0, 0, 2**63 - 1
 
 cdef struct Slot:
     poolish_encoding encoding
@@ -116,7 +114,7 @@ cdef class Recorder:
     cdef PyObject *names[MAX_FIELDS]   # borrowed from `ids`, for comparing without hashing
     cdef int n_fields
     cdef dict ids
-    cdef object slow
+    cdef object slow, trim
     cdef object tensor_type
     cdef Views lanes
     cdef int64_t *data
@@ -128,10 +126,12 @@ cdef class Recorder:
     cdef public int64_t first_row, first_token, max_tokens, trim_at
     cdef public bint is_busy, is_held
 
-    def __init__(self, fields, slow):
+    def __init__(self, fields, slow, trim):
         cdef int i, j
+        if len(fields) > MAX_FIELDS:
+            raise IndexError("too many fields")
         self.ids = {}
-        self.slow = slow
+        self.slow, self.trim = slow, trim
         self.tensor_type = None
         self.n_fields = len(fields)
         for i, (name, is_float, limit, low, high, kind, shape) in enumerate(fields):
@@ -151,6 +151,8 @@ cdef class Recorder:
 
     def attach(self, data, types, index, head):
         cdef Views lanes = Views()
+        if memoryview(head).nbytes < HEAD_BYTES:
+            raise IndexError("no head page")
         self.data = <int64_t *>lanes.write(data)
         self.types = <uint8_t *>lanes.write(types)
         self.index = <int64_t *>lanes.write(index)
@@ -165,7 +167,11 @@ cdef class Recorder:
         self.lanes = None
 
     def set_kind(self, int type_, int kind):
+        if not 0 <= type_ < self.n_fields:
+            raise IndexError("no such field")
         self.slots[type_].kind = kind
+        self.slots[type_].n_dims = 1 if kind == SEQUENCE else 0
+        self.slots[type_].shape[0] = -1
 
     def append(self, steps, names, values):
         """Append field-writes; see StreamStore.append."""
@@ -174,7 +180,8 @@ cdef class Recorder:
             outcome = self.attempt(<PyObject *>steps, <PyObject *>names, <PyObject *>values)
             if outcome == HAS_TENSORS:
                 values = arrays_of(values, self.tensor_type)
-                outcome = self.attempt(<PyObject *>steps, <PyObject *>names, <PyObject *>values)
+                # Looking at tensors may have let another thread in.
+                outcome = REFUSED if self.is_busy else self.attempt(<PyObject *>steps, <PyObject *>names, <PyObject *>values)
             if outcome == DONE:
                 return None
         return self.slow(steps, names, values)
@@ -188,7 +195,7 @@ cdef class Recorder:
             return REFUSED
         cdef int64_t n = Py_SIZE(names), i, position = self.n_tokens, row = self.n_rows, length
         cdef bint is_one_step = not poolish_is_sequence(steps)
-        if Py_SIZE(values) != n or (not is_one_step and Py_SIZE(steps) != n):
+        if n == 0 or Py_SIZE(values) != n or (not is_one_step and Py_SIZE(steps) != n):
             return REFUSED
         if row + n >= self.row_room:
             return REFUSED
@@ -205,7 +212,7 @@ cdef class Recorder:
         for i in range(n):
             item = step_items[0 if is_one_step else i]
             if item != seen:
-                if poolish_number(item, &STEP_NUMBERS, &step) != 0:
+                if poolish_step(item, &step) != 0:
                     return REFUSED
                 seen = item
             last_type = type_ if step == last_step else -1
@@ -215,6 +222,8 @@ cdef class Recorder:
             if type_ <= last_type:
                 return REFUSED
             if step != last_step:
+                if poolish_unlikely(position - step_start > self.max_tokens):
+                    return REFUSED
                 ordinal += 1
                 last_step = step
                 step_start = position
@@ -244,11 +253,10 @@ cdef class Recorder:
             return REFUSED
         if poolish_unlikely(not is_decided):
             return REFUSED  # the slow way decides the kinds; it happens once for each field
-        if n:
-            self.step_start = step_start
-            self.publish(row + n, position, ordinal + 1, last_step, type_)
-            if poolish_unlikely(self.first_token >= self.trim_at):
-                self.slow(None, None, None)
+        self.step_start = step_start
+        self.publish(row + n, position, ordinal + 1, last_step, type_)
+        if poolish_unlikely(self.first_token >= self.trim_at):
+            self.trim()
         return DONE
 
     cdef inline int64_t type_of(self, PyObject *name, int64_t expected) noexcept:
@@ -323,6 +331,8 @@ cdef class Recorder:
 
     def let_out(self):
         """Publish everything that was written, in one store."""
+        if self.lanes is None:
+            raise IndexError("no lanes")
         self.release()
 
     cdef void drop_steps(self) noexcept nogil:
@@ -508,7 +518,7 @@ cdef class Columns:
             if self.present[c] != NULL and self.n_present[c] != n:
                 is_whole = False
             if self.ends[c] == NULL:
-                is_whole = is_whole and self.widths[c] >= 0 and self.counts[c] == n * self.widths[c]
+                is_whole = is_whole and is_product(self.counts[c], n, self.widths[c])
                 continue
             is_whole = is_whole and self.n_ends[c] == n + 1
             if is_whole:
@@ -518,6 +528,13 @@ cdef class Columns:
         if not is_whole:
             raise IndexError("columns that do not add up")
         return 0
+
+
+cdef inline bint is_product(int64_t product, int64_t n, int64_t width) noexcept:
+    """Whether product == n * width, for numbers that may be too large to be multiplied."""
+    if n == 0 or width <= 0:
+        return product == 0 and width >= 0
+    return product % width == 0 and product // width == n
 
 
 cdef inline void fill_type(uint8_t *target, int64_t n, uint8_t type_) noexcept nogil:
@@ -585,15 +602,19 @@ cdef object arrays_of(values, tensor_type):
 cdef object as_array(tensor):
     cdef cnp.npy_intp shape[MAX_DIMS]
     cdef int i, n_dims = 0
+    cdef uint64_t address
     number = _NUMPY_OF_TORCH.get(tensor.dtype)
-    if number is None or not tensor.is_cpu or not tensor.is_contiguous():
-        return tensor
-    for n in tensor.shape:
-        if n_dims == MAX_DIMS:
+    try:
+        if number is None or not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
             return tensor
-        shape[n_dims] = n
-        n_dims += 1
-    cdef uint64_t address = tensor.data_ptr()
+        for n in tensor.shape:
+            if n_dims == MAX_DIMS:
+                return tensor
+            shape[n_dims] = n
+            n_dims += 1
+        address = tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse, nested or without memory: the slow way says so
+        return tensor
     if address == 0:
         return tensor
     array = cnp.PyArray_SimpleNewFromData(n_dims, shape, number, <void *>address)
@@ -666,7 +687,9 @@ def windows(data, types, int64_t first, int64_t end, starts, int64_t width, valu
             if start[i] < first or start[i] > end - width:
                 bad = i
                 break
-        if bad < 0:
+        if bad < 0 and width == 1:
+            take_each(source, type_source, first, end, start, n, target, type_target)
+        elif bad < 0:
             for i in range(min(ROWS_AHEAD, n)):
                 ask_for(source, type_source, start[i], width)
             for i in range(n):
@@ -701,10 +724,12 @@ cdef int64_t take_rows(const int64_t *source, const uint8_t *types, int64_t firs
     cdef int64_t row, start, bad, next_
     for row from 0 <= row < n by width:
         start = place[row]
+        if start < first - end or start >= end or (start >= 0 and start < first):
+            return row
         if width > 1 and is_run(place + row, width) and (start >= 0 or start + width <= 0):
             start += end if start < 0 else 0
-            if start < first or start + width > end:
-                return row + max(<int64_t>0, first - start if start < first else end - start)
+            if width > end - start:
+                return row + end - start
             next_ = row + ROWS_AHEAD * width
             if next_ < n and first <= place[next_] <= end - width:
                 ask_for(source, types, place[next_], width)
@@ -798,14 +823,71 @@ cdef int64_t first_not_below(const int64_t *column, int64_t n_columns, int64_t l
     return low
 
 
+cdef int check_table(int64_t size, int64_t n_columns, int64_t column, int64_t low, int64_t high) except -1:
+    if not 0 <= column < n_columns or low < 0 or high < low or high > size // n_columns:
+        raise IndexError("outside of the table")
+    return 0
+
+
+def search_one(table, int64_t n_columns, int64_t column, int64_t low, int64_t high, int64_t key):
+    cdef Views views = Views()
+    cdef const int64_t *values = <const int64_t *>views.read(table) + column
+    check_table(views.size(0) // 8, n_columns, column, low, high)
+    if low == high:
+        return low
+    return first_not_below(values, n_columns, low, high, key, guess(values, n_columns, low, high, key))
+
+
+def select_starts(totals, ends, int64_t base_token, int64_t base_ordinal, int64_t stride, index, int64_t first_row,
+                  int64_t n_rows, numbers, out):
+    cdef Views views = Views()
+    cdef const int64_t *total = <const int64_t *>views.read(totals)
+    cdef const int64_t *end = <const int64_t *>views.read(ends)
+    cdef const int64_t *number = <const int64_t *>views.read(numbers)
+    cdef int64_t *found = <int64_t *>views.write(out)
+    cdef const int64_t *rows = NULL
+    cdef int64_t n_episodes = views.size(0) // 8, n = views.size(2) // 8, i, episode, inside
+    cdef bint at_steps = index is not None
+    if views.size(1) < n_episodes * 16 or views.size(3) < n * 8:
+        raise IndexError("out is too small")
+    if at_steps:
+        rows = <const int64_t *>views.read(index)
+        check_table(views.size(4) // 8, 3, 1, first_row, n_rows + 1)
+        if first_row == n_rows:
+            raise IndexError("no rows")
+    with nogil:
+        for i in range(n):
+            episode = 0
+            if n_episodes:
+                episode = first_not_below(total, 1, 0, n_episodes, number[i] + 1,
+                                          guess(total, 1, 0, n_episodes, number[i] + 1))
+            inside = number[i] - (total[episode - 1] if episode else 0)
+            if at_steps:
+                found[i] = ((end[2 * episode - 1] if episode else base_ordinal) + inside) << 8
+            else:
+                found[i] = (end[2 * episode - 2] if episode else base_token) + inside * stride
+        if at_steps:
+            find_starts(rows, first_row, n_rows, n, found)
+
+
+cdef void find_starts(const int64_t *rows, int64_t first_row, int64_t n_rows, int64_t n, int64_t *found) noexcept nogil:
+    """Where steps begin, in place of their numbers; eight guesses are fetched ahead."""
+    cdef int64_t i, row
+    for i in range(n + 8):
+        if i < n:
+            poolish_prefetch(rows + 3 * guess(rows + 1, 3, first_row, n_rows, found[i]))
+        if i >= 8:
+            row = guess(rows + 1, 3, first_row, n_rows, found[i - 8])
+            found[i - 8] = rows[3 * first_not_below(rows + 1, 3, first_row, n_rows, found[i - 8], row)]
+
+
 def search(table, int64_t n_columns, int64_t column, int64_t low, int64_t high, keys, out):
     cdef Views views = Views()
     cdef const int64_t *values = <const int64_t *>views.read(table) + column
     cdef const int64_t *key = <const int64_t *>views.read(keys)
     cdef int64_t *found = <int64_t *>views.write(out)
     cdef int64_t n = views.size(1) // 8, i, ahead
-    if not 0 <= column < n_columns or low < 0 or high < low or high * n_columns > views.size(0) // 8:
-        raise IndexError("outside of the table")
+    check_table(views.size(0) // 8, n_columns, column, low, high)
     if views.size(2) < n * 8:
         raise IndexError("out is too small")
     with nogil:

@@ -39,12 +39,15 @@ class Recorder:
 
     ``data``, ``types`` and ``index`` are arrays over all the room there is. Everything behind ``n_rows`` is free to
     scribble on, because nobody sees it before the one store that publishes it. ``append`` does by itself what is usual,
-    and leaves to ``slow`` whatever needs a decision: bad values, unknown names, no room.
+    and leaves to ``slow`` whatever needs a decision: bad values, unknown names, no room. ``trim`` is called when
+    the first token that is kept has come to ``trim_at``.
     """
 
-    def __init__(self, fields: Sequence[FieldTuple], slow: Callable[..., None]) -> None:
+    def __init__(self, fields: Sequence[FieldTuple], slow: Callable[..., None], trim: Callable[[], None]) -> None:
+        if len(fields) > 256:
+            raise IndexError("too many fields")
         self.fields = fields
-        self.slow = slow
+        self.slow, self.trim = slow, trim
         self.n_rows = self.n_tokens = self.n_steps = self.step_start = 0
         self.last_step = self.last_type = -1
         self.first_row = self.first_token = 0
@@ -54,6 +57,8 @@ class Recorder:
 
     def attach(self, data: Int64, types: Bytes, index: Int64, head: Int64) -> None:
         """Write here from now on."""
+        if head.nbytes < 512:
+            raise IndexError("no head page")
         self.data, self.types, self.index, self.head = data, types, index, head
 
     def detach(self) -> None:
@@ -64,6 +69,8 @@ class Recorder:
 
     def set_kind(self, type_: int, kind: int) -> None:
         """Fix whether a field is one number or many; only the compiled half needs to know."""
+        if not 0 <= type_ < len(self.fields):
+            raise IndexError("no such field")
 
     def append(self, steps: Any, names: Any, values: Any) -> None:
         """Append field-writes; see StreamStore.append."""
@@ -94,10 +101,12 @@ class Recorder:
     def record_columns(self, steps: Int64, columns: Sequence[ColumnTuple]) -> int:
         """Write whole columns, a step a row; the number of a column with a value that does not fit, or -1."""
         n = len(steps)
-        if n == 0 or not columns:
+        if not columns:
             return -1
         lengths = np.stack([_lengths(column, n) for column in columns], axis=1)
         present = np.stack([_present(column, n) for column in columns], axis=1)
+        if n == 0:
+            return -1
         written = lengths * present
         starts = (np.cumsum(written) - written.ravel()).reshape(written.shape)
         tokens = np.empty(int(written.sum()), np.int64)
@@ -127,6 +136,8 @@ class Recorder:
 
     def let_out(self) -> None:
         """Publish everything that was written, in one store."""
+        if not hasattr(self, "head"):
+            raise IndexError("no lanes")
         store_word(self.head, PUBLISHED, self.n_rows)
         if self.n_tokens - self.first_token > self.max_tokens:
             self._drop_steps()
@@ -220,15 +231,18 @@ def windows(
     data: Int64, types: Bytes | None, first: int, end: int, starts: Int64, width: int, values: Int64, out_types: Any
 ) -> int:
     """Copy ``width`` tokens from each start; the place of the first start outside of [first, end), or -1."""
+    starts = starts.reshape(-1)
     if width < 0 or first < 0 or end > len(data) or values.size < len(starts) * width:
+        raise IndexError("out is too small")
+    if types is not None and (end > len(types) or out_types.size < len(starts) * width):
         raise IndexError("out is too small")
     bad = (starts < first) | (starts > end - width)
     if bad.any():
         return int(np.argmax(bad))
-    positions = starts[:, None] + np.arange(width)
-    values.reshape(-1)[: positions.size] = data[positions].reshape(-1)
+    positions = (starts[:, None] + np.arange(width)).reshape(-1)
+    values.reshape(-1)[: positions.size] = data[positions]
     if types is not None:
-        out_types.reshape(-1)[: positions.size] = types[positions].reshape(-1)
+        out_types.reshape(-1)[: positions.size] = types[positions]
     return -1
 
 
@@ -241,13 +255,15 @@ def take(
     """
     if width < 1 or first < 0 or positions.size % width or end > len(data) or values.size < positions.size:
         raise IndexError("out is too small")
+    if types is not None and (end > len(types) or out_types.size < positions.size):
+        raise IndexError("out is too small")
     places = np.where(positions < 0, positions + end, positions).reshape(-1)
     bad = (places < first) | (places >= end)
     if bad.any():
         return int(np.argmax(bad))
-    values.reshape(-1)[:] = data[places]
+    values.reshape(-1)[: places.size] = data[places]
     if types is not None:
-        out_types.reshape(-1)[:] = types[places]
+        out_types.reshape(-1)[: places.size] = types[places]
     return -1
 
 
@@ -256,10 +272,52 @@ def take(
 
 def search(table: Int64, n_columns: int, column: int, low: int, high: int, keys: Int64, out: Int64) -> None:
     """For each key the first row of [low, high) whose value is not below it, or ``high``; the column is sorted."""
-    if not 0 <= column < n_columns or low < 0 or high < low or high * n_columns > table.size:
+    if not 0 <= column < n_columns or low < 0 or high < low or high > table.size // n_columns:
         raise IndexError("outside of the table")
-    values = table.reshape(-1, n_columns)[low:high, column]
-    out[:] = low + np.searchsorted(values, keys)
+    if len(out) < len(keys):
+        raise IndexError("out is too small")
+    values = table.reshape(-1)[: table.size // n_columns * n_columns].reshape(-1, n_columns)[low:high, column]
+    out[: len(keys)] = low + np.searchsorted(values, keys)
+
+
+def search_one(table: Int64, n_columns: int, column: int, low: int, high: int, key: int) -> int:
+    """The same for one key."""
+    found = np.empty(1, np.int64)
+    search(table, n_columns, column, low, high, np.array([key]), found)
+    return int(found[0])
+
+
+def select_starts(
+    totals: Int64,
+    ends: Int64,
+    base_token: int,
+    base_ordinal: int,
+    stride: int,
+    index: Int64 | None,
+    first_row: int,
+    n_rows: int,
+    numbers: Int64,
+    out: Int64,
+) -> None:
+    """The positions of window starts that are numbered through all episodes.
+
+    ``totals`` counts the starts up to the end of each episode, ``ends`` has the token and the step behind each end;
+    the first one begins at the base, and what is behind the last end belongs to one that is still open. With an index
+    starts are beginnings of steps, without one they are ``stride`` tokens apart.
+    """
+    if ends.size < 2 * len(totals) or len(out) < len(numbers):
+        raise IndexError("out is too small")
+    if index is not None and (first_row < 0 or first_row >= n_rows or n_rows + 1 > index.size // 3):
+        raise IndexError("outside of the table" if first_row != n_rows else "no rows")
+    episodes = np.searchsorted(totals, numbers, side="right")
+    inside = numbers - np.concatenate([[0], totals])[episodes]
+    begins = np.concatenate([[[base_token, base_ordinal]], ends.reshape(-1, 2)[: len(totals)]])[episodes]
+    if index is None:
+        out[: len(numbers)] = begins[:, 0] + inside * stride
+        return
+    found = np.empty(len(numbers), np.int64)
+    search(index, 3, 1, first_row, n_rows, (begins[:, 1] + inside) << 8, found)
+    out[: len(numbers)] = index.reshape(-1, 3)[found, 0]
 
 
 def find_nonzero(
@@ -268,8 +326,10 @@ def find_nonzero(
     """Positions of the tokens of one type that are not zero, until ``out`` is full: how many, and how far it came."""
     if begin < 0 or end > len(data) or end > len(types):
         raise IndexError("outside of the lanes")
+    if begin >= end or not len(out):
+        return 0, begin
     values = data[begin:end].view(np.float64) if is_float else data[begin:end]
     found = begin + np.flatnonzero((types[begin:end] == type_) & (values != 0))
     n = min(len(found), len(out))
     out[:n] = found[:n]
-    return n, end if n == len(found) else int(found[n - 1]) + 1 if n else begin
+    return n, int(found[n - 1]) + 1 if n == len(out) else end

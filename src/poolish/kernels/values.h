@@ -156,6 +156,19 @@ static inline int poolish_number(PyObject *value, const poolish_encoding *field,
   return 2;
 }
 
+/* The number of a step: a whole number, not negative. Same answers as above. */
+static inline int poolish_step(PyObject *value, int64_t *step) {
+  PyTypeObject *type = Py_TYPE(value);
+  if (type == &PyLong_Type) {
+    int overflow;
+    *step = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow || *step < 0;
+  }
+  if (type != &PyLongArrType_Type && type != &PyIntArrType_Type) return 2;
+  *step = type == &PyLongArrType_Type ? (int64_t)PyArrayScalar_VAL(value, Long) : PyArrayScalar_VAL(value, Int);
+  return *step < 0;
+}
+
 /* The words of the head page: 48 bits of a number under 16 bits that prove it. A single store publishes both, and any
    flipped bit, and a page of zeros, are seen. */
 #define POOLISH_SEAL 0x9E3779B97F4A7C15ULL

@@ -7,14 +7,15 @@ is the declaration order; a later append may go on with the last step, behind it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poolish.errors import PoolishError, SchemaError, UnknownColumn
-from poolish.tokens.fields import TokenField
+from poolish.errors import PoolishError, SchemaError
+from poolish.tokens.fields import TokenField, type_of
 from poolish.tokens.values import encode_value, shown
 
 Int64 = NDArray[np.int64]
@@ -44,8 +45,8 @@ def draft(
     kinds: dict[int, int] = {}
     parts: list[Int64] = []
     for i, (step, name, value) in enumerate(zip(steps, names, values, strict=True)):
-        type_ = _type(ids, name)
-        _check_order(fields, last, (step, type_))
+        type_ = type_of(ids, name)
+        check_order(fields, last, (step, type_))
         last = step, type_
         field = fields[type_].decided(kinds.get(type_, 0))
         try:
@@ -70,27 +71,22 @@ def _listed(given: Any, what: str) -> list[Any]:
 
 
 def _steps(steps: Any, n: int) -> list[int]:
-    given = [steps] * n if isinstance(steps, (int, np.integer)) else _listed(steps, "steps")
-    return [step_number(step) for step in given]
+    is_one = isinstance(steps, (int, np.integer)) or getattr(steps, "ndim", 1) == 0
+    return [step_number(step) for step in ([steps] * n if is_one else _listed(steps, "steps"))]
 
 
 def step_number(step: Any) -> int:
     """A step as an int, if it is one: whole, not negative, below 2**63."""
     if isinstance(step, (int, np.integer)) and not isinstance(step, bool) and 0 <= step < 2**63:
         return int(step)
-    if hasattr(step, "__index__") and not isinstance(step, (bool, int, np.integer)):
-        return step_number(step.__index__())
+    if not isinstance(step, (bool, np.bool_, int, np.integer)):
+        with suppress(TypeError, AttributeError, RuntimeError):  # arrays and tensors of one whole number have an index
+            return step_number(step.__index__())
     raise SchemaError(f"a step is a whole number from 0 to 2**63 - 1, got {shown(step)}; number steps from 0")
 
 
-def _type(ids: Mapping[str, int], name: Any) -> int:
-    type_ = ids.get(name) if isinstance(name, str) else None
-    if type_ is None:
-        raise UnknownColumn(f"no field {name!r} in this stream; there are {list(ids)}")
-    return type_
-
-
-def _check_order(fields: Sequence[TokenField], last: tuple[int, int], this: tuple[int, int]) -> None:
+def check_order(fields: Sequence[TokenField], last: tuple[int, int], this: tuple[int, int]) -> None:
+    """Refuse a field-write (a step and a type) that does not lie behind the last one."""
     if this > last:
         return
     (last_step, last_type), (step, type_) = last, this

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
-from poolish.errors import CorruptDataError, LimitExceeded, SchemaError
+from poolish.errors import CorruptDataError, LimitExceeded, SchemaError, UnknownColumn
 from poolish.kernels.reference_tokens import SCALAR, SEQUENCE, UNDECIDED, FieldTuple
 from poolish.schema import Field, Schema, column_name, describe, dtype_and_shape, is_tensor
 
@@ -140,8 +141,8 @@ def fields_of(description: Any) -> tuple[TokenField, ...]:
     >>> [str(field) for field in fields_of({"action": "int64", "observation": pa.list_(pa.float32())})]
     ['action: int64', 'observation: float32[any]']
     """
-    if isinstance(description, str) or not isinstance(description, Iterable):
-        raise SchemaError(f"fields {description!r}: give a list of names, or {{name: feature or dtype}}")
+    if isinstance(description, (str, bytes, set, frozenset)) or not isinstance(description, Iterable):
+        raise SchemaError(f"fields {description!r}: give a list of names in order, or {{name: feature or dtype}}")
     if isinstance(description, Mapping):
         fields = [_field(name, told) for name, told in description.items()]
     elif isinstance(description, Schema):
@@ -199,6 +200,8 @@ def _from_schema(field: Field) -> TokenField:
             f"field {field.name!r}: a stream holds numbers and bools, got {describe(type_)}; "
             "encode it as numbers, or keep it in to_dataset(extra=...)"
         )
+    if 0 in shape:
+        raise SchemaError(f"field {field.name!r}: a shape of {shape} holds no numbers; leave the field out")
     if None in shape[1:]:
         raise SchemaError(
             f"field {field.name!r}: only the first dimension may vary, got {shape}; flatten it, and store the sizes"
@@ -211,6 +214,16 @@ def _told_length(feature: str | None) -> int | None:
     told = json.loads(feature or "null")
     length = told.get("length", -1) if isinstance(told, dict) and told.get("_type") == "List" else -1
     return None if length < 0 else int(length)
+
+
+def type_of(ids: Mapping[str, int], name: Any) -> int:
+    """The type id of a name, in whichever of Unicode's forms it is written."""
+    type_ = ids.get(name) if isinstance(name, str) else None
+    if type_ is None and isinstance(name, str) and name and not name.isascii():
+        type_ = ids.get(unicodedata.normalize("NFC", name))
+    if type_ is None:
+        raise UnknownColumn(f"no field {name!r} in this stream; there are {list(ids)}")
+    return type_
 
 
 def schema_of(fields: Sequence[TokenField]) -> Schema:

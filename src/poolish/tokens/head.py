@@ -2,10 +2,10 @@
 
     byte 0    magic, 8 bytes                 \\
          8    uuid of the store, 16 bytes     |  written when a writer opens the store,
-        24    boot id, 16 bytes               |  under the checksum at 56
+        24    boot id, 16 bytes               |  unless the page says all of it already
         40    inode of the data lane          |
-        48    pid of the writer              /
-        56    checksum of bytes 0 to 56
+        48    checksum of bytes 0 to 48      /
+        56    pid of the writer, for people
         64    published   index rows that readers may see          \\
        128    first       index row where a bounded store begins    |  sealed words, a cache line each
        192    committed   number of the newest synced commit       /
@@ -40,7 +40,8 @@ MAGIC = b"poolish\x01"
 PAGE = 4096
 COMMITTED = 24
 KINDS = slice(256, 512)
-_STATIC = struct.Struct("<8s16s16sqqQ")
+_STATIC = struct.Struct("<8s16s16sqQ")
+_PID = slice(56, 64)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Owner:
     uuid: UUID
     boot: bytes
     inode: int
-    pid: int
 
 
 class Head:
@@ -60,6 +60,7 @@ class Head:
         self._file = MappedFile(path, mode=mode, reserved=PAGE)
         if mode == "a":
             self._file.grow(PAGE)
+        self._words = self._file.bytes[:PAGE].view(np.int64) if self.is_whole else np.zeros(PAGE // 8, np.int64)
 
     @property
     def is_whole(self) -> bool:
@@ -69,7 +70,7 @@ class Head:
     @property
     def words(self) -> NDArray[np.int64]:
         """The page as the kernels see it."""
-        return self._file.bytes[:PAGE].view(np.int64)
+        return self._words
 
     @property
     def owner(self) -> Owner | None:
@@ -77,16 +78,21 @@ class Head:
         if not self.is_whole:
             return None
         told = bytes(self._file.bytes[: _STATIC.size])
-        magic, uuid, boot, inode, pid, proof = _STATIC.unpack(told)
+        magic, uuid, boot, inode, proof = _STATIC.unpack(told)
         if magic != MAGIC or checksum(told[:-8]) != proof:
             return None
-        return Owner(UUID(bytes=uuid), boot, inode, pid)
+        return Owner(UUID(bytes=uuid), boot, inode)
 
     def sign(self, owner: Owner) -> None:
-        """Say whose page this is; everything else on it must be right before."""
-        told = _STATIC.pack(MAGIC, owner.uuid.bytes, owner.boot, owner.inode, owner.pid, 0)
-        proof = checksum(told[:-8]).to_bytes(8, "little")
-        self._file.bytes[: _STATIC.size] = np.frombuffer(told[:-8] + proof, np.uint8)
+        """Say whose page this is; everything else on it must be right before.
+
+        A page that says so already is left alone: half a signature, after a kill, would be none.
+        """
+        if self.owner != owner:
+            told = _STATIC.pack(MAGIC, owner.uuid.bytes, owner.boot, owner.inode, 0)
+            proof = checksum(told[:-8]).to_bytes(8, "little")
+            self._file.bytes[: _STATIC.size] = np.frombuffer(told[:-8] + proof, np.uint8)
+        self._file.bytes[_PID] = np.frombuffer(os.getpid().to_bytes(8, "little"), np.uint8)
 
     @property
     def published(self) -> int:
@@ -134,5 +140,5 @@ def boot_id() -> bytes:
 
 
 def owner_of(uuid: UUID, data: MappedFile) -> Owner:
-    """This process, on this boot, with this file of data."""
-    return Owner(uuid, boot_id(), os.fstat(data.fd).st_ino, os.getpid())
+    """This boot, with this file of data."""
+    return Owner(uuid, boot_id(), os.fstat(data.fd).st_ino)

@@ -51,11 +51,13 @@ class MemmapBuffer:
         if mode not in ("a", "r") or (mode == "r" and path is None):
             raise ConfigError(f"mode {mode!r}: 'a' to append, or 'r' to read a file that is there")
         self.dtype = _plain(dtype)
-        self.shape = tuple(int(size) for size in shape)
+        self.shape = _sizes(shape)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
         if self.row_bytes == 0:
             raise ConfigError(f"shape {self.shape}: a row needs at least one number")
-        self._chunk = max(1, CHUNK_BYTES // self.row_bytes if chunk_rows is None else int(chunk_rows)) * self.row_bytes
+        if chunk_rows is not None and (not isinstance(chunk_rows, int) or chunk_rows < 1):
+            raise ConfigError(f"chunk_rows={chunk_rows!r}: give a whole number of rows, 1 or more")
+        self._chunk = (chunk_rows or max(1, CHUNK_BYTES // self.row_bytes)) * self.row_bytes
         self._is_named = path is not None
         self._file = MappedFile(Path(path), mode=mode) if path is not None else _nameless()
         self._length = _length_of(self._file, self.row_bytes, length)
@@ -81,6 +83,8 @@ class MemmapBuffer:
 
         What the dtype cannot hold exactly is refused, and so is another shape.
         """
+        if self._file.fd < 0:
+            raise ConfigError(f"{self._file.path}: this buffer is closed; open it again")
         if not self._file.is_writable:
             raise ConfigError(f"{self._file.path}: opened for reading; open it with mode='a' to append")
         new = _exactly(rows, self.dtype)
@@ -163,6 +167,13 @@ def _plain(dtype: DTypeLike) -> np.dtype[Any]:
     return chosen
 
 
+def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    is_listed = isinstance(shape, Sequence) and not isinstance(shape, str)
+    if not is_listed or not all(isinstance(size, (int, np.integer)) and size > 0 for size in shape):
+        raise ConfigError(f"shape {shape!r}: give the sizes of a row, each above 0, or () for single numbers")
+    return tuple(int(size) for size in shape)
+
+
 def _nameless() -> MappedFile:
     with tempfile.TemporaryFile(prefix="poolish-") as file:
         return MappedFile(Path(str(file.name)), mode="a", fd=os.dup(file.fileno()))
@@ -178,20 +189,23 @@ def _length_of(file: MappedFile, row_bytes: int, told: int | None) -> int:
 
 
 def _exactly(rows: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
-    given = np.asarray(rows)
+    """The rows in another dtype, if every number stays what it is."""
+    try:
+        given = np.asarray(rows)
+    except ValueError as error:
+        raise SchemaError(f"rows that are no array ({error}); make them alike before append") from None
+    if isinstance(rows, np.ma.MaskedArray) and np.ma.is_masked(rows):
+        raise SchemaError("masked values have no number; fill them before append")
     if given.dtype == dtype or (isinstance(rows, (list, tuple)) and not rows):
         return given.astype(dtype, copy=False)
+    if given.dtype.kind not in "biufc" or (given.dtype.kind == "c" and dtype.kind != "c"):
+        raise SchemaError(f"{given.dtype} values do not become {dtype}; convert them before append")
     with np.errstate(all="ignore"):
-        try:
-            cast = given.astype(dtype)
-            back = cast.astype(given.dtype)
-        except (TypeError, ValueError) as error:
-            raise SchemaError(f"{given.dtype} values do not become {dtype} ({error}); convert them first") from None
+        cast = given.astype(dtype)
+        back = cast.astype(given.dtype)
     same = (back == given) | ((back != back) & (given != given))
-    # A cast there and back may wrap twice (-1 as uint64); signs tell.
-    if not np.all(same) or (
-        given.dtype.kind in "iuf" and cast.dtype.kind in "iuf" and np.any((cast < 0) != (given < 0))
-    ):
-        bad = given[~same].ravel()[:1] if not np.all(same) else given.ravel()[:1]
-        raise SchemaError(f"{dtype} cannot hold {bad[0] if len(bad) else given!r} exactly; convert it before append")
+    if given.dtype.kind in "iuf" and dtype.kind in "iuf":
+        same &= (cast < 0) == (given < 0)  # a cast there and back may wrap twice: -1 as uint64
+    if not np.all(same):
+        raise SchemaError(f"{dtype} cannot hold {given[~same].ravel()[0]} exactly; convert it before append")
     return cast

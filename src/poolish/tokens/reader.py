@@ -15,6 +15,7 @@ from poolish.tokens.directory import read_description
 from poolish.tokens.fields import decided
 from poolish.tokens.head import Head
 from poolish.tokens.lanes import Lanes, State
+from poolish.tokens.starts import View
 from poolish.tokens.verify import Verified, verify
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Reader:
             opening.check(self.lanes, self.state, len(self.fields), with_types=True)
             self.fields = decided(self.fields, self.state.kinds)
             if seen is not None and seen[1] <= self.state.rows:
-                self.state = State(self.state.first, seen[1], self.lanes.tokens_at(seen[1]), self.state.kinds)
+                rows = max(seen[1], self.state.first)  # what that handle saw may have left a bounded stream since
+                self.state = State(self.state.first, rows, self.lanes.tokens_at(rows), self.state.kinds)
             self._first_token = self.lanes.tokens_at(self.state.first)
             opened.pop_all()
 
@@ -73,6 +75,11 @@ class Reader:
     def uuid(self) -> str:
         """The stream's own name."""
         return str(self.description.uuid)
+
+    def view(self) -> View:
+        """What this reader sees, to read from."""
+        state = self.state
+        return View(self.lanes, state.first, self._first_token, state.rows, state.tokens)
 
     @property
     def n_tokens(self) -> int:

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from poolish.errors import ConfigError
 from poolish.tokens.lanes import STEP
-from poolish.tokens.starts import Starts, View, check_starts
+from poolish.tokens.starts import Starts, View
 
 Int64 = NDArray[np.int64]
+
+#: No step is behind it.
+LAST_STEP = 2**63 - 1
 
 #: (first step, step behind the last, weight)
 Weight = tuple[int, int, float]
@@ -30,7 +33,7 @@ class Coverage:
 
 def coverage(view: View, starts: Starts) -> Coverage:
     """Count the windows there are."""
-    low, high = starts.rank(view, view.first_token), starts.rank(view, view.tokens + 1)
+    low, high = starts.bounds(view)
     return Coverage(max(0, high - low), *starts.short(view))
 
 
@@ -38,30 +41,25 @@ def choose(
     view: View, starts: Starts, n: int, width: int, rng: np.random.Generator, weights: Sequence[Weight] | None
 ) -> Int64:
     """The positions of ``n`` windows, drawn with replacement."""
-    # All ranges are counted before the end: what is appended meanwhile does not belong to this draw.
-    total = starts.rank(view, view.tokens + 1)
-    low = starts.rank(view, view.first_token)
-    if weights is not None:
-        numbers = _by_weights(view, starts, n, rng, weights, total)
-    elif total <= low:
+    low, high = starts.bounds(view)
+    if high <= low:
         raise _nothing(view, starts, width)
-    else:
-        numbers = rng.integers(low, total, n)
-    chosen = starts.select(view, numbers)
-    check_starts(view, chosen, width)
-    return chosen
+    numbers = rng.integers(low, high, n) if weights is None else _by_weights(view, starts, n, rng, weights, low, high)
+    return starts.select(view, numbers)
 
 
 def _by_weights(
-    view: View, starts: Starts, n: int, rng: np.random.Generator, weights: Sequence[Weight], total: int
+    view: View, starts: Starts, n: int, rng: np.random.Generator, weights: Sequence[Weight], low: int, high: int
 ) -> Int64:
     ranges = check_weights(weights)
-    edges = view.rows_not_below(STEP, np.array([[first, end] for first, end, _ in ranges], np.int64).reshape(-1))
-    positions = view.starts_of(edges).tolist()
-    # Only the start of the row behind the last one is sure, and it is the end.
-    ranks = [min(starts.rank(view, position), total) for position in positions]
-    lows, highs = np.array(ranks[::2]), np.array(ranks[1::2])
-    mass = np.cumsum((highs - lows) * np.array([weight for _, _, weight in ranges]))
+    steps = np.array([[first, end] for first, end, _ in ranges], np.int64)
+    positions = view.starts_of(view.rows_not_below(STEP, steps.reshape(-1))).tolist()
+    ranks = np.array([starts.rank(view, position) for position in positions]).clip(low, high)
+    lows, highs = ranks[::2], ranks[1::2]
+    heaviest = max(
+        weight for _, _, weight in ranges
+    )  # so that no sum is infinite, and no share lost below the smallest
+    mass = np.cumsum((highs - lows) * np.array([weight / heaviest if heaviest else 0.0 for _, _, weight in ranges]))
     if not mass[-1] > 0:
         raise ConfigError("weights: no window begins in a range with a weight above 0; check the ranges and the width")
     chosen = np.searchsorted(mass, rng.random(n) * mass[-1], side="right")
@@ -71,21 +69,24 @@ def _by_weights(
 
 def check_weights(weights: Sequence[Weight]) -> list[Weight]:
     """The ranges in order, if each makes sense and none overlap."""
-    ranges = []
-    for i, part in enumerate(weights):
-        if not (isinstance(part, (tuple, list)) and len(part) == 3):
-            raise ConfigError(f"weights[{i}]: give (first step, step behind the last, weight), got {part!r}")
-        first, end, weight = int(part[0]), int(part[1]), float(part[2])
-        if not (0 <= first <= end and 0 <= weight < float("inf")):
-            raise ConfigError(f"weights[{i}]: 0 <= first <= end, and a weight of 0 or more, got {part!r}")
-        ranges.append((first, end, weight))
-    ranges.sort()
+    if not isinstance(weights, Sequence) or isinstance(weights, str) or not weights:
+        raise ConfigError(f"weights={weights!r}: give a list of (first step, step behind the last, weight)")
+    ranges = sorted(_checked(i, part) for i, part in enumerate(weights))
     for (_, end, _), (first, _, _) in pairwise(ranges):
         if first < end:
             raise ConfigError(f"weights: two ranges hold step {first}; cut one of them")
-    if not ranges:
-        raise ConfigError("weights: an empty list leaves nothing to sample; leave weights= out for all steps")
     return ranges
+
+
+def _checked(i: int, part: object) -> Weight:
+    if not (isinstance(part, (tuple, list)) and len(part) == 3):
+        raise ConfigError(f"weights[{i}]: give (first step, step behind the last, weight), got {part!r}")
+    first, end, weight = part
+    is_range = all(isinstance(step, (int, np.integer)) and not isinstance(step, bool) for step in (first, end))
+    is_weight = isinstance(weight, (int, float, np.integer, np.floating)) and not isinstance(weight, bool)
+    if not (is_range and is_weight and 0 <= first <= end and 0 <= weight < float("inf")):
+        raise ConfigError(f"weights[{i}]: whole steps 0 <= first <= end, and a weight of 0 or more, got {part!r}")
+    return min(int(first), LAST_STEP), min(int(end), LAST_STEP), float(weight)
 
 
 def _nothing(view: View, starts: Starts, width: int) -> ConfigError:

@@ -2,21 +2,19 @@
 
     every token, or every beginning of a step      x      anywhere, or inside one episode
 
-Each kind answers two questions for any length of the stream: how many starts lie before a position (``rank``), and
-where is start number u (``select``). Cost does not depend on the stream: anywhere is arithmetic and one search in the
-index; inside episodes is a search in a table with an entry for each episode, which only grows at its end.
+Each kind answers for a stream of any length: which numbers there are (``bounds``), how many starts lie before a
+position (``rank``), where start number u is (``select``). Cost does not depend on the stream: anywhere is arithmetic
+and one search in the index; inside episodes is a search in a table with an entry for each, which grows at its end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poolish import kernels
-from poolish.errors import CorruptDataError
 from poolish.tokens.fields import TokenField
 from poolish.tokens.lanes import START, TYPE, Lanes
 
@@ -25,8 +23,7 @@ Int64 = NDArray[np.int64]
 _SCAN_TOKENS = 1 << 22
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """A stream as it is now: rows and tokens from the first that is kept to the last that is published."""
 
     lanes: Lanes
@@ -34,6 +31,10 @@ class View:
     first_token: int
     rows: int
     tokens: int
+
+    def row_not_below(self, column: int, key: int) -> int:
+        """The first row whose column is not below a key."""
+        return int(kernels.search_one(self.lanes.index.room, 3, column, self.first_row, self.rows, key))
 
     def rows_not_below(self, column: int, keys: Int64) -> Int64:
         """For each key the first row whose column is not below it."""
@@ -59,12 +60,21 @@ class View:
         """How many steps there are."""
         return self.lanes.ordinal(self.rows - 1) - self.first_ordinal + 1 if self.rows > self.first_row else 0
 
+    def begin_of(self, ordinal: int) -> int:
+        """Where a step begins, given by its number."""
+        return self.lanes.tokens_at(self.row_not_below(TYPE, ordinal << 8))
+
     def begins_of(self, ordinals: Int64) -> Int64:
         """Where steps begin, given by their numbers."""
-        return self.starts_of(self.lanes.rows_of_ordinals(ordinals, self.first_row, self.rows))
+        return self.starts_of(self.rows_not_below(TYPE, ordinals << 8))
 
-    def steps_before(self, positions: Int64) -> Int64:
-        """How many steps begin before each position, as the number of the next one."""
+    def steps_before(self, position: int) -> int:
+        """How many steps begin before a position, as the number of the next one."""
+        row = self.row_not_below(START, position)
+        return self.lanes.ordinal(row - 1) + 1 if row > self.first_row else self.first_ordinal
+
+    def steps_before_each(self, positions: Int64) -> Int64:
+        """The same for many positions."""
         rows = self.rows_not_below(START, positions)
         begun = self.ordinals_of(np.maximum(rows - 1, self.first_row)) + 1
         return np.where(rows > self.first_row, begun, self.first_ordinal)
@@ -73,28 +83,36 @@ class View:
 class Starts(Protocol):
     """All starts of one kind."""
 
+    def bounds(self, view: View) -> tuple[int, int]:
+        """The numbers of the starts there are: from the first up to but not including the second."""
+
     def rank(self, view: View, position: int) -> int:
-        """How many starts lie before a position."""
+        """The number of the first start that is not before a position."""
 
     def select(self, view: View, numbers: Int64) -> Int64:
         """The positions of starts, given by their numbers."""
 
     def short(self, view: View) -> tuple[int, int]:
-        """How many episodes there are, and how many of them are too short for a window."""
+        """How many episodes are kept, and how many of them are too short for a window."""
 
 
 class AnyToken:
-    """A window may begin at any token."""
+    """A window may begin at any token; its number is its position."""
 
     def __init__(self, width: int) -> None:
         self.width = width
 
+    def bounds(self, view: View) -> tuple[int, int]:
+        """All positions from which a window fits."""
+        return view.first_token, max(view.first_token, view.tokens - self.width + 1)
+
     def rank(self, view: View, position: int) -> int:
-        """How many starts lie before a position."""
-        return max(0, min(position, view.tokens - self.width + 1))
+        """The position itself, as far as it may be a start."""
+        low, high = self.bounds(view)
+        return max(low, min(position, high))
 
     def select(self, view: View, numbers: Int64) -> Int64:
-        """The positions of starts: the numbers themselves."""
+        """The numbers themselves."""
         return numbers
 
     def short(self, view: View) -> tuple[int, int]:
@@ -103,20 +121,23 @@ class AnyToken:
 
 
 class AnyStep:
-    """A window may begin wherever a step does."""
+    """A window may begin wherever a step does; its number is that of the step."""
 
     def __init__(self, width: int) -> None:
         self.width = width
 
+    def bounds(self, view: View) -> tuple[int, int]:
+        """All steps from which a window fits."""
+        return view.first_ordinal, self.rank(view, view.tokens)
+
     def rank(self, view: View, position: int) -> int:
-        """How many starts lie before a position."""
-        if view.rows == view.first_row:
-            return 0
+        """The number of the first step that begins at a position or behind it, as far as it may be a start."""
         limit = min(position, view.tokens - self.width + 1)
-        return int(view.steps_before(np.array([limit]))[0]) if limit > view.first_token else view.first_ordinal
+        is_inside = view.rows > view.first_row and limit > view.first_token
+        return view.steps_before(limit) if is_inside else view.first_ordinal
 
     def select(self, view: View, numbers: Int64) -> Int64:
-        """The positions of starts, given by the numbers of their steps."""
+        """Where the steps begin."""
         return view.begins_of(numbers)
 
     def short(self, view: View) -> tuple[int, int]:
@@ -133,101 +154,111 @@ class Episodes:
     def __init__(self, field: TokenField, type_: int, view: View) -> None:
         self.field, self.type = field, type_
         self.base = view.first_token, view.first_ordinal
-        self._scanned = view.first_token
         self.n = 0
-        self._ends = np.empty((64, 2), np.int64)  # token and ordinal behind each end
+        self.table = np.empty((64, 2), np.int64)  # token and step behind each end
+        self._scanned = view.first_token
+        self._seen_rows = -1
 
     @property
     def ends(self) -> Int64:
         """The token and the step behind the end of each episode that has ended."""
-        return self._ends[: self.n]
+        return self.table[: self.n]
+
+    def begin(self, episode: int) -> tuple[int, int]:
+        """The token and the step where an episode begins."""
+        if episode == 0:
+            return self.base
+        token, step = self.table[episode - 1].tolist()
+        return token, step
 
     def update(self, view: View) -> None:
         """Look at what was appended since."""
-        if view.rows == view.first_row:
+        if view.rows == self._seen_rows or view.rows == view.first_row:
             return
-        last_begin = int(view.begins_of(np.array([view.lanes.ordinal(view.rows - 1)]))[0])
+        last_begin = view.begin_of(view.lanes.ordinal(view.rows - 1))
         begin = max(self._scanned, view.first_token)
         while begin < last_begin:
             until = min(last_begin, begin + _SCAN_TOKENS)
-            found = np.empty(until - begin, np.int64) if until - begin < 4096 else np.empty(1 << 16, np.int64)
-            data, types = view.lanes.data.room, view.lanes.types.room
-            n, begin = kernels.find_nonzero(data, types, begin, until, self.type, self.field.is_float, found)
+            found = np.empty(min(until - begin, 1 << 16), np.int64)
+            lanes = view.lanes
+            args = lanes.data.room, lanes.types.room, begin, until, self.type, self.field.is_float
+            n, begin = kernels.find_nonzero(*args, found)
             if n:
                 self._add(view, found[:n])
-        self._scanned = max(self._scanned, last_begin)
+        self._scanned, self._seen_rows = max(self._scanned, last_begin), view.rows
 
     def _add(self, view: View, positions: Int64) -> None:
         """The ends of the steps that tokens belong to."""
         rows = view.rows_not_below(START, positions + 1) - 1
         ordinals = np.unique(view.ordinals_of(np.maximum(rows, view.first_row))) + 1
-        known = self._ends[self.n - 1, 1] if self.n else self.base[1]
-        ordinals = ordinals[ordinals > known]
-        tokens = view.begins_of(ordinals)
-        if self.n + len(ordinals) > len(self._ends):
-            grown = np.empty((max(2 * len(self._ends), self.n + len(ordinals)), 2), np.int64)
-            grown[: self.n] = self.ends
-            self._ends = grown
-        self._ends[self.n : self.n + len(ordinals)] = np.stack([tokens, ordinals], axis=1)
+        ordinals = ordinals[ordinals > self.begin(self.n)[1]]
+        self.table = _with_room(self.table, self.n, self.n + len(ordinals))
+        self.table[self.n : self.n + len(ordinals), 0] = view.begins_of(ordinals)
+        self.table[self.n : self.n + len(ordinals), 1] = ordinals
         self.n += len(ordinals)
 
     def is_mostly_gone(self, view: View) -> bool:
         """Whether most of the table is about what a bounded stream has let go, so that it is better begun anew."""
-        return self.n > 4096 and int(self._ends[self.n * 3 // 4, 0]) <= view.first_token
-
-    def begins(self, low: int, high: int) -> Int64:
-        """The token and the step where episodes low to high begin."""
-        begins = np.empty((high - low, 2), np.int64)
-        if high > low:
-            begins[1:] = self._ends[low : high - 1]
-            begins[0] = self._ends[low - 1] if low else self.base
-        return begins
+        return self.n > 4096 and int(self.table[self.n * 3 // 4, 0]) <= view.first_token
 
 
 class InEpisodes:
-    """A window begins at a token or a step, and lies inside one episode."""
+    """A window begins at a token or a step, and lies inside one episode; starts are numbered through all of them."""
 
     def __init__(self, width: int, episodes: Episodes, *, at_steps: bool, stride: int = 1) -> None:
         self.width, self.stride = width, stride
         self._episodes, self._at_steps = episodes, at_steps
-        self._n = self._n_short = 0
+        self._n = 0
         self._totals = np.empty(64, np.int64)  # starts up to the end of each episode
 
-    def rank(self, view: View, position: int) -> int:
-        """How many starts lie before a position."""
+    def bounds(self, view: View) -> tuple[int, int]:
+        """From the first that is kept to the last that fits."""
         self._update(view)
-        ends = self._episodes.ends
-        episode = int(np.searchsorted(ends[: self._n, 0], position, side="right"))
-        before = int(self._totals[episode - 1]) if episode else 0
-        begin = self._episodes.begins(episode, episode + 1)
-        end = int(ends[episode, 0]) if episode < self._n else view.tokens
-        limit = min(position, end - self.width + 1)
-        if limit <= begin[0, 0]:
-            return before
-        if self._at_steps:
-            return before + int(view.steps_before(np.array([limit]))[0] - begin[0, 1])
-        return before + -(-(limit - int(begin[0, 0])) // self.stride)
+        high = self._before(self._n) + self._inside(view, self._n, view.tokens, view.tokens)
+        is_whole = view.first_token <= self._episodes.base[0]
+        return (0 if is_whole else min(high, self.rank(view, view.first_token))), high
+
+    def rank(self, view: View, position: int) -> int:
+        """The number of the first start that is not before a position."""
+        self._update(view)
+        ends = self._episodes.ends[:, 0]
+        episode = int(np.searchsorted(ends, position, side="right"))
+        if episode == self._n:
+            return self._before(episode) + self._inside(view, episode, view.tokens, position)
+        # Never more than were counted: of what has left the stream, positions are only known roughly.
+        counted = self._before(episode) + self._inside(view, episode, int(ends[episode]), position)
+        return min(counted, int(self._totals[episode]))
 
     def select(self, view: View, numbers: Int64) -> Int64:
         """The positions of starts."""
-        episodes = np.empty(len(numbers), np.int64)
-        kernels.search(self._totals[: self._n], 1, 0, 0, self._n, np.ascontiguousarray(numbers + 1), episodes)
-        before = np.where(episodes > 0, self._totals[np.maximum(episodes - 1, 0)], 0) if self._n else 0
-        ends, base = self._episodes._ends, self._episodes.base
-        begins = ends[np.maximum(episodes - 1, 0)]
-        begins[episodes == 0] = base
-        inside = numbers - before
-        if self._at_steps:
-            return view.begins_of(begins[:, 1] + inside)
-        positions: Int64 = begins[:, 0] + inside * self.stride
-        return positions
+        found = np.empty(len(numbers), np.int64)
+        index = view.lanes.index.room if self._at_steps else None
+        table, base = self._episodes.table, self._episodes.base
+        args = self._totals[: self._n], table, *base, self.stride, index, view.first_row, view.rows
+        kernels.select_starts(*args, numbers, found)
+        return found
 
     def short(self, view: View) -> tuple[int, int]:
-        """How many episodes there are, and how many are too short."""
+        """How many episodes are kept, and how many of them are too short, as far as they are kept."""
         self._update(view)
-        tail = self._episodes.begins(self._n, self._n + 1)[0]
-        n_open = view.tokens - int(tail[0])
-        return self._n + (n_open > 0), self._n_short + (0 < n_open < self.width)
+        ends = self._episodes.ends[:, 0]
+        gone = int(np.searchsorted(ends, view.first_token, side="right"))
+        edges = np.concatenate([[view.first_token], ends[gone:], [view.tokens]])
+        lengths = np.diff(edges)[: None if edges[-1] > edges[-2] else -1]  # the open one may have no token yet
+        return len(lengths), int(np.count_nonzero(lengths < self.width))
+
+    def _before(self, episode: int) -> int:
+        return int(self._totals[episode - 1]) if episode else 0
+
+    def _inside(self, view: View, episode: int, end: int, position: int) -> int:
+        """How many starts of an episode that ends at ``end`` lie before a position."""
+        token, step = self._episodes.begin(episode)
+        limit = min(position, end - self.width + 1)
+        if limit <= token:
+            return 0
+        if self._at_steps:
+            return max(0, view.steps_before(limit) - step) if view.rows > view.first_row else 0
+        return -(-(limit - token) // self.stride)
 
     def _update(self, view: View) -> None:
         """Count the starts of the episodes that have ended since."""
@@ -235,27 +266,26 @@ class InEpisodes:
         low, high = self._n, self._episodes.n
         if low == high:
             return
-        begins, ends = self._episodes.begins(low, high), self._episodes.ends[low:high]
-        counts = self._counts(view, begins, ends)
-        if high > len(self._totals):
-            grown = np.empty(max(2 * len(self._totals), high), np.int64)
-            grown[:low] = self._totals[:low]
-            self._totals = grown
-        self._totals[low:high] = np.cumsum(counts) + (self._totals[low - 1] if low else 0)
-        self._n, self._n_short = high, self._n_short + int(np.count_nonzero(counts == 0))
+        begins = np.concatenate([[self._episodes.begin(low)], self._episodes.table[low : high - 1]])
+        counts = self._counts(view, begins, self._episodes.table[low:high])
+        self._totals = _with_room(self._totals, low, high)
+        self._totals[low:high] = np.cumsum(counts) + self._before(low)
+        self._n = high
 
     def _counts(self, view: View, begins: Int64, ends: Int64) -> Int64:
         spare = ends[:, 0] - begins[:, 0] - self.width
         if not self._at_steps:
             counts: Int64 = np.maximum(spare // self.stride + 1, 0)
             return counts
-        upto = view.steps_before(ends[:, 0] - self.width + 1)
-        counts = np.maximum(upto - begins[:, 1], 0)
+        counts = np.maximum(view.steps_before_each(ends[:, 0] - self.width + 1) - begins[:, 1], 0)
         counts[spare < 0] = 0
         return counts
 
 
-def check_starts(view: View, starts: Int64, width: int) -> None:
-    """Starts that we have found ourselves lie inside, unless the index is damaged."""
-    if len(starts) and (starts.min() < view.first_token or starts.max() > view.tokens - width):
-        raise CorruptDataError(f"{view.lanes.index.path}: leads outside of the stream; run verify()")
+def _with_room(table: NDArray[Any], used: int, needed: int) -> NDArray[Any]:
+    """The table, or one at least twice as long with the same beginning."""
+    if needed <= len(table):
+        return table
+    grown = np.empty((max(2 * len(table), needed), *table.shape[1:]), table.dtype)
+    grown[:used] = table[:used]
+    return grown

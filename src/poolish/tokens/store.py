@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from poolish import kernels
-from poolish.errors import ConfigError, SchemaError, UnknownColumn
+from poolish.errors import ConfigError, SchemaError
 from poolish.seeds import generator
 from poolish.tokens import hf_bridge, show, temporary
 from poolish.tokens.directory import LOCK, is_store
-from poolish.tokens.fields import TokenField, fields_of
+from poolish.tokens.fields import TokenField, fields_of, type_of
 from poolish.tokens.lanes import STEP
 from poolish.tokens.reader import Reader
 from poolish.tokens.sampling import Coverage, Weight, choose, coverage
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Int64 = NDArray[np.int64]
 Batch = dict[str, NDArray[np.int64]]
+
+_LAST = 2**63 - 1
 
 #: Stores that write, for the moment after a fork.
 _writing: weakref.WeakSet[StreamStore] = weakref.WeakSet()
@@ -188,20 +190,17 @@ class StreamStore:
         ``types=False`` leaves the types out.
         """
         source = self._read()
-        begins = _whole_numbers(starts)
-        width = _width(width)
+        lanes, first, end = source.lanes, source.first_token, source.n_tokens
+        begins, width = self._whole_numbers(starts), _width(width)
+        if width > end - first and begins.size:  # before memory is asked for
+            raise self._outside(int(begins.reshape(-1)[0]), width)
         values = np.empty((*begins.shape, width), np.int64)
-        batch = {"values": values}
-        if types:
-            batch = {"types": np.empty(values.shape, np.int64), "values": values}
-        lanes, first = source.lanes, source.first_token
-        type_lane = lanes.types.room if types else None
-        args = lanes.data.room, type_lane, first, source.n_tokens
-        bad = kernels.windows(*args, begins, width, values, batch.get("types"))
-        if bad >= 0 and begins.reshape(-1)[bad] < 0:
-            begins = np.where(begins < 0, begins + source.n_tokens, begins)
-            bad = kernels.windows(*args, begins, width, values, batch.get("types"))
+        batch = {"types": np.empty(values.shape, np.int64), "values": values} if types else {"values": values}
+        lane = lanes.types.room if types else None
+        bad = kernels.windows(lanes.data.room, lane, first, end, begins, width, values, batch.get("types"))
         if bad >= 0:
+            if begins.min() < 0 and begins.min() >= -end:
+                return self.windows(np.where(begins < 0, begins + end, begins), width, types=types)
             raise self._outside(int(begins.reshape(-1)[bad]), width)
         if source.kept_from() != first:
             self._check_kept(begins)
@@ -241,9 +240,11 @@ class StreamStore:
         """The positions of the windows that ``sample`` would read, for those who need to know them."""
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
             raise ConfigError(f"n={n!r}: give how many windows, 0 or more")
+        if not isinstance(rng, np.random.Generator | None):
+            raise ConfigError(f"rng={rng!r}: give a np.random.Generator, such as np.random.default_rng(0)")
         view = self._view()
         starts = self._starts_of(view, _width(width), start, within)
-        return choose(view, starts, int(n), _width(width), self._rng if rng is None else rng, weights)
+        return choose(view, starts, int(n), int(width), self._rng if rng is None else rng, weights)
 
     def coverage(self, width: int, *, start: str = "token", within: str | None = None) -> Coverage:
         """How many different windows ``sample`` chooses from, and how many episodes are too short for one."""
@@ -281,10 +282,9 @@ class StreamStore:
         ``step.number`` is its number. What is appended while this runs is not part of it.
         """
         view = self._view()
-        edges = np.array([0 if first is None else first, 2**63 - 1 if end is None else end], np.int64)
-        low, high = view.rows_not_below(STEP, edges).tolist() if view.rows > view.first_row else (0, 0)
-        high = view.rows if end is None else high
-        return read_steps(self, view, low, high)
+        low = view.row_not_below(STEP, _step(0 if first is None else first))
+        high = view.rows if end is None else view.row_not_below(STEP, _step(end))
+        return read_steps(self, view, low, max(low, high))
 
     def __iter__(self) -> Iterator[Step]:
         return self.steps()
@@ -415,14 +415,10 @@ class StreamStore:
         return source
 
     def _view(self) -> View:
-        source = self._read()
-        return View(source.lanes, source.state.first, source.first_token, source.state.rows, source.n_tokens)
+        return self._read().view()
 
     def _type_of(self, name: str) -> int:
-        for number, field in enumerate(self._fields):
-            if field.name == name:
-                return number
-        raise UnknownColumn(f"no field {name!r} in this stream; there are {[field.name for field in self._fields]}")
+        return type_of({field.name: number for number, field in enumerate(self._fields)}, name)
 
     def _places(self, positions: Any) -> Int64:
         if isinstance(positions, slice):
@@ -434,7 +430,19 @@ class StreamStore:
             if places.shape != (len(self),):
                 raise IndexError(f"a mask needs the shape ({len(self)},) of the stream, got {places.shape}")
             return self.first + np.flatnonzero(places)
-        return _whole_numbers(places)
+        return self._whole_numbers(places)
+
+    def _whole_numbers(self, given: Any) -> Int64:
+        numbers = np.asarray(given)
+        if numbers.dtype != np.int64:
+            if numbers.dtype.kind == "u" and numbers.size and numbers.max() > _LAST:
+                raise self._outside(int(numbers.max()))
+            if numbers.dtype.kind == "O" and numbers.size and isinstance(numbers.reshape(-1)[0], int):
+                raise self._outside(max(numbers.reshape(-1).tolist(), key=abs))
+            if numbers.dtype.kind not in "iu" and numbers.size:
+                raise IndexError(f"positions are whole numbers, got {numbers.dtype}")
+        # Of a number without an axis NumPy would make one with one.
+        return np.ascontiguousarray(numbers, np.int64).reshape(numbers.shape)
 
     def _outside(self, position: int, width: int = 1) -> IndexError:
         source = self._read()
@@ -475,11 +483,10 @@ def _close(writer: Writer) -> None:
             temporary.remove(writer.path)
 
 
-def _whole_numbers(given: Any) -> Int64:
-    numbers = np.asarray(given)
-    if numbers.dtype.kind not in "iu" and numbers.size:
-        raise IndexError(f"positions are whole numbers, got {numbers.dtype}")
-    return np.ascontiguousarray(numbers, np.int64).reshape(numbers.shape)
+def _step(number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+        raise ConfigError(f"steps are whole numbers, got {number!r}")
+    return max(0, min(int(number), _LAST))
 
 
 def _width(width: Any) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from poolish import kernels
@@ -30,13 +31,13 @@ def encode_value(field: TokenField, value: Any) -> tuple[Int64, int]:
     return encode_flat(field, flat), kernels.SEQUENCE if shape else kernels.SCALAR
 
 
-def flatten(field: TokenField, value: Any) -> tuple[NDArray[Any] | list[Any], tuple[int, ...]]:
+def flatten(field: TokenField, value: Any, depth: int = 0) -> tuple[NDArray[Any] | list[Any], tuple[int, ...]]:
     """The numbers of a value in a row, as an array or a plain list, and the shape they came in."""
     value = as_array(field, value)
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value).reshape(-1), value.shape
     if isinstance(value, (list, tuple)):
-        return _flatten_list(field, value, 0)
+        return _flatten_list(field, value, depth)
     return [value], ()
 
 
@@ -44,6 +45,8 @@ def as_array(field: TokenField, value: Any) -> Any:
     """Arrays and everything that is one inside as an array of native numbers; anything else as it is."""
     if is_tensor(value):
         value = _from_torch(field, value)
+    elif isinstance(value, (pa.Array, pa.ChunkedArray, pa.Scalar)):
+        value = _from_arrow(field, value)
     elif not isinstance(value, (np.ndarray, list, tuple, int, float, str, bytes, np.generic)) and _is_arraylike(value):
         value = np.asarray(value)
     return native(field, value) if isinstance(value, np.ndarray) else value
@@ -53,6 +56,8 @@ def native(field: TokenField, array: NDArray[Any]) -> NDArray[Any]:
     """An array of numbers in this machine's byte order and of at most 8 bytes each, with the same values."""
     if array.dtype.kind not in "biuf":
         raise refusal(field, f"holds numbers, not {array.dtype}", array)
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise refusal(field, "takes no masked values", array)
     if array.dtype.itemsize > 8:  # long double
         narrow = array.astype(np.float64)
         if not np.array_equal(narrow.astype(array.dtype), array, equal_nan=True):
@@ -72,7 +77,7 @@ def encode_flat(field: TokenField, flat: NDArray[Any] | list[Any]) -> Int64:
             return np.array([_encode_number(field, number) for number in flat], np.int64)
     tokens, bad = kernels.encode(flat, *field.slot[1:5])
     if bad >= 0:
-        raise _cannot_hold(field, flat[bad])
+        raise cannot_hold(field, flat[bad])
     return tokens
 
 
@@ -95,7 +100,7 @@ def _encode_number(field: TokenField, number: Any) -> int:
         raise refusal(field, "holds numbers", number)
     tokens, bad = kernels.encode(given, *field.slot[1:5])
     if bad >= 0:
-        raise _cannot_hold(field, number)
+        raise cannot_hold(field, number)
     return int(tokens[0])
 
 
@@ -106,7 +111,7 @@ def _encode_large(field: TokenField, number: int) -> int:
     except OverflowError:
         wide = 0.0
     if int(wide) != number:
-        raise _cannot_hold(field, number)
+        raise cannot_hold(field, number)
     return _encode_number(field, wide)
 
 
@@ -119,7 +124,7 @@ def _flatten_list(field: TokenField, value: Sequence[Any], depth: int) -> tuple[
         return list(value), (len(value),)
     if len(parts) != len(value):
         raise refusal(field, "holds numbers or lists, not both in one list", value)
-    flattened = [flatten(field, part) for part in parts]
+    flattened = [flatten(field, part, depth + 1) for part in parts]
     shapes = {shape for _, shape in flattened}
     if len(shapes) > 1:
         raise refusal(field, f"needs rows that are alike, these have the shapes {sorted(shapes)}", value)
@@ -153,7 +158,8 @@ def refusal(field: TokenField, rule: str, value: Any) -> SchemaError:
     return SchemaError(f"field {field.name!r} {rule}, got {shown(value)}; convert it before append")
 
 
-def _cannot_hold(field: TokenField, number: Any) -> SchemaError:
+def cannot_hold(field: TokenField, number: Any) -> SchemaError:
+    """The error for a number that a field could only keep as another one."""
     if isinstance(number, np.generic):
         number = number.item()
     error = NumberTooLarge if isinstance(number, int) else SchemaError
@@ -163,9 +169,9 @@ def _cannot_hold(field: TokenField, number: Any) -> SchemaError:
 def shown(value: Any) -> str:
     """A value for a message: its type, and as much of it as fits."""
     kind = type(value).__name__
-    if isinstance(value, np.ndarray) or is_tensor(value):
-        return f"{kind} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     try:
+        if isinstance(value, np.ndarray) or is_tensor(value):
+            return f"{kind} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         return f"{kind} {reprlib.repr(value)}"
     except Exception:  # the value's own repr fails; its type has to do
         return kind
@@ -188,9 +194,19 @@ def _is_arraylike(value: Any) -> bool:
 def _from_torch(field: TokenField, tensor: Any) -> NDArray[Any]:
     if not tensor.is_cpu:
         raise refusal(field, f"takes tensors in main memory, this one is on {tensor.device}", tensor)
-    plain = tensor.detach().resolve_conj().resolve_neg()
     try:
-        array: NDArray[Any] = plain.numpy()
-    except TypeError:  # bfloat16 and its like, which float32 holds exactly
-        array = plain.float().numpy()
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        # bfloat16 and its like are unknown to NumPy; float32 holds each of their values exactly.
+        is_short = plain.is_floating_point() and plain.element_size() < 4
+        array: NDArray[Any] = plain.float().numpy() if is_short else plain.numpy()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise refusal(field, f"takes dense tensors ({error})", tensor) from None
     return array
+
+
+def _from_arrow(field: TokenField, value: Any) -> Any:
+    if isinstance(value, pa.Scalar):
+        return value.as_py()
+    if value.null_count:
+        raise refusal(field, "holds numbers and no nulls", value.type)
+    return value.to_numpy() if isinstance(value, pa.ChunkedArray) else value.to_numpy(zero_copy_only=False)

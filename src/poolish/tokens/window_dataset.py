@@ -30,8 +30,8 @@ class WindowDataset:
         self.store = store
         self.width, self.stride = _size(width, "width"), _size(width if stride is None else stride, "stride")
         self.within = within
-        self._base = store._view().first_token
-        self._starts = self._numbered(store._view())
+        self._base = store._read().view().first_token
+        self._starts = self._numbered(store._read().view())
 
     def _numbered(self, view: View) -> InEpisodes | None:
         if self.within is None:
@@ -42,18 +42,18 @@ class WindowDataset:
 
     def __len__(self) -> int:
         self.store.refresh()
-        view = self.store._view()
+        view = self.store._read().view()
         if self._starts is not None:
-            return self._starts.rank(view, view.tokens + 1)
+            return self._starts.bounds(view)[1]
         return max(0, (view.tokens - self._base - self.width) // self.stride + 1)
 
     def __getitem__(self, i: int) -> Batch:
-        batch = self._windows(np.array([i], np.int64))
+        batch = self._windows([i])
         return {name: values[0] for name, values in batch.items()}
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Batch]:
         """Many windows in one go, as torch's DataLoader asks for them."""
-        batch = self._windows(np.asarray(numbers, np.int64))
+        batch = self._windows(list(numbers) or np.empty(0, np.int64))
         names = list(batch)
         return [dict(zip(names, rows, strict=True)) for rows in zip(*batch.values(), strict=True)]
 
@@ -67,19 +67,22 @@ class WindowDataset:
         inside = f" within {self.within!r}" if self.within else ""
         return f"<{len(self):,} windows of {self.width} tokens, {self.stride} apart{inside}, of {self.store!r}>"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WindowDataset, (self.store, self.width, self.stride, self.within), {"_base": self._base}
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__  # the numbering travels too: what it was counted from may have left the stream
 
-    def _windows(self, numbers: Int64) -> Batch:
+    def _windows(self, numbers: Any) -> Batch:
         n = len(self)
+        numbers = np.asarray(numbers)
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+            raise IndexError(f"windows are numbered 0 to {n - 1:,}, got {numbers.tolist()!r}")
         bad = (numbers < -n) | (numbers >= n)
         if bad.any():
             raise IndexError(f"window {int(numbers[np.argmax(bad)])} of {n:,}")
-        numbers = np.where(numbers < 0, numbers + n, numbers)
+        numbers = np.where(numbers < 0, numbers + n, numbers).astype(np.int64)
         if self._starts is None:
             starts = self._base + numbers * self.stride
         else:
-            starts = self._starts.select(self.store._view(), numbers)
+            starts = self._starts.select(self.store._read().view(), numbers)
         return self.store.windows(starts, self.width)
 
 

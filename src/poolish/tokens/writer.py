@@ -20,18 +20,19 @@ from numpy.typing import NDArray
 
 from poolish import kernels
 from poolish.errors import ConfigError, DurabilityLost, LimitExceeded, PoolishError, SchemaError
-from poolish.files import Lock, checksum_hex
+from poolish.files import Lock, checksum_hex, sweep
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
 from poolish.tokens import opening
 from poolish.tokens.columns import Column, columns_of
 from poolish.tokens.commits import Commit, CommitLog, blocks, chained
 from poolish.tokens.directory import LOCK, create, is_store, make_directory, read_description
-from poolish.tokens.draft import draft, step_number
+from poolish.tokens.draft import check_order, draft, step_number
 from poolish.tokens.fields import TokenField, decided
 from poolish.tokens.head import COMMITTED, Head, owner_of
 from poolish.tokens.lanes import START, STEP, TYPE, Lanes, State
 from poolish.tokens.memmap_buffer import MemmapBuffer
-from poolish.tokens.values import encode_flat, shown
+from poolish.tokens.starts import View
+from poolish.tokens.values import shown
 from poolish.tokens.verify import Verified, verify
 
 Int64 = NDArray[np.int64]
@@ -87,6 +88,7 @@ class Writer:
                 f"{self.path}: holds a stream of other fields ({', '.join(map(str, self.description.fields))}); "
                 "open it with its own, or choose another path"
             )
+        sweep(self.path)
         self.lanes = Lanes(self.path, mode="a")
         self.head = Head(self.path / "head", mode="a")
         self.log = CommitLog(self.path / "commits", self.description.uuid, mode="a")
@@ -113,27 +115,36 @@ class Writer:
         if not is_trusted:
             opening.check_commit(self.lanes, self.log, self._last)
             self.lanes.index.room[state.rows, START] = state.tokens
+        self._heal_types(state, is_trusted)
+        if not self.is_temporary:
+            self.lanes.secure(state.rows, state.tokens)
+        if not is_trusted:
+            self.lanes.sync()
             self.head.kinds[:n_fields] = list(state.kinds)
             self.head.store(FIRST, state.first)
             self.head.store(PUBLISHED, state.rows)
             self.head.store(COMMITTED, self._last.seq)
         # Last, because from here on the page is believed.
         self.head.sign(owner_of(uuid, self.lanes.data.file))
-        self.lanes.types.reserve(state.tokens)
-        if not is_trusted:
-            for start, types in self.lanes.wrong_types(max(state.first, state.rows - opening.CHECKED_ROWS), state.rows):
-                self.lanes.types.room[start : start + len(types)] = types
         if not self.is_temporary:
-            self.lanes.secure(state.rows, state.tokens)
-            self.lanes.sync() if not is_trusted else None
             self.log.sync()
             self.head.sync()
         return state
 
+    def _heal_types(self, state: State, is_trusted: bool) -> None:
+        """Write the types anew where they cannot be right: all of them if the lane was cut, else the newest."""
+        is_short = self.lanes.types.capacity < state.tokens
+        if is_trusted and not is_short:
+            return
+        self.lanes.types.reserve(state.tokens)
+        first = state.first if is_short else max(state.first, state.rows - opening.CHECKED_ROWS)
+        for start, types in self.lanes.wrong_types(first, state.rows):
+            self.lanes.types.room[start : start + len(types)] = types
+
     def _record_from(self, state: State) -> Any:
         """A recorder that goes on behind the last row."""
         self.lanes.reserve(state.rows, state.tokens)
-        recorder = kernels.Recorder([field.slot for field in self.fields], self.append_slowly)
+        recorder = kernels.Recorder([field.slot for field in self.fields], self.append_slowly, self.trim)
         index = self.lanes.index.room
         recorder.n_rows, recorder.n_tokens = state.rows, state.tokens
         recorder.first_row, recorder.first_token = state.first, self.lanes.tokens_at(state.first)
@@ -173,6 +184,13 @@ class Writer:
         kinds = bytes(field.kind for field in self.fields)
         return State(recorder.first_row, recorder.n_rows, recorder.n_tokens, kinds)
 
+    def view(self) -> View:
+        """What is published, to read from."""
+        lanes, recorder, held = self.lanes, self.recorder, self._before_hold
+        # Each length is read once, and its token from the index: another thread may append in between.
+        first, rows = int(recorder.first_row), int(recorder.n_rows) if held is None else held.rows
+        return View(lanes, first, lanes.tokens_at(first), rows, lanes.tokens_at(rows))
+
     @property
     def n_tokens(self) -> int:
         """The position behind the last published token."""
@@ -207,31 +225,41 @@ class Writer:
     def append_slowly(self, steps: Any, names: Any, values: Any) -> None:
         """Append what the kernel left to us: find out what is wrong, make room, decide kinds."""
         with self._alone() as recorder:
-            if steps is not None or names is not None:
+            with self._undisturbed():
                 last = recorder.last_step, recorder.last_type
                 written = draft(self.fields, self.ids, last, steps, names, values)
-                self._check_steps(written.steps, written.lengths)
-                self._make_room(len(written.steps), len(written.tokens))
-                self._decide(written.kinds)
-                recorder.record(written.steps, written.types, written.lengths, written.tokens)
+            self._check_steps(written.steps, written.lengths)
+            self._make_room(len(written.steps), len(written.tokens))
+            self._decide(written.kinds)
+            recorder.record(written.steps, written.types, written.lengths, written.tokens)
             self._trim()
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Values may run code of the user's while they are read; it must not append to this very stream."""
+        n_rows = self.recorder.n_rows
+        yield
+        if self.recorder.n_rows != n_rows:
+            raise ConfigError(f"{self.path}: reading the values of this append has appended to it; read them before")
 
     def append_columns(self, steps: Any, given: Mapping[str, Any]) -> None:
         """Append whole columns, a step a row."""
         with self._alone() as recorder:
-            numbers = _steps(steps)
-            columns = columns_of(self.fields, self.ids, given, len(numbers))
+            with self._undisturbed():
+                numbers = _steps(steps)
+                columns = columns_of(self.fields, self.ids, given, len(numbers))
             if not len(numbers):
                 return
             self._check_columns(numbers, columns)
             self._make_room(len(numbers) * len(columns), sum(column.n_tokens for column in columns))
-            for column in columns:
-                if self.fields[column.type].shape is None:
-                    self._check_values(column)  # what is refused must not have decided anything
-            self._decide({column.type: column.kind for column in columns})
+            kinds = {column.type: column.kind for column in columns if not column.is_empty}
+            if any(self.fields[type_].shape is None for type_ in kinds):
+                for column in columns:  # what is refused must not have decided anything
+                    column.check_values(self.fields[column.type])
+                self._decide(kinds)
             bad = recorder.record_columns(numbers, [column.parts for column in columns])
             if bad >= 0:
-                self._check_values(columns[bad])
+                columns[bad].check_values(self.fields[columns[bad].type])
             self._trim()
 
     @contextmanager
@@ -301,28 +329,20 @@ class Writer:
         if len(bad):
             row = int(bad[0]) + 1
             raise SchemaError(f"row {row}: step {steps[row]} after {steps[row - 1]}; each row is a step of its own")
-        here = np.stack([np.ones(len(steps), bool) if c.present is None else c.present.astype(bool) for c in columns])
-        if not here.any(axis=0).all():
-            row = int(np.argmin(here.any(axis=0)))
-            raise SchemaError(f"row {row}: every field is missing, and a step without fields cannot be kept; drop it")
-        first_type = columns[int(np.argmax(here[:, 0]))].type
-        if (int(steps[0]), first_type) <= (recorder.last_step, recorder.last_type):
-            raise SchemaError(
-                f"row 0: step {steps[0]} after step {recorder.last_step}; steps never decrease, append them in order"
-            )
+        masks = [column.present for column in columns if column.present is not None]
+        if len(masks) == len(columns):
+            here = np.any(masks, axis=0)
+            if not here.all():
+                row = int(np.argmin(here))
+                raise SchemaError(
+                    f"row {row}: every field is missing, and a step without fields cannot be kept; drop it"
+                )
+        first_type = next(column.type for column in columns if column.is_present(0))
+        check_order(self.fields, (recorder.last_step, recorder.last_type), (int(steps[0]), first_type))
         if recorder.max_tokens < 2**62:
-            lengths = [np.diff(c.offsets) if c.offsets is not None else np.full(len(steps), c.width) for c in columns]
-            sizes = (np.stack(lengths) * here).sum(axis=0)
+            sizes = np.sum([column.lengths() for column in columns], axis=0)
             sizes[0] += recorder.n_tokens - recorder.step_start if steps[0] == recorder.last_step else 0
             self._check_largest(int(sizes.max()))
-
-    def _check_values(self, column: Column) -> None:
-        """Raise the error for the first value that does not fit its field."""
-        values = column.values
-        if column.present is not None:
-            lengths = np.diff(column.offsets) if column.offsets is not None else column.width
-            values = values[np.repeat(column.present.astype(bool), lengths)]
-        encode_flat(self.fields[column.type], values)
 
     # Keeping ------------------------------------------------------------------------------------------------------
 
@@ -359,6 +379,11 @@ class Writer:
         self._last = record
         self.head.store(COMMITTED, record.seq)
         return record
+
+    def trim(self) -> None:
+        """Give space back; the recorder asks for it."""
+        with self._alone():
+            self._trim()
 
     def _trim(self) -> None:
         """Give the space of what has left the stream back, once it is worth it."""
@@ -407,7 +432,7 @@ def _hashes(lane: MemmapBuffer, begin: int, end: int) -> list[str]:
 
 
 def _steps(steps: Any) -> Int64:
-    if isinstance(steps, (str, bytes)) or not hasattr(steps, "__len__"):
+    if isinstance(steps, (str, bytes)) or not hasattr(steps, "__len__") or getattr(steps, "ndim", 1) == 0:
         raise SchemaError(f"steps is a list with a number for each row, got {shown(steps)}")
     given = np.asarray(steps)
     if given.dtype.kind not in "iu":
