@@ -1,4 +1,4 @@
-"""Every program printed in the first seed runs as it stands, and does what its comments say."""
+"""Every program printed in the first three seeds runs as it stands, and does what its comments say."""
 
 from __future__ import annotations
 
@@ -51,6 +51,38 @@ buffer.append(hf_dataset)
 
 hf_converted = buffer.to_hf_dataset()
 print(hf_converted)
+"""
+
+STREAM = """
+from stream_store import StreamStore
+import numpy as np
+
+store = StreamStore(fields=["action", "observation", "reward", "done"])
+
+# Append one step (flat parallel sequences: one entry per field)
+store.append(
+    steps=[0, 0, 0, 0],
+    names=["action", "observation", "reward", "done"],
+    values=[1, np.array([0.1, -0.2, 0.05, 0.3]), 1.0, False],
+)
+
+# Sample by flat token indices (any shape)
+batch = store[np.array([0, 1, 2, 3, 4])]
+# batch["types"]  \u2192 int64 array of type IDs
+# batch["values"] \u2192 int64 raw bits; use .view(np.float64) to reinterpret
+
+# Convert to HuggingFace Dataset
+ds = store.to_dataset()
+
+# Load back (dataset columns must match store fields and be in construction order)
+store2 = StreamStore(fields=["action", "observation", "reward", "done"])
+store2.from_dataset(ds)
+"""
+
+STREAM_FIELDS = """
+from stream_store import StreamStore
+store = StreamStore(fields=["action", "observation", "reward", "done"])
+# action=0, observation=1, reward=2, done=3
 """
 
 
@@ -118,13 +150,75 @@ def test_the_normalization_table_of_the_seed_holds(sample, row):
     )
 
 
+def test_the_stream_example_runs_as_printed():
+    """Types and float64 bits as its comments say, and the second stream holds what the first one does."""
+    shown = textwrap.dedent(
+        """
+        print(batch["types"].dtype, batch["types"].tolist())
+        print(batch["values"].dtype, batch["values"].view(np.float64).tolist())
+        print(ds.column_names, ds.to_dict())
+        print(len(store2), store2.n_steps, np.array_equal(store[:]["values"], store2[:]["values"]))
+        """
+    )
+    row = "{'action': [1.0], 'observation': [[0.1, -0.2, 0.05, 0.3]], 'reward': [1.0], 'done': [0.0]}"
+
+    assert run(STREAM + shown).splitlines() == [
+        "int64 [0, 1, 1, 1, 1]",
+        "int64 [1.0, 0.1, -0.2, 0.05, 0.3]",
+        f"['action', 'observation', 'reward', 'done'] {row}",
+        "7 1 True",
+    ]
+
+
+def test_the_stream_fields_run_as_printed():
+    """Type ids count in the order of construction; the second seed looks names up the other way round."""
+    shown = "print(dict(store.field_to_type), dict(store._type_to_field))"
+
+    assert run(STREAM_FIELDS + shown) == (
+        "{'action': 0, 'observation': 1, 'reward': 2, 'done': 3} "
+        "{0: 'action', 1: 'observation', 2: 'reward', 3: 'done'}\n"
+    )
+
+
+def test_the_design_of_the_stream_seed_holds():
+    """Fields by ``define_fields``, floats as bits and integers as they are, and Hugging Face and back without loss."""
+    program = """
+    from datasets import List, Value
+    from memmap_buffer import MemmapBuffer
+    from stream_store import StreamStore
+    fields = {"action": Value("int64"), "observation": List(Value("float32")), "done": Value("bool")}
+    store = StreamStore()
+    store.define_fields(fields)
+    store.append([4, 4, 4, 9], ["action", "observation", "done", "action"], [2**53 + 1, [0.5, 1.5], True, -1])
+    ds = store.to_dataset()
+    print(store[[0, 3, 4]]["values"].tolist(), store.decode(store[[1, 2]]["values"], "observation").tolist())
+    print(ds.features == fields, ds.to_dict())
+    again = StreamStore(fields=fields)
+    again.from_dataset(ds)
+    print([dict(step) for step in again.steps(1)], again[:]["types"].tolist())
+    buffer = MemmapBuffer()
+    early = buffer[:]
+    buffer.append([1, 2])
+    print(len(early), len(buffer), buffer[:].tolist())
+    """
+
+    assert run(textwrap.dedent(program)).splitlines() == [
+        "[9007199254740993, 1, -1] [0.5, 1.5]",
+        "True {'action': [9007199254740993, -1], 'observation': [[0.5, 1.5], None], 'done': [True, None]}",
+        "[{'action': -1}] [0, 1, 1, 2, 0]",
+        "0 2 [1, 2]",
+    ]
+
+
 def test_the_old_names_are_the_new_ones():
-    """``dataset_buffer`` is poolish under the name that the seed uses."""
+    """``dataset_buffer``, ``stream_store`` and ``memmap_buffer`` are poolish under the names that the seeds use."""
     same = (
         "print(all(getattr(old, name) is getattr(poolish, name) for name in ('DatasetBuffer', 'register_normalizer')))"
     )
 
     assert run(f"import dataset_buffer.buffer as old, poolish; {same}") == "True\n"
+    for module, name in (("stream_store", "StreamStore"), ("memmap_buffer", "MemmapBuffer")):
+        assert run(f"import {module}, poolish; print({module}.{name} is poolish.{name})") == "True\n"
 
 
 def test_rows_need_none_of_the_optional_libraries(tmp_path):

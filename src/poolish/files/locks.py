@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from poolish.errors import StoreLocked
 from poolish.files.held import is_held, let_go, open_held, try_lock
+from poolish.files.space import explain_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,8 @@ class Lock:
 def _take(path: Path) -> int | None:
     """A descriptor that holds the lock, or None if another one does."""
     for _ in range(100):
-        fd = open_held(path, os.O_RDWR | os.O_CREAT)
+        with explain_full(path):
+            fd = open_held(path, os.O_RDWR | os.O_CREAT)
         try:
             is_ours = try_lock(fd)
             if is_ours and _is_still_at(path, fd):

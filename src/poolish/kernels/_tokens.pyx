@@ -791,8 +791,11 @@ cdef inline int64_t guess(const int64_t *column, int64_t n_columns, int64_t low,
     cdef double first = <double>column[low * n_columns], last = <double>column[(high - 1) * n_columns], place
     if not last > first:
         return low
-    place = <double>low + (<double>key - first) * (high - 1 - low) / (last - first)
-    return low if place < low else high - 1 if place > high - 1 else <int64_t>place
+    return within(low, high - 1, <double>low + (<double>key - first) * (high - 1 - low) / (last - first))
+
+
+cdef inline int64_t within(int64_t low, int64_t high, double place) noexcept nogil:
+    return low if not place > low else high if place > high else <int64_t>place
 
 
 cdef int64_t first_not_below(const int64_t *column, int64_t n_columns, int64_t low, int64_t high, int64_t key,
@@ -853,14 +856,17 @@ def select_starts(totals, ends, int64_t base_token, int64_t base_ordinal, int64_
     if at_steps:
         rows = <const int64_t *>views.read(index)
         check_table(views.size(4) // 8, 3, 1, first_row, n_rows + 1)
-        if first_row == n_rows:
+        if first_row >= n_rows:
             raise IndexError("no rows")
+    cdef double scale = 0
     with nogil:
+        if n_episodes and total[n_episodes - 1] > 0:
+            scale = <double>n_episodes / <double>total[n_episodes - 1]
         for i in range(n):
             episode = 0
-            if n_episodes:
-                episode = first_not_below(total, 1, 0, n_episodes, number[i] + 1,
-                                          guess(total, 1, 0, n_episodes, number[i] + 1))
+            if n_episodes:  # as if all were equally long, which is exact where they are
+                episode = within(0, n_episodes - 1, <double>number[i] * scale)
+                episode = first_not_below(total, 1, 0, n_episodes, number[i] + 1, episode)
             inside = number[i] - (total[episode - 1] if episode else 0)
             if at_steps:
                 found[i] = ((end[2 * episode - 1] if episode else base_ordinal) + inside) << 8
@@ -871,14 +877,23 @@ def select_starts(totals, ends, int64_t base_token, int64_t base_ordinal, int64_
 
 
 cdef void find_starts(const int64_t *rows, int64_t first_row, int64_t n_rows, int64_t n, int64_t *found) noexcept nogil:
-    """Where steps begin, in place of their numbers; eight guesses are fetched ahead."""
-    cdef int64_t i, row
+    """Where steps begin, in place of their numbers; eight guesses are fetched ahead.
+
+    The guess takes all steps to have equally many rows, and is exact where they have.
+    """
+    cdef int64_t guesses[8]
+    cdef int64_t i, key, row
+    cdef int64_t first = rows[3 * first_row + 1] >> 8 << 8, last = ((rows[3 * n_rows - 2] >> 8) + 1) << 8
+    cdef double scale = <double>(n_rows - first_row) / <double>(last - first) if last > first else 0
     for i in range(n + 8):
-        if i < n:
-            poolish_prefetch(rows + 3 * guess(rows + 1, 3, first_row, n_rows, found[i]))
         if i >= 8:
-            row = guess(rows + 1, 3, first_row, n_rows, found[i - 8])
-            found[i - 8] = rows[3 * first_not_below(rows + 1, 3, first_row, n_rows, found[i - 8], row)]
+            key, row = found[i - 8], guesses[i & 7]
+            if rows[3 * row + 1] < key or (row > first_row and rows[3 * row - 2] >= key):
+                row = first_not_below(rows + 1, 3, first_row, n_rows, key, row)
+            found[i - 8] = rows[3 * row]
+        if i < n:
+            guesses[i & 7] = within(first_row, n_rows - 1, first_row + <double>(found[i] - first) * scale)
+            poolish_prefetch(rows + 3 * guesses[i & 7])
 
 
 def search(table, int64_t n_columns, int64_t column, int64_t low, int64_t high, keys, out):

@@ -80,7 +80,8 @@ class Recorder:
         """Write field-writes that were checked and encoded, and publish them."""
         n, n_new = len(steps), len(tokens)
         self._check_room(n, n_new)
-        if len(types) != n or len(lengths) != n or (n and lengths.min() < 0) or lengths.sum() != n_new:
+        is_sane = len(types) == len(lengths) == n and (n == 0 or 0 <= lengths.min() <= lengths.max() <= 1 << 48)
+        if not is_sane or lengths.sum() != n_new:
             raise IndexError("field-writes that do not add up")
         if n and not 0 <= types.min() <= types.max() < len(self.fields):
             raise IndexError("field-writes that do not add up")
@@ -124,6 +125,8 @@ class Recorder:
         return -1
 
     def _check_room(self, n_rows: int, n_tokens: int) -> None:
+        if not hasattr(self, "index"):
+            raise IndexError("no lanes")
         if self.n_rows + n_rows >= len(self.index) or self.n_tokens + n_tokens > min(len(self.data), len(self.types)):
             raise IndexError("no room in the lanes")
 

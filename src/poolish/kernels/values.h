@@ -63,9 +63,13 @@ static inline int poolish_from_unsigned(uint64_t value, const poolish_encoding *
 
 static inline double poolish_half(uint16_t half) {
   int exponent = (half >> 10) & 31, fraction = half & 1023;
-  double value = exponent == 0    ? ldexp(fraction, -24)
-                 : exponent == 31 ? (fraction ? NAN : INFINITY)
-                                  : ldexp(fraction + 1024, exponent - 25);
+  if (exponent == 31) { /* infinity, or a NaN that keeps its bits */
+    uint64_t bits = (uint64_t)(half >> 15) << 63 | 0x7FFULL << 52 | (uint64_t)fraction << 42;
+    double special;
+    memcpy(&special, &bits, 8);
+    return special;
+  }
+  double value = exponent == 0 ? ldexp(fraction, -24) : ldexp(fraction + 1024, exponent - 25);
   return half >> 15 ? -value : value;
 }
 

@@ -18,7 +18,7 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish import kernels
-from poolish.errors import SchemaError
+from poolish.errors import PoolishError, SchemaError
 from poolish.kernels.reference_tokens import ColumnTuple
 from poolish.schema import is_tensor
 from poolish.tokens.fields import Shape, TokenField, type_of
@@ -151,11 +151,22 @@ def _from_list(field: TokenField, type_: int, rows: Sequence[Any]) -> Column:
         return _joined(field, type_, parts)
     if len(shapes) > 1:
         raise refusal(field, f"needs rows that are alike, these have the shapes {sorted(shapes)}", rows)
-    flat = [number for numbers, _ in parts for number in numbers]
     shape = shapes.pop() if shapes else tuple(n or 0 for n in field.shape or ())
     if shape == (0,) and n_dims > 1:
         shape = (0, *_rest(field))
-    return _checked(field, type_, len(rows), _numbers(field, flat), shape, rows)
+    numbers = _as_numbers(field, np.concatenate(_encoded(field, parts)) if parts else np.empty(0, np.int64))
+    return _checked(field, type_, len(rows), numbers, shape, rows)
+
+
+def _encoded(field: TokenField, parts: list[tuple[Any, tuple[int, ...]]]) -> list[Int64]:
+    """The tokens of each row; what does not fit is refused with the row it is in."""
+    tokens = []
+    for row, (flat, _) in enumerate(parts):
+        try:
+            tokens.append(encode_flat(field, flat))
+        except PoolishError as error:
+            raise type(error)(f"row {row}, {error}") from None
+    return tokens
 
 
 def _joined(field: TokenField, type_: int, parts: list[tuple[Any, tuple[int, ...]]]) -> Column:
@@ -163,7 +174,7 @@ def _joined(field: TokenField, type_: int, parts: list[tuple[Any, tuple[int, ...
     for _, shape in parts:
         if shape[1:] != _rest(field) and shape != (0,):
             raise refusal(field, f"holds rows of shape {('any', *_rest(field))}", shape)
-    tokens = [encode_flat(field, flat) for flat, _ in parts]
+    tokens = _encoded(field, parts)
     offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
     return Column(type_, len(parts), _as_numbers(field, np.concatenate(tokens)), -1, offsets)
 

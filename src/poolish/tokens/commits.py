@@ -23,7 +23,7 @@ from typing import Any
 from uuid import UUID
 
 from poolish.errors import CorruptDataError
-from poolish.files import checksum_hex, sync, write_all
+from poolish.files import checksum_hex, explain_full, sync, write_all
 
 BLOCK = 1 << 20
 
@@ -83,7 +83,8 @@ class CommitLog:
     def __init__(self, path: Path, uuid: UUID, *, mode: str) -> None:
         self.path, self.uuid = path, uuid
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if mode == "a" else os.O_RDONLY
-        self._fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        with explain_full(path):
+            self._fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
     def append(self, record: Commit) -> None:
         """Write a record and wait until the disk has it."""

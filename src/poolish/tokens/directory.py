@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 from poolish.errors import ConfigError, CorruptDataError
-from poolish.files import CHECKSUM, checksum_hex, read_json, sweep, sync_directory, write_json
+from poolish.files import CHECKSUM, checksum_hex, explain_full, read_json, sweep, sync_directory, write_json
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
 from poolish.tokens.commits import CommitLog, chained
 from poolish.tokens.fields import MAX_FIELDS, TokenField
@@ -50,9 +51,14 @@ def is_store(path: Path) -> bool:
     return os.path.lexists(path / DESCRIPTION)
 
 
-def make_directory(path: Path) -> None:
+def make_directory(path: Path, *, durable: bool) -> None:
     """The directory for a stream; one that holds anything else is refused."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        with explain_full(folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if durable:
+            sync_directory(folder.parent)
     strangers = sorted(name for name in os.listdir(path) if name not in _OURS and not name.endswith(".partial"))
     if strangers and not is_store(path):
         raise ConfigError(f"{path}: holds {strangers[0]!r} and no stream; choose an empty or a new directory")
@@ -64,8 +70,10 @@ def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None
     uuid = uuid4()
     for name in _OURS - {LOCK}:  # what a creation that was killed left
         (path / name).unlink(missing_ok=True)
-    lanes, head, log = Lanes(path, mode="a"), Head(path / "head", mode="a"), CommitLog(path / "commits", uuid, mode="a")
-    try:
+    with ExitStack() as opened:
+        lanes = opened.enter_context(closing(Lanes(path, mode="a")))
+        head = opened.enter_context(closing(Head(path / "head", mode="a")))
+        log = opened.enter_context(closing(CommitLog(path / "commits", uuid, mode="a")))
         lanes.reserve(1, 0)
         kinds = "".join(str(field.kind) for field in fields)
         head.kinds[: len(fields)] = [field.kind for field in fields]
@@ -78,9 +86,6 @@ def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None
             head.sync()
             # The names too, before the one name that says that the stream is whole.
             sync_directory(path)
-    finally:
-        for part in (lanes, head, log):
-            part.close()
     _write(path / DESCRIPTION, uuid, fields, durable=durable)
 
 

@@ -145,8 +145,8 @@ def fields_of(description: Any) -> tuple[TokenField, ...]:
         raise SchemaError(f"fields {description!r}: give a list of names in order, or {{name: feature or dtype}}")
     if isinstance(description, Mapping):
         fields = [_field(name, told) for name, told in description.items()]
-    elif isinstance(description, Schema):
-        fields = [_from_schema(field) for field in description]
+    elif isinstance(description, (Schema, pa.Schema)):
+        fields = [_from_schema(field) for field in Schema.of(description)]
     else:
         fields = [_named(told) for told in description]
     if not fields or len(fields) > MAX_FIELDS:

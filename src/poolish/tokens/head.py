@@ -59,7 +59,11 @@ class Head:
     def __init__(self, path: Path, *, mode: str) -> None:
         self._file = MappedFile(path, mode=mode, reserved=PAGE)
         if mode == "a":
-            self._file.grow(PAGE)
+            try:
+                self._file.grow(PAGE)
+            except BaseException:
+                self._file.close()
+                raise
         self._words = self._file.bytes[:PAGE].view(np.int64) if self.is_whole else np.zeros(PAGE // 8, np.int64)
 
     @property

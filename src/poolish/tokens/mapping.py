@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError
-from poolish.files import allocate, grow, sync
+from poolish.files import allocate, explain_full, grow, sync
 
 Bytes = NDArray[np.uint8]
 
@@ -102,7 +102,8 @@ class MappedFile:
 
 def _open(path: Path, is_writable: bool) -> int:
     flags = os.O_RDWR | os.O_CREAT if is_writable else os.O_RDONLY
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    with explain_full(path):
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise CorruptDataError(f"{path}: not a regular file; restore it from a copy")

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from poolish.errors import ConfigError, CorruptDataError, SchemaError
+from poolish.errors import ConfigError, CorruptDataError, NumberTooLarge, SchemaError
 from poolish.tokens.mapping import MappedFile
 
 #: A file grows by a multiple of this.
@@ -88,8 +88,8 @@ class MemmapBuffer:
         if not self._file.is_writable:
             raise ConfigError(f"{self._file.path}: opened for reading; open it with mode='a' to append")
         new = _exactly(rows, self.dtype)
-        if new.shape == self.shape:
-            new = new[None]
+        if new.shape == self.shape or new.shape == (0,):
+            new = new.reshape(-1, *self.shape)
         if new.shape[1:] != self.shape or new.ndim != len(self.shape) + 1:
             raise SchemaError(f"rows here have the shape {self.shape}, got an array of {new.shape}; reshape it first")
         start = self._length
@@ -162,7 +162,7 @@ class MemmapBuffer:
 
 def _plain(dtype: DTypeLike) -> np.dtype[Any]:
     chosen = np.dtype(dtype)
-    if chosen.hasobject or chosen.itemsize == 0:
+    if chosen.kind not in "biufcmMV" or chosen.hasobject or chosen.itemsize == 0:
         raise ConfigError(f"dtype {chosen}: an array in a file holds plain numbers; choose a numeric dtype")
     return chosen
 
@@ -198,6 +198,8 @@ def _exactly(rows: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
         raise SchemaError("masked values have no number; fill them before append")
     if given.dtype == dtype or (isinstance(rows, (list, tuple)) and not rows):
         return given.astype(dtype, copy=False)
+    if given.dtype.kind == "O" and all(isinstance(number, int) for number in given.ravel().tolist()):
+        raise NumberTooLarge(f"{dtype} cannot hold {max(given.ravel().tolist(), key=abs)}; convert it before append")
     if given.dtype.kind not in "biufc" or (given.dtype.kind == "c" and dtype.kind != "c"):
         raise SchemaError(f"{given.dtype} values do not become {dtype}; convert them before append")
     with np.errstate(all="ignore"):
@@ -207,5 +209,6 @@ def _exactly(rows: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
     if given.dtype.kind in "iuf" and dtype.kind in "iuf":
         same &= (cast < 0) == (given < 0)  # a cast there and back may wrap twice: -1 as uint64
     if not np.all(same):
-        raise SchemaError(f"{dtype} cannot hold {given[~same].ravel()[0]} exactly; convert it before append")
+        error = NumberTooLarge if given.dtype.kind in "iu" else SchemaError
+        raise error(f"{dtype} cannot hold {given[~same].ravel()[0]} exactly; convert it before append")
     return cast

@@ -56,10 +56,9 @@ def _by_weights(
     positions = view.starts_of(view.rows_not_below(STEP, steps.reshape(-1))).tolist()
     ranks = np.array([starts.rank(view, position) for position in positions]).clip(low, high)
     lows, highs = ranks[::2], ranks[1::2]
-    heaviest = max(
-        weight for _, _, weight in ranges
-    )  # so that no sum is infinite, and no share lost below the smallest
-    mass = np.cumsum((highs - lows) * np.array([weight / heaviest if heaviest else 0.0 for _, _, weight in ranges]))
+    each = np.where(highs > lows, [weight for _, _, weight in ranges], 0.0)
+    # Divided by the largest, so that no sum is infinite and no share is lost below the smallest number.
+    mass = np.cumsum((highs - lows) * (each / (each.max() or 1.0)))
     if not mass[-1] > 0:
         raise ConfigError("weights: no window begins in a range with a weight above 0; check the ranges and the width")
     chosen = np.searchsorted(mass, rng.random(n) * mass[-1], side="right")
@@ -72,7 +71,7 @@ def check_weights(weights: Sequence[Weight]) -> list[Weight]:
     if not isinstance(weights, Sequence) or isinstance(weights, str) or not weights:
         raise ConfigError(f"weights={weights!r}: give a list of (first step, step behind the last, weight)")
     ranges = sorted(_checked(i, part) for i, part in enumerate(weights))
-    for (_, end, _), (first, _, _) in pairwise(ranges):
+    for (_, end, _), (first, _, _) in pairwise(part for part in ranges if part[0] < part[1]):
         if first < end:
             raise ConfigError(f"weights: two ranges hold step {first}; cut one of them")
     return ranges

@@ -108,12 +108,15 @@ class StreamStore:
         self._max_tokens = None if max_tokens is None else int(max_tokens)
         self._rng = generator(seed, "sample")
         self._source: Writer | Reader | None = None
+        self._is_closed = False
         self._starts: dict[tuple[Any, ...], Starts] = {}
         self._episodes: dict[int, Episodes] = {}
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def define_fields(self, fields: Any) -> None:
         """Say which fields the stream has, once, if that was left open when it was made."""
+        if self._is_closed:
+            raise ConfigError("this stream is closed; open it again, or make another")
         if self._source is not None:
             raise SchemaError(f"{self!r} has its fields already; make another stream for others")
         described = fields_of(fields)
@@ -164,6 +167,7 @@ class StreamStore:
         elif isinstance(self._source, Reader):
             self._source.close()
         self._source = None
+        self._is_closed = True
         self.__dict__.pop("append", None)
 
     # Reading ------------------------------------------------------------------------------------------------------
@@ -197,11 +201,13 @@ class StreamStore:
         values = np.empty((*begins.shape, width), np.int64)
         batch = {"types": np.empty(values.shape, np.int64), "values": values} if types else {"values": values}
         lane = lanes.types.room if types else None
+        given = begins
         bad = kernels.windows(lanes.data.room, lane, first, end, begins, width, values, batch.get("types"))
+        if bad >= 0 and begins.reshape(-1)[bad] < 0:
+            begins = np.where(begins < 0, begins + end, begins)
+            bad = kernels.windows(lanes.data.room, lane, first, end, begins, width, values, batch.get("types"))
         if bad >= 0:
-            if begins.min() < 0 and begins.min() >= -end:
-                return self.windows(np.where(begins < 0, begins + end, begins), width, types=types)
-            raise self._outside(int(begins.reshape(-1)[bad]), width)
+            raise self._outside(int(given.reshape(-1)[bad]), width)
         if source.kept_from() != first:
             self._check_kept(begins)
         return batch
@@ -222,7 +228,7 @@ class StreamStore:
         They begin at any token, or with ``start="step"`` where a step does. ``within="done"`` keeps each inside one
         episode: one ends with the step whose ``done`` is not zero; the last one may still be going on. ``weights`` are
         (first step, step behind the last, weight): the chance of a window is the weight of the range its start is in,
-        and 0 outside of them.
+        and 0 outside of them. A step without tokens begins where the next one does, and that window counts for both.
         """
         starts = self.sample_starts(n, width, rng=rng, start=start, within=within, weights=weights)
         return self.windows(starts, width, types=types)
@@ -272,6 +278,8 @@ class StreamStore:
         Tokens of other fields among them come out as they may; ``types`` tells which are which.
         """
         tokens = np.ascontiguousarray(values)
+        if not tokens.size:
+            tokens = tokens.astype(np.int64)
         if tokens.dtype != np.int64:
             raise SchemaError(f"decode takes the int64 values of a batch, got {tokens.dtype}")
         return self._fields[self._type_of(name)].decode(tokens).reshape(np.shape(values))
@@ -425,7 +433,7 @@ class StreamStore:
             first, end, stride = positions.indices(self.end)
             chosen = np.arange(first, end, stride)
             return chosen[chosen >= self.first]
-        places = np.asarray(positions)
+        places = _array(positions)
         if places.dtype.kind == "b":
             if places.shape != (len(self),):
                 raise IndexError(f"a mask needs the shape ({len(self)},) of the stream, got {places.shape}")
@@ -433,7 +441,7 @@ class StreamStore:
         return self._whole_numbers(places)
 
     def _whole_numbers(self, given: Any) -> Int64:
-        numbers = np.asarray(given)
+        numbers = _array(given)
         if numbers.dtype != np.int64:
             if numbers.dtype.kind == "u" and numbers.size and numbers.max() > _LAST:
                 raise self._outside(int(numbers.max()))
@@ -481,6 +489,13 @@ def _close(writer: Writer) -> None:
     finally:
         if writer.is_temporary:
             temporary.remove(writer.path)
+
+
+def _array(positions: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(positions)
+    except ValueError as error:
+        raise IndexError(f"positions are whole numbers in rows of one length ({error})") from None
 
 
 def _step(number: Any) -> int:

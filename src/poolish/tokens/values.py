@@ -47,7 +47,12 @@ def as_array(field: TokenField, value: Any) -> Any:
         value = _from_torch(field, value)
     elif isinstance(value, (pa.Array, pa.ChunkedArray, pa.Scalar)):
         value = _from_arrow(field, value)
+    elif hasattr(value, "__arrow_c_stream__") and not hasattr(
+        value, "columns"
+    ):  # a series of polars or pandas, whose nulls NumPy would make NaN
+        value = _from_arrow(field, pa.chunked_array(value))
     elif not isinstance(value, (np.ndarray, list, tuple, int, float, str, bytes, np.generic)) and _is_arraylike(value):
+        _refuse_missing(field, value)
         value = np.asarray(value)
     return native(field, value) if isinstance(value, np.ndarray) else value
 
@@ -202,6 +207,12 @@ def _from_torch(field: TokenField, tensor: Any) -> NDArray[Any]:
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise refusal(field, f"takes dense tensors ({error})", tensor) from None
     return array
+
+
+def _refuse_missing(field: TokenField, value: Any) -> None:
+    """A pandas series of its own dtypes may have values missing, which NumPy would make NaN."""
+    if hasattr(value, "isna") and not isinstance(getattr(value, "dtype", None), np.dtype) and value.isna().any():
+        raise refusal(field, "holds numbers and no nulls", value)
 
 
 def _from_arrow(field: TokenField, value: Any) -> Any:

@@ -9,9 +9,10 @@ What is behind the published word is nobody's; so an append that fails has chang
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from poolish.tokens.values import shown
 from poolish.tokens.verify import Verified, verify
 
 Int64 = NDArray[np.int64]
+
+logger = logging.getLogger("poolish")
 
 #: What a recorder counts; an append that is taken back sets these back.
 _COUNTERS = ("n_rows", "n_tokens", "n_steps", "last_step", "last_type", "step_start")
@@ -67,7 +70,7 @@ class Writer:
         self._before_hold: State | None = None
         if lock is None:
             if fields is not None:
-                make_directory(path)
+                make_directory(path, durable=not temporary)
             elif not is_store(path):
                 read_description(path)  # says what is missing
             lock = Lock(path / LOCK)
@@ -89,19 +92,18 @@ class Writer:
                 "open it with its own, or choose another path"
             )
         sweep(self.path)
-        self.lanes = Lanes(self.path, mode="a")
-        self.head = Head(self.path / "head", mode="a")
-        self.log = CommitLog(self.path / "commits", self.description.uuid, mode="a")
-        try:
+        with ExitStack() as opened:  # closes what is open if anything below fails
+            self.lanes = opened.enter_context(closing(Lanes(self.path, mode="a")))
+            self.head = opened.enter_context(closing(Head(self.path / "head", mode="a")))
+            uuid = self.description.uuid
+            self.log = opened.enter_context(closing(CommitLog(self.path / "commits", uuid, mode="a")))
             self._last = self.log.last()
             state = self._recover()
             self.fields = decided(self.description.fields, state.kinds)
             self.ids = {field.name: number for number, field in enumerate(self.fields)}
             self.recorder = self._record_from(state)
             self._bound(max_tokens)
-        except BaseException:
-            self._close_files()
-            raise
+            opened.pop_all()
 
     def _recover(self) -> State:
         """How far the stream reaches, and a head page that says so, on disk before anybody builds on it."""
@@ -353,7 +355,11 @@ class Writer:
 
     def _commit(self) -> Commit:
         if self._is_log_torn:
-            self._last, self._is_log_torn = self.log.last(), False
+            # Half of a record may count as a whole one; written again and synced, it is one.
+            self._last = self.log.last()
+            self.log.append(self._last)
+            self._is_log_torn = False
+            self.head.store(COMMITTED, self._last.seq)
         state, before = self.state, self._last
         if (state.first, state.rows) == (before.first, before.rows):
             return before
@@ -390,11 +396,17 @@ class Writer:
         recorder = self.recorder
         if recorder.first_token < recorder.trim_at or recorder.is_held:
             return
-        if not self.is_temporary:
-            # A power cut may bring back the last commit: what it covers must still be there.
-            self._commit()
-        self.lanes.punch(recorder.first_row, recorder.first_token)
         recorder.trim_at = recorder.first_token + self._trim_step
+        try:
+            if not self.is_temporary:
+                # A power cut may bring back the last commit: what it covers must still be there.
+                self._commit()
+            self.lanes.punch(recorder.first_row, recorder.first_token)
+        except DurabilityLost:
+            raise
+        except OSError as error:
+            # The append that brought us here is done and must not look as if it were not.
+            logger.warning("%s: space could not be given back (%s); the next time it is tried again", self.path, error)
 
     def verify(self) -> Verified:
         """Check every committed byte, and write the types lane anew where it is wrong."""

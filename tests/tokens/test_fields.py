@@ -1,0 +1,305 @@
+"""Fields of a stream, declared by names, dtypes, Hugging Face features or a Schema, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Array2D, ClassLabel, Features, LargeList, List, Sequence, Value
+
+from poolish import Field, Schema, StreamStore
+from poolish.errors import BadText, ConfigError, LimitExceeded, PoolishError, SchemaError
+
+torch.set_num_threads(1)
+
+NUMBERS = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+]
+
+
+def shown(fields: Any) -> str:
+    """How a stream with these fields describes them."""
+    text = repr(StreamStore(fields=fields))
+    return text[text.index("(") + 1 : text.rindex(")")]
+
+
+# By name ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields", [["a", "b"], ("a", "b"), iter(["a", "b"]), {"a": None, "b": None}, np.array(["a", "b"])], ids=repr
+)
+def test_names_alone_are_float64_of_any_kind(fields):
+    """Scalar or sequence is decided by what is first written."""
+    store = StreamStore(fields=fields)
+    assert repr(store).count("float64, scalar or sequence as first written") == 2
+
+    store.append(0, ["a", "b"], [1, [2, True]])
+
+    assert repr(store) == "<StreamStore of 3 tokens in 1 steps (a: float64, b: float64[any])>"
+    assert store[:]["values"].view(np.float64).tolist() == [1.0, 2.0, 1.0]
+
+
+def test_type_ids_count_in_the_order_of_declaration():
+    """Whatever the names are; the store knows none of them."""
+    names = ["reward", "done", "0", "step", "naïve name", "a" * 300]
+
+    store = StreamStore(fields=names)
+
+    assert list(store.field_to_type.items()) == [(name, i) for i, name in enumerate(names)]
+
+
+def test_256_fields_are_the_most():
+    """Each has an id of one byte; the last one works like the first."""
+    store = StreamStore(fields=[f"f{i}" for i in range(256)])
+    for step in range(2):
+        store.append(step, ["f0", "f255"], [1.0, 2.0])
+
+    assert store[:]["types"].tolist() == [0, 255, 0, 255]
+    with pytest.raises(LimitExceeded, match=r"257 fields.*1 to 256"):
+        StreamStore(fields=[f"f{i}" for i in range(257)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "says"),
+    [
+        ([], LimitExceeded, "0 fields"),
+        ({}, LimitExceeded, "0 fields"),
+        ("action", SchemaError, "'action'.*list of names"),
+        (5, SchemaError, "5.*list of names"),
+        ({"a", "b"}, SchemaError, "order"),
+        (["a", "b", "a"], SchemaError, "'a'.*twice"),
+        (["\u00e9", "e\u0301"], SchemaError, "'\u00e9'.*twice"),
+        (["a", ""], SchemaError, "not empty"),
+        (["a", None], SchemaError, "None"),
+        (["a", 5], SchemaError, "5"),
+        ([("a", "int64")], SchemaError, "'a', 'int64'"),
+        ({5: "int64"}, SchemaError, "5"),
+        (["\ud800"], BadText, "UTF-8"),
+        (b"ab", SchemaError, "97|bytes|list of names"),
+        ({"a": "int65"}, SchemaError, "'a'.*'int65'"),
+        ({"a": object}, SchemaError, "'a'"),
+        ({"a": 5}, SchemaError, "'a'.*5"),
+        ({"a": []}, SchemaError, "'a'"),
+        ({"a": "string"}, SchemaError, "'a'.*numbers and bools.*text"),
+        ({"a": str}, SchemaError, "'a'.*numbers and bools.*text"),
+        ({"a": "bfloat16"}, SchemaError, "'a'.*numbers and bools.*bfloat16"),
+        ({"a": "complex64"}, SchemaError, "'a'.*complex64"),
+        ({"a": pa.string()}, SchemaError, "'a'.*numbers and bools"),
+        ({"a": pa.timestamp("s")}, SchemaError, "'a'.*numbers and bools"),
+        ({"a": pa.list_(pa.string())}, SchemaError, "'a'.*numbers and bools"),
+        ({"a": pa.struct([("x", pa.int64())])}, SchemaError, "'a'.*numbers and bools"),
+        ({"a": pa.list_(pa.list_(pa.int64()))}, SchemaError, "'a'.*(first dimension|numbers and bools)"),
+        ({"a": Field("a", "float32", shape=(2, None))}, SchemaError, "'a'.*first dimension"),
+        ({"a": Field("a", "float32", shape=(None, 0))}, SchemaError, "'a'.*no numbers"),
+        ({"a": Value("string")}, SchemaError, "'a'.*numbers and bools"),
+        ({"a": Value("timestamp[s]")}, SchemaError, "'a'.*numbers and bools"),
+        ({"a": datasets.Image()}, SchemaError, "'a'.*numbers and bools"),
+        ({"a": List(Value("string"))}, SchemaError, "'a'.*numbers and bools"),
+        ({"a": {"x": Value("int64")}}, SchemaError, "'a'"),
+        ({"a": List({"x": Value("int64")})}, SchemaError, "'a'.*numbers and bools"),
+        (Features({"a": Value("string")}), SchemaError, "'a'.*numbers and bools"),
+        (Schema.of({"a": "string"}), SchemaError, "'a'.*numbers and bools"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_fields_that_make_no_stream_are_refused(fields, error, says, tmp_path):
+    """By what is wrong with which of them; nothing is left on disk, and other fields may be given then."""
+    with pytest.raises(error, match=f"(?s){says}") as caught:
+        StreamStore(tmp_path / "s", fields=fields)
+
+    assert isinstance(caught.value, PoolishError)
+    assert list(tmp_path.iterdir()) == []
+    store = StreamStore()
+    with pytest.raises(error):
+        store.define_fields(fields)
+    store.define_fields(["a"])
+    assert dict(store.field_to_type) == {"a": 0}
+
+
+# By dtype -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "told",
+    [
+        str,
+        np.dtype,
+        lambda name: np.dtype(name).type,
+        lambda name: pa.from_numpy_dtype(np.dtype(name)),
+        lambda name: Value(name),
+        lambda name: Field("other", name),
+        lambda name: getattr(torch, name),
+    ],
+    ids=["text", "numpy", "scalar type", "arrow", "feature", "field", "torch"],
+)
+def test_a_dtype_decides_how_numbers_are_kept(name, told: Callable[[str], Any]):
+    """Each of NumPy's numbers, by whatever names it."""
+    assert shown({"x": told(name)}) == f"x: {name}"
+
+
+@pytest.mark.parametrize(("told", "name"), [(int, "int64"), (float, "float64"), (bool, "bool"), ("int", "int64")])
+def test_python_types_are_dtypes(told, name):
+    """As everywhere in poolish."""
+    assert shown({"x": told}) == f"x: {name}"
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (List(Value("float32")), "x: float32[any]"),
+        (LargeList(Value("float32")), "x: float32[any]"),
+        (Sequence(Value("float32")), "x: float32[any]"),
+        ([Value("float32")], "x: float32[any]"),
+        (List(Value("int8"), length=4), "x: int8[4]"),
+        (Array2D((2, 3), "float32"), "x: float32[2, 3]"),
+        (Array2D((None, 3), "float32"), "x: float32[any, 3]"),
+        (List(List(Value("float32"), length=3)), "x: float32[any, 3]"),
+        (List(List(Value("float32"), length=3), length=2), "x: float32[2, 3]"),
+        (ClassLabel(names=["no", "yes"]), "x: int64"),
+        (pa.list_(pa.int16()), "x: int16[any]"),
+        (pa.large_list(pa.int16()), "x: int16[any]"),
+        (pa.list_(pa.int16(), 4), "x: int16[4]"),
+        (pa.list_(pa.list_(pa.int16(), 4)), "x: int16[any, 4]"),
+        (pa.fixed_shape_tensor(pa.float32(), (2, 2)), "x: float32[2, 2]"),
+        (Field("other", "uint8", shape=(3, 2)), "x: uint8[3, 2]"),
+        (Field("other", "uint8", shape=(None, 2)), "x: uint8[any, 2]"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_features_and_arrow_types_say_the_shape(told, text):
+    """Lists of any length, of one length, and arrays."""
+    assert shown({"x": told}) == text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        Features({"a": Value("int64"), "b": List(Value("float32"))}),
+        Schema.of({"a": "int64", "b": pa.list_(pa.float32())}),
+        [Field("a", "int64"), Field("b", pa.list_(pa.float32()))],
+        {"a": "int64", "b": pa.list_(pa.float32())},
+        pa.schema([("a", pa.int64()), ("b", pa.list_(pa.float32()))]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whole_descriptions_will_do(fields):
+    """Features, a Schema, Fields, a dict, Arrow's schema."""
+    assert shown(fields) == "a: int64, b: float32[any]"
+
+
+def test_names_and_dtypes_may_be_mixed():
+    """A field without a dtype is one that was only named."""
+    text = shown({"a": None, "b": "int8"})
+
+    assert text == "a: float64, scalar or sequence as first written, b: int8"
+
+
+def test_features_come_back():
+    """As Hugging Face describes them, the labels of a ClassLabel too; what was only named is a list until decided."""
+    told = {
+        "label": ClassLabel(names=["no", "yes"]),
+        "score": Value("float16"),
+        "tokens": List(Value("int32")),
+        "grid": Array2D((2, 3), "float32"),
+    }
+    store = StreamStore(fields=told)
+
+    features = store.features
+
+    assert features == Features(told)
+    assert features["label"].names == ["no", "yes"]
+
+
+# Once ---------------------------------------------------------------------------------------------------------
+
+
+def test_fields_may_be_defined_later():
+    """Once; until then the stream is empty and says so."""
+    store = StreamStore()
+    assert dict(store.field_to_type) == {}
+    assert "without fields" in repr(store)
+
+    store.define_fields({"a": "int8"})
+
+    assert dict(store.field_to_type) == {"a": 0}
+    with pytest.raises(SchemaError, match="fields already"):
+        store.define_fields({"a": "int8"})
+    store.append(0, ["a"], [1])
+    assert len(store) == 1
+
+
+def test_fields_may_be_defined_later_for_a_path(tmp_path):
+    """Nothing is made before."""
+    store = StreamStore(tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+    store.define_fields(["a"])
+    store.append(0, ["a"], [0.5])
+    store.close()
+
+    again = StreamStore(tmp_path / "s")
+    assert [dict(step) for step in again] == [{"a": 0.5}]
+    assert repr(again).startswith("<StreamStore of 1 tokens in 1 steps (a: float64) at ")
+
+
+def test_a_stream_that_is_there_keeps_its_fields(tmp_path):
+    """The same may be given again, others are refused with what is there."""
+    with StreamStore(tmp_path / "s", fields={"a": "int8", "b": None}) as store:
+        store.append(0, ["a", "b"], [1, [0.5]])
+
+    with pytest.raises(SchemaError, match=r"other fields \(a: int8, b: float64"):
+        StreamStore(tmp_path / "s", fields={"a": "int16", "b": None})
+    with pytest.raises(SchemaError, match="other fields"):
+        StreamStore(tmp_path / "s", fields=["b", "a"])
+    with StreamStore(tmp_path / "s", fields={"a": "int8", "b": None}) as store:
+        with pytest.raises(SchemaError, match="'b' holds a list"):
+            store.append(1, ["b"], [0.5])
+        store.append(1, ["a", "b"], [2, []])
+        assert [step["b"].tolist() for step in store] == [[0.5], []]
+
+
+def test_a_closed_stream_has_no_fields_to_define():
+    """Closed is closed: a stream without a path is gone."""
+    store = StreamStore(fields=["a"])
+    store.close()
+
+    with pytest.raises(ConfigError, match="closed"):
+        store.define_fields(["b"])
+
+
+@pytest.mark.parametrize("max_tokens", [0, -1, 1.5, "9", True, np.float64(3)], ids=repr)
+def test_a_bound_is_a_whole_number_above_zero(max_tokens):
+    """It is named in the error."""
+    with pytest.raises(ConfigError, match="max_tokens="):
+        StreamStore(fields=["a"], max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("uint64", 2**63 - 1), ("int64", -(2**63)), ("float64", 5e-324), ("bool", True)]
+)
+def test_the_ends_of_a_dtype_come_back(dtype, value):
+    """A token is an int64, so of uint64 the lower half."""
+    store = StreamStore(fields={"x": dtype})
+    for step in range(2):
+        store.append(step, ["x"], [value])
+
+    assert [step["x"] for step in store] == [value, value]
+    assert store.decode(store[:]["values"], "x").dtype == dtype
