@@ -42,8 +42,9 @@ help:  ## what can be typed here
 
 environment: $(VENV)/.compiled  ## the environment, ready to be used (`source install.sh` also activates it)
 
-run: environment  ## a tour of poolish, from nothing to trained rows
+run: environment  ## a tour of poolish: rows that change while they are trained on, a stream that is recorded meanwhile
 	@$(BIN)/python examples/tour.py
+	@$(BIN)/python examples/stream.py
 
 check: $(VENV)/.tools  ## lint, format and types
 	$(BIN)/ruff check

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,7 +125,7 @@ class PlainStream:
         ]
         cuts = [end for end, last in zip(ends, is_last, strict=False) if last]
         edges = [self.first, *cuts, *([self.end] if cuts[-1:] != [self.end] else [])]
-        return [(begin, end) for begin, end in zip(edges, edges[1:], strict=False) if end > begin]
+        return [(begin, end) for begin, end in pairwise(edges) if end > begin]
 
     def starts(self, width: int, start: str = "token", within: str | None = None) -> list[int]:
         """Every position where a window may begin, in order; one for each step, also for one that has no tokens."""

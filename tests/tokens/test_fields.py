@@ -292,14 +292,29 @@ def test_a_bound_is_a_whole_number_above_zero(max_tokens):
         StreamStore(fields=["a"], max_tokens=max_tokens)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value"), [("uint64", 2**63 - 1), ("int64", -(2**63)), ("float64", 5e-324), ("bool", True)]
-)
-def test_the_ends_of_a_dtype_come_back(dtype, value):
-    """A token is an int64, so of uint64 the lower half."""
-    store = StreamStore(fields={"x": dtype})
-    for step in range(2):
-        store.append(step, ["x"], [value])
+def ends_of(dtype: str) -> tuple[list[Any], list[Any]]:
+    """The first and the last number of a dtype, and those that are just too much."""
+    if dtype == "bool":
+        return [False, True], [2, -1]
+    if dtype.startswith("float"):
+        info = np.finfo(dtype)
+        beyond = [] if dtype == "float64" else [float(info.max) * 1.0001, -float(info.max) * 1.0001]
+        return [float(info.max), float(info.min), float(info.smallest_subnormal), float("-inf")], beyond
+    low, high = int(np.iinfo(dtype).min), min(int(np.iinfo(dtype).max), 2**63 - 1)
+    return [low, high], [low - 1, high + 1]
 
-    assert [step["x"] for step in store] == [value, value]
-    assert store.decode(store[:]["values"], "x").dtype == dtype
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_the_ends_of_a_dtype_come_back_and_nothing_beyond(dtype):
+    """A token is an int64, so of uint64 it is the lower half."""
+    inside, beyond = ends_of(dtype)
+    store = StreamStore(fields={"x": dtype})
+    for step, value in enumerate(inside):
+        store.append(step, ["x"], [value])
+    for value in beyond:
+        with pytest.raises(SchemaError, match=f"{dtype} cannot hold"):
+            store.append(9, ["x"], [value])
+
+    assert [step["x"] for step in store] == inside
+    decoded = store.decode(store[:]["values"], "x")
+    assert (decoded.dtype, decoded.tolist()) == (dtype, inside)

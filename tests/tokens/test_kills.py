@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from poolish import StreamStore, kernels
-from poolish.tokens import lanes, mapping, memmap_buffer, writer
 from poolish.tokens import head as head_page
+from poolish.tokens import lanes, mapping, memmap_buffer, writer
 from tests.effort import times
 from tests.faults import die, every_kill_point, fork, in_child, kill
 from tests.tokens import recordings

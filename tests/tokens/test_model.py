@@ -1,8 +1,7 @@
 """Random operations on a stream and on a plain list of field-writes give the same answers.
 
 A writer, readers at their own lengths, and what was committed are each compared with the list as it was at that moment.
-What is small on disk is cut small here too (blocks, chunks, parts that are read at once), so that few tokens cross every
-edge there is.
+Blocks, chunks and parts that are read at once are made small here, so that few tokens cross every edge there is.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ class StreamMachine(RuleBasedStateMachine):
             value = np.dtype(field.dtype).type(numbers[0]) if how == "numpy" else numbers[0]
         else:
             array = np.array(numbers, field.dtype).reshape(sizes)
-            value = array if how == "numpy" or len(sizes) > 1 and sizes[0] == 0 else array.tolist()
+            value = array if how == "numpy" or (len(sizes) > 1 and sizes[0] == 0) else array.tolist()
             value = tuple(value) if how == "tuple" and len(sizes) == 1 else value
         return value, field.tokens(numbers)
 

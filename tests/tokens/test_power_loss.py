@@ -23,7 +23,7 @@ from poolish.errors import CorruptDataError, DurabilityLost, StoreFull
 from poolish.files import publishing
 from poolish.tokens import commits, directory, lanes, mapping, memmap_buffer, writer
 from poolish.tokens import head as head_page
-from tests.effort import times
+from tests.effort import IS_SOAK, times
 from tests.faults import SYSTEM_CALLS, die, in_child
 from tests.tokens import recordings
 from tests.tokens.recordings import FIELDS, another_boot, append, append_many, assert_holds
@@ -407,7 +407,7 @@ def test_a_record_that_was_torn_anywhere_is_no_commit(tmp_path, next_boot):
     line = (len(whole) - len(before)) // 2
     head = (path / "head").read_bytes()
     head = head[:192] + sealed(1) + head[200:]
-    for size in range(len(before), len(whole) + 1, 1 if times(1) > 1 else 7):
+    for size in range(len(before), len(whole) + 1, 1 if IS_SOAK else 7):
         (path / "commits").write_bytes(whole[:size])
         (path / "head").write_bytes(head)
         n_steps = 20 if size - len(before) >= line - 1 or not next_boot else 10

@@ -26,9 +26,7 @@ KINDS = [("token", None), ("token", "done"), ("step", None), ("step", "done")]
 WIDTHS = (1, 2, 3, 5, 8)
 
 
-def pair(
-    max_tokens: int | None = None, dtype: str = "bool", shape: Any = ()
-) -> tuple[StreamStore, PlainStream]:
+def pair(max_tokens: int | None = None, dtype: str = "bool", shape: Any = ()) -> tuple[StreamStore, PlainStream]:
     """A store and its plain twin: a list, an episode's end, and a number behind it in the same step."""
     plain = [PlainField("x", "int64", (None,)), PlainField("done", dtype, shape), PlainField("y", "int64")]
     done = pa.list_(pa.from_numpy_dtype(np.dtype(dtype))) if shape else dtype
@@ -100,7 +98,7 @@ def test_a_growing_stream_is_sampled_as_one_that_was_always_there(seed, every, e
 @settings(max_examples=times(12))
 @given(seed=st.integers(0, 2**32), every=st.sampled_from([1, 4, 9]), max_tokens=st.sampled_from([8, 20, 31]))
 def test_a_bounded_stream_is_sampled_as_far_as_it_is_kept(scan, seed, every, max_tokens):
-    """Episodes that have left are gone, the one that was cut begins where the stream does; at whatever times one looked."""
+    """Episodes that have left are gone, the one that was cut begins where the stream does, whenever one looked."""
     store, plain = pair(max_tokens=max_tokens)
     turn = itertools.count()
 
@@ -315,12 +313,12 @@ def test_a_weight_is_the_chance_of_each_window_in_its_range(weights, max_tokens)
     store = StreamStore(fields={"x": "int64", "done": "bool"}, max_tokens=max_tokens)
     plain = PlainStream([PlainField("x", "int64"), PlainField("done", "bool")], max_tokens)
     numbers = np.cumsum(np.random.default_rng(2).choice([1, 1, 2], 30)).tolist()
-    filled(store, plain, [w for i, n in enumerate(numbers) for w in (Write(n, 0, (n,)), Write(n, 1, (int(i % 6 == 5),)))])
+    filled(
+        store, plain, [w for i, n in enumerate(numbers) for w in (Write(n, 0, (n,)), Write(n, 1, (int(i % 6 == 5),)))]
+    )
 
     for start, within in KINDS:
-        drawn = store.sample_starts(
-            8_000, 3, rng=np.random.default_rng(4), start=start, within=within, weights=weights
-        )
+        drawn = store.sample_starts(8_000, 3, rng=np.random.default_rng(4), start=start, within=within, weights=weights)
         chances = weighted(plain, plain.starts(3, start, within), [w for w in weights if w[0] < 5_000])
         assert far_from_even(drawn, chances) < 5
 
@@ -468,9 +466,9 @@ def test_only_short_episodes_are_counted_in_the_error():
         ({"within": 1}, "1"),
         ({"within": ["done"]}, "done"),
         ({"rng": 3}, "rng"),
-        ({"rng": np.random.RandomState(0)}, "rng"),  # noqa: NPY002
+        ({"rng": np.random.RandomState}, "rng"),
     ],
-    ids=repr,
+    ids=str,
 )
 def test_arguments_are_checked(bad, word):
     """The error is one of ours and names the argument."""

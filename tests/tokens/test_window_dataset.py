@@ -1,4 +1,4 @@
-"""Windows as a map-style dataset: each number means one window for ever, while the stream grows and wherever it is read."""
+"""Windows as a map-style dataset: each number means one window for ever, while the stream grows, wherever it is read."""
 
 from __future__ import annotations
 
@@ -184,7 +184,9 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     assert dataset.__getitems__([]) == []
 
 
-@pytest.mark.parametrize("bad", [{"width": 0}, {"width": 1.5}, {"width": True}, {"stride": 0}, {"stride": -1}, {"stride": "2"}])
+@pytest.mark.parametrize(
+    "bad", [{"width": 0}, {"width": 1.5}, {"width": True}, {"stride": 0}, {"stride": -1}, {"stride": "2"}]
+)
 def test_sizes_are_checked_when_it_is_made(bad):
     """A width or stride that makes no sense is a ConfigError that names it."""
     with pytest.raises(ConfigError, match=next(iter(bad))):
@@ -314,7 +316,9 @@ def test_a_shuffled_loader_gives_every_window_once_in_each_epoch(start):
     store, plain = pair()
     filled(store, plain, steps_of([9, 2, 7]))
     dataset = store.as_dataset(4, 3)
-    loader = DataLoader(dataset, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0), **workers(start))
+    loader = DataLoader(
+        dataset, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0), **workers(start)
+    )
 
     for first in (18, 23, 28):
         seen = [window for batch in loader for window in batch["values"].tolist()]

@@ -209,6 +209,6 @@ def _exactly(rows: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
     if given.dtype.kind in "iuf" and dtype.kind in "iuf":
         same &= (cast < 0) == (given < 0)  # a cast there and back may wrap twice: -1 as uint64
     if not np.all(same):
-        error = NumberTooLarge if given.dtype.kind in "iu" else SchemaError
-        raise error(f"{dtype} cannot hold {given[~same].ravel()[0]} exactly; convert it before append")
+        refused = NumberTooLarge if given.dtype.kind in "iu" else SchemaError
+        raise refused(f"{dtype} cannot hold {given[~same].ravel()[0]} exactly; convert it before append")
     return cast

@@ -310,6 +310,14 @@ class StreamStore:
         return 0 if self._source is None else self._view().n_steps
 
     @property
+    def last_step(self) -> int:
+        """The number of the last step, and -1 as long as there is none: ``last_step + 1`` is where to go on."""
+        if self._source is None:
+            return -1
+        view = self._view()
+        return int(view.lanes.index.room[view.rows - 1, STEP]) if view.rows > view.first_row else -1
+
+    @property
     def first(self) -> int:
         """The position of the first token that is kept: 0, unless ``max_tokens`` has moved it."""
         return 0 if self._source is None else self._source.first_token
