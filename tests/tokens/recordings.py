@@ -39,9 +39,8 @@ def tokens(first: int, end: int, salt: int = 0) -> tuple[np.ndarray, np.ndarray]
 
 
 def n_tokens(n_steps: int) -> int:
-    """How many tokens so many steps are."""
-    n_observed, is_done = widths(np.arange(n_steps))
-    return int(n_steps + n_observed.sum() + is_done.sum())
+    """How many tokens so many steps are: the same again every 20."""
+    return n_steps // 20 * 54 + len(tokens(0, n_steps % 20)[0])
 
 
 def call_at(step: int) -> tuple[str, int]:

@@ -81,7 +81,6 @@ def look(path: Path, mode: str) -> str:
         try:
             store.verify()
         except CorruptDataError as error:
-            assert "restore" in str(error) or "open" in str(error)
             return type(error).__name__
         if store.n_steps in SHORTER and store.first == 0:
             assert_holds(store, recordings.tokens(0, store.n_steps))
@@ -368,6 +367,8 @@ def other(tmp_path) -> Path:
 def test_a_missing_or_strange_file_is_told_or_healed(stream, other, name):
     """Removed, or in its place a directory, a link, a pipe, nothing, or the file of another stream."""
 
+    another_name = "index" if name == "data" else "data"
+
     def replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
         def damage(path: Path) -> None:
             (path / name).unlink()
@@ -383,9 +384,7 @@ def test_a_missing_or_strange_file_is_told_or_healed(stream, other, name):
         "a pipe": replaced(os.mkfifo),
         "empty": replaced(lambda file: file.touch()),
         "another stream's": replaced(lambda file: shutil.copyfile(other / name, file)),
-        "another name's": replaced(
-            lambda file: shutil.copyfile(stream / ("index" if name == "data" else "data"), file)
-        ),
+        "another name's": replaced(lambda file: shutil.copyfile(stream / another_name, file)),
     }
 
     for what, damage in damages.items():
@@ -460,14 +459,13 @@ def test_many_damages_at_once(stream):
         def damage(path):
             rng = random.Random(seed)
             for name in rng.sample(FILES[:-1], 3):
-                size = used(stream, name)
-                change = rng.choice([zeroed(rng.randrange(size), 64), scrambled(rng, rng.randrange(size), 8)])
-                rewrite(name, rng.choice([change, lambda content: content[: rng.randrange(size)]]))(path)
+                start = rng.randrange(used(stream, name))
+                kinds = zeroed(start, 64), scrambled(rng, start, 8), removed(start, 1 << 20)
+                rewrite(name, rng.choice(kinds))(path)
 
         return damage
 
-    seen = damage_and_look(
-        stream, [(f"seed {seed}", several(seed)) for seed in (rng.random() for _ in range(times(60)))]
-    )
+    seeds = [rng.random() for _ in range(times(60))]
+    seen = damage_and_look(stream, [(f"seed {seed}", several(seed)) for seed in seeds])
 
     assert set(seen) <= {"right", "shorter", "CorruptDataError"}

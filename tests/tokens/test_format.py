@@ -72,7 +72,8 @@ def lines(rows: int, tokens: int, before: str, seq: int, data: list[str], index:
     told |= {"data": data, "index": index}
     chain = proof(json.dumps([told, before], separators=(",", ":")).encode())
     text = json.dumps({**told, "chain": chain}, separators=(",", ":"))
-    return f"{proof(text.encode())} {text}\n" * 2, chain
+    line = f"{proof(text.encode())} {text}\n"
+    return f"{line}\n{line}", chain
 
 
 def test_description(stream: Path):
@@ -110,10 +111,10 @@ def test_head_page(stream: Path):
     assert page[:48] == signed
     assert page[48:56] == struct.pack("<Q", xxhash.xxh3_64_intdigest(signed))
     assert page[56:64] == struct.pack("<q", os.getpid())
-    assert page[64:72].hex() == "0600000000008453"
-    assert page[128:136].hex() == "000000000000379e"
-    assert page[192:200].hex() == "0100000000006e3c"
-    assert page[256:512] == bytes([1, 2, 1]) + bytes(253)
+    assert page[64:72].hex() == "0600000000002c34"
+    assert page[128:136].hex() == "000000000000875f"
+    assert page[192:200].hex() == "01000000000066de"
+    assert page[256:512] == bytes([0xE1, 0xD2, 0xE1]) + bytes(253)
     assert not any(page[72:128] + page[136:192] + page[200:256] + page[512:])
 
 

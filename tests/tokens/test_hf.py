@@ -229,6 +229,19 @@ def test_a_dataset_travels():
     assert dataset.with_format("torch")[0]["a"] == torch.tensor(0)
 
 
+def test_a_dataset_outlives_its_stream():
+    """And a stream can be appended to itself."""
+    store = store_of({"a": Value("int64")}, [{"a": 1}, {"a": 2}])
+    store.from_dataset(store.to_dataset())
+    dataset = store.to_dataset()
+
+    store.close()
+    del store
+    gc.collect()
+
+    assert dataset["a"][:] == [1, 2, 1, 2]
+
+
 def test_two_processes_make_datasets_of_their_own():
     """A forked child and its parent write to different files, however equal they were when they parted."""
     store = store_of({"a": Value("int64")}, [{"a": i} for i in range(5)])

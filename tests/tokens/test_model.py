@@ -509,18 +509,23 @@ class StreamMachine(RuleBasedStateMachine):
     def sample(self, data: st.DataObject, width: int, start: str) -> None:
         """Windows begin where they may, in the writer's and in every reader's eyes, and coverage counts them."""
         within = data.draw(st.none() | st.sampled_from([field.name for field in self.plain.fields]), "within")
-        expected = self.plain.starts(width, start, within)
-        told = self.store.coverage(width, start=start, within=within)
-        assert (told.windows, told.episodes, told.too_short) == self.plain.coverage(width, start, within)
+        whole = [(reader, seen) for reader, seen in self.readers if seen.first == self.plain.first]
+        for store, plain in [(self.store, self.plain), *whole]:
+            self.sample_one(store, plain, width, start, within)
+
+    def sample_one(self, store: StreamStore, plain: PlainStream, width: int, start: str, within: str | None) -> None:
+        expected = plain.starts(width, start, within)
+        told = store.coverage(width, start=start, within=within)
+        assert (told.windows, told.episodes, told.too_short) == plain.coverage(width, start, within)
         if not expected:
             with pytest.raises(ConfigError, match="no window"):
-                self.store.sample(1, width, start=start, within=within)
+                store.sample(1, width, start=start, within=within)
             return
-        begins = self.store.sample_starts(40, width, start=start, within=within)
+        begins = store.sample_starts(40, width, start=start, within=within)
         assert set(begins.tolist()) <= set(expected)
-        batch = self.store.sample(5, width, rng=np.random.default_rng(3), start=start, within=within)
-        again = self.store.sample_starts(5, width, rng=np.random.default_rng(3), start=start, within=within)
-        assert batch["values"].tolist() == self.store.windows(again, width)["values"].tolist()
+        batch = store.sample(5, width, rng=np.random.default_rng(3), start=start, within=within)
+        again = store.sample_starts(5, width, rng=np.random.default_rng(3), start=start, within=within)
+        assert batch["values"].tolist() == store.windows(again, width)["values"].tolist()
 
     @rule(width=WIDTHS, stride=st.none() | st.integers(1, 7))
     def look_at_all_windows(self, width: int, stride: int | None) -> None:
@@ -565,8 +570,23 @@ class BoundedMachine(StreamMachine):
 
     bounds = st.sampled_from([1, 6, 20, 400])
 
+    @rule(data=st.data(), bound=bounds | st.none())
+    def rebound(self, data: st.DataObject, bound: int | None) -> None:
+        """Opened with another bound, the stream keeps to it from the next append on."""
+        before, self.plain.max_tokens = self.plain.max_tokens, bound
+        writes, values, fields = self.draft(data, 1)
+        if self.is_too_large(writes):
+            self.plain.max_tokens = before
+            return
+        self.store.close()
+        self.commits.clear()
+        self.store = StreamStore.open(self.path, mode="a", max_tokens=bound)
+        self.give(self.store, writes, values)
+        self.settle(writes, fields)
+        self.look()
 
-@pytest.mark.parametrize(("machine", "n"), [(StreamMachine, 30), (BoundedMachine, 30)], ids=["unbounded", "bounded"])
+
+@pytest.mark.parametrize(("machine", "n"), [(StreamMachine, 50), (BoundedMachine, 50)], ids=["unbounded", "bounded"])
 def test_a_stream_does_as_a_list_of_field_writes(machine, n):
     """Whatever is done in whatever order, positions, steps, windows and samples are those of the list."""
     run_state_machine_as_test(machine, settings=settings(max_examples=times(n), stateful_step_count=25))

@@ -143,7 +143,24 @@ def test_positions_outside_are_refused_by_name(ten, index, named):
 
 
 @pytest.mark.parametrize(
-    "index", [1.0, [0.5], np.array([1.0]), "1", ["1"], None, [None], 1j, [[1], [2, 3]], {"a": 1}, object()], ids=repr
+    "index",
+    [
+        1.0,
+        [0.5],
+        np.array([1.0]),
+        "1",
+        ["1"],
+        None,
+        [None],
+        1j,
+        [[1], [2, 3]],
+        {"a": 1},
+        object(),
+        ...,
+        (slice(1), 0),
+        np.array([1, 2], object),
+    ],
+    ids=repr,
 )
 def test_what_is_no_position_is_refused(ten, index):
     """Only whole numbers, slices and masks are positions."""
@@ -158,6 +175,16 @@ def test_a_mask_of_another_length_is_refused(ten, mask):
     """It says which one is needed."""
     with pytest.raises(IndexError, match=r"mask.*\(10,\)"):
         ten[mask]
+
+
+def test_masked_positions_are_refused(ten):
+    """What is under the mask was not meant."""
+    masked = np.ma.array([1, 2], mask=[0, 1])
+    for read in (lambda: ten[masked], lambda: ten.windows(masked, 2)):
+        with pytest.raises(IndexError, match="mask"):
+            read()
+    with pytest.raises(SchemaError, match="mask"):
+        ten.decode(masked, "a")
 
 
 def test_batches_belong_to_the_caller(ten):
@@ -440,6 +467,18 @@ def test_what_is_appended_while_steps_are_read_is_not_among_them():
 
     assert seen == [(0, {"a": 1}), (1, {"a": 2})]
     assert [(step.number, dict(step)) for step in store.steps(1)] == [(1, {"a": 2, "b": 9}), (2, {"a": 3})]
+
+
+def test_steps_of_a_stream_that_is_closed_meanwhile_are_an_error():
+    """That says so."""
+    store = StreamStore(fields={"a": "int64"})
+    store.append_many(np.arange(5_000), {"a": np.arange(5_000)})
+    steps = iter(store)
+    next(steps)
+    store.close()
+
+    with pytest.raises(ConfigError, match="closed"):
+        list(steps)
 
 
 def test_steps_are_whole_across_the_parts_they_are_read_in():

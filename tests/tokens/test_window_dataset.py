@@ -1,4 +1,4 @@
-"""Windows as a map-style dataset: each number means one window for ever, while the stream grows, wherever it is read."""
+"""Windows as a map-style dataset: each number means one window for ever, while the stream grows, wherever one reads."""
 
 from __future__ import annotations
 
@@ -131,6 +131,30 @@ def test_in_a_bounded_stream_windows_leave_and_keep_their_numbers(lengths, width
                     copy[i]
     again = store.as_dataset(width, stride, within)
     assert values(again) == windows_of(plain, starts_of(plain, width, stride, within), width)
+
+
+@pytest.mark.parametrize(("within", "stride"), [(None, 3), ("done", 1), ("done", 3)])
+def test_a_copy_that_did_not_look_for_long_never_shows_another_window(within, stride):
+    """A worker that waits while whole episodes come and go cannot count them any more: it says so, or it is right."""
+    store, plain = pair(max_tokens=24)
+    dataset = store.as_dataset(3, stride, within)
+    idle = pickle.loads(pickle.dumps(dataset))
+
+    filled(store, plain, steps_of([3, 4, 2, 5, 4, 3, 5]), lambda: len(dataset))
+
+    n_shown = 0
+    for i in range(len(dataset)):
+        try:
+            right = dataset[i]["values"].tolist()
+        except IndexError:
+            continue
+        try:
+            shown = idle[i]["values"].tolist()
+        except (IndexError, PoolishError):
+            continue
+        assert shown == right
+        n_shown += 1
+    assert n_shown > 0 or within is not None
 
 
 def test_a_window_never_lies_in_two_episodes():

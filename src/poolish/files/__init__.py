@@ -15,7 +15,7 @@ from poolish.files.checksums import CHECKSUM, Checksummed, checksum, checksum_he
 from poolish.files.documents import check_name, read_json, write_json
 from poolish.files.locks import Lock
 from poolish.files.publishing import Partial, publish, sweep, sync, sync_directory
-from poolish.files.space import allocate, explain_full, grow, punch, write_all
+from poolish.files.space import allocate, explain_full, grow, open_regular, punch, write_all
 
 __all__ = [
     "CHECKSUM",
@@ -28,6 +28,7 @@ __all__ = [
     "checksum_hex",
     "explain_full",
     "grow",
+    "open_regular",
     "publish",
     "punch",
     "read_json",

@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import errno as codes
 import os
+import stat
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from poolish.errors import StoreFull
+from poolish.errors import CorruptDataError, StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,6 +42,25 @@ def explain_full(path: Path | str, n_bytes: int = 0) -> Iterator[None]:
         reason = f"{os.strerror(error.errno).lower()}{f' for {n_bytes:,} bytes' if n_bytes else ''}"
         message = f"{path}: {reason}; make room there, or raise the limit on it, then try again"
         raise StoreFull(message, errno=error.errno, filename=path) from error
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Open a file, ``0600`` where it is made, not through links and nothing but a regular one."""
+    try:
+        with explain_full(path):
+            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno in (codes.EISDIR, codes.ELOOP, codes.ENXIO):
+            raise _strange(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _strange(path)
+    return fd
+
+
+def _strange(path: Path) -> CorruptDataError:
+    return CorruptDataError(f"{path}: not a regular file; restore it from a copy")
 
 
 def write_all(fd: int, buffers: Iterable[Buffer]) -> int:

@@ -27,7 +27,7 @@ cdef extern from "values.h":
     int poolish_array_kind(cnp.ndarray array)
     int poolish_number(PyObject *value, const poolish_encoding *field, int64_t *token)
     int poolish_step(PyObject *value, int64_t *step)
-    uint64_t poolish_sealed(uint64_t number) nogil
+    uint64_t poolish_sealed(uint64_t number, uint64_t word) nogil
     void poolish_release(int64_t *word, uint64_t value) nogil
     uint64_t poolish_acquire(const int64_t *word) nogil
 
@@ -325,7 +325,7 @@ cdef class Recorder:
             self.release()
 
     cdef inline void release(self) noexcept nogil:
-        poolish_release(self.head + PUBLISHED, poolish_sealed(self.n_rows))
+        poolish_release(self.head + PUBLISHED, poolish_sealed(self.n_rows, PUBLISHED))
         if poolish_unlikely(self.n_tokens - self.first_token > self.max_tokens):
             self.drop_steps()
 
@@ -343,7 +343,7 @@ cdef class Recorder:
             while row < self.n_rows and self.index[3 * row + 1] >> 8 == ordinal:
                 row += 1
         self.first_row, self.first_token = row, self.index[3 * row]
-        poolish_release(self.head + FIRST, poolish_sealed(row))
+        poolish_release(self.head + FIRST, poolish_sealed(row, FIRST))
 
     def record(self, steps, types, lengths, tokens):
         """Write field-writes that were checked and encoded, and publish them."""
@@ -632,7 +632,7 @@ def load_word(head, int64_t word):
         raise IndexError("no such word")
     cdef uint64_t sealed = poolish_acquire(words + word)
     cdef uint64_t number = sealed & 0xFFFFFFFFFFFFULL
-    return <int64_t>number if poolish_sealed(number) == sealed else -1
+    return <int64_t>number if poolish_sealed(number, <uint64_t>word) == sealed else -1
 
 
 def store_word(head, int64_t word, int64_t number):
@@ -640,7 +640,7 @@ def store_word(head, int64_t word, int64_t number):
     cdef int64_t *words = <int64_t *>views.write(head)
     if not 0 <= word < views.size(0) // 8:
         raise IndexError("no such word")
-    poolish_release(words + word, poolish_sealed(<uint64_t>number))
+    poolish_release(words + word, poolish_sealed(<uint64_t>number, <uint64_t>word))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -207,8 +207,8 @@ def _encode_int(values: Array, low: int, high: int) -> tuple[Int64, NDArray[np.b
 # --- the head page ---------------------------------------------------------------------------------------------------
 
 
-def _sealed(number: int) -> int:
-    return number | ((number + 1) * _SEAL & (1 << 64) - 1) >> 48 << 48
+def _sealed(number: int, word: int) -> int:
+    return number | (((word << 48) + number + 1) * _SEAL & (1 << 64) - 1) >> 48 << 48
 
 
 def load_word(head: Int64, word: int) -> int:
@@ -217,14 +217,14 @@ def load_word(head: Int64, word: int) -> int:
         raise IndexError("no such word")
     sealed = int(head.view(np.uint64)[word])
     number = sealed & (1 << 48) - 1
-    return number if _sealed(number) == sealed else -1
+    return number if _sealed(number, word) == sealed else -1
 
 
 def store_word(head: Int64, word: int, number: int) -> None:
     """Publish a number below 2**48, after everything that was written before it."""
     if not 0 <= word < len(head):
         raise IndexError("no such word")
-    head.view(np.uint64)[word] = _sealed(number)
+    head.view(np.uint64)[word] = _sealed(number, word)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

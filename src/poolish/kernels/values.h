@@ -173,12 +173,12 @@ static inline int poolish_step(PyObject *value, int64_t *step) {
   return *step < 0;
 }
 
-/* The words of the head page: 48 bits of a number under 16 bits that prove it. A single store publishes both, and any
-   flipped bit, and a page of zeros, are seen. */
+/* The words of the head page: 48 bits of a number under 16 bits that prove it, and that it stands in this very word. A
+   single store publishes both; any flipped bit, two words that are swapped, and a page of zeros are seen. */
 #define POOLISH_SEAL 0x9E3779B97F4A7C15ULL
 
-static inline uint64_t poolish_sealed(uint64_t number) {
-  return number | (((number + 1) * POOLISH_SEAL) >> 48 << 48);
+static inline uint64_t poolish_sealed(uint64_t number, uint64_t word) {
+  return number | ((((word << 48) + number + 1) * POOLISH_SEAL) >> 48 << 48);
 }
 
 static inline void poolish_release(int64_t *word, uint64_t value) {

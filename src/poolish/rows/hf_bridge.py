@@ -21,12 +21,6 @@ from poolish.schema.features import without_arrays
 CHUNK_BYTES = 1 << 30
 
 
-def is_dataset(value: object) -> bool:
-    """Whether this is a ``datasets.Dataset``; nobody can hold one before datasets is loaded."""
-    module = sys.modules.get("datasets")
-    return module is not None and isinstance(value, module.Dataset)
-
-
 def refuse_splits(value: object, i: int) -> None:
     """A DatasetDict looks like a row whose cells are datasets; say what was meant."""
     module = sys.modules.get("datasets")

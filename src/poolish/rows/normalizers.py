@@ -194,7 +194,7 @@ def _batches(value: Any) -> Iterable[pa.RecordBatch] | None:
         return _kept_empty(value.to_batches(), value.schema)
     if isinstance(value, pa.RecordBatch):
         return [value]
-    if hf_bridge.is_dataset(value):
+    if features.is_dataset(value):
         return features.batches(value)
     if isinstance(value, pa.StructArray):
         return [pa.RecordBatch.from_struct_array(value)]

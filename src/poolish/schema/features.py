@@ -183,6 +183,12 @@ def _temporal_name(dtype: str) -> str:
     return dtype.replace("datetime64", "timestamp").replace("timedelta64", "duration")
 
 
+def is_dataset(value: object) -> bool:
+    """Whether this is a ``datasets.Dataset``; nobody can hold one before datasets is loaded."""
+    module = sys.modules.get("datasets")
+    return module is not None and isinstance(value, module.Dataset)
+
+
 def batches(dataset: Any) -> Iterator[pa.RecordBatch]:
     """The rows of a dataset as Arrow, without a detour through Python; selections and shuffles are respected."""
     metadata = dataset.features.arrow_schema.metadata

@@ -1,6 +1,6 @@
 """The log of commits: what of a stream survives a power cut, and the checksums that prove it.
 
-One commit is two equal lines of text, so that one of them may be damaged::
+One commit is two equal lines of text with an empty one between them, so that one may be damaged::
 
     <xxh3 of the rest, 16 digits> {"seq": 3, "uuid": ..., "first": 0, "rows": 400, "tokens": 700, "kinds": "1211",
                                    "data": [<xxh3 of a block>, ...], "index": [...], "chain": <xxh3>}
@@ -23,7 +23,7 @@ from typing import Any
 from uuid import UUID
 
 from poolish.errors import CorruptDataError
-from poolish.files import checksum_hex, explain_full, sync, write_all
+from poolish.files import checksum_hex, open_regular, sync, write_all
 
 BLOCK = 1 << 20
 
@@ -78,20 +78,23 @@ def blocks(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 class CommitLog:
-    """The file of records. Readers only read it; the one writer appends."""
+    """The file of records. Readers only read it (``"r"``); the one writer appends (``"a"``), or makes it (``"w"``)."""
 
     def __init__(self, path: Path, uuid: UUID, *, mode: str) -> None:
         self.path, self.uuid = path, uuid
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if mode == "a" else os.O_RDONLY
-        with explain_full(path):
-            self._fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        flags = {"r": os.O_RDONLY, "a": os.O_RDWR | os.O_APPEND, "w": os.O_RDWR | os.O_APPEND | os.O_CREAT}[mode]
+        try:
+            self._fd = open_regular(path, flags)
+        except FileNotFoundError as error:
+            raise CorruptDataError(f"{path}: missing; restore it from a copy") from error
 
     def append(self, record: Commit) -> None:
         """Write a record and wait until the disk has it."""
         line = record.line()
         # A write that was cut short, by a kill or a full disk, left a line without an end.
         start = b"" if self._ends_with_line() else b"\n"
-        write_all(self._fd, [start, line, line])
+        # An empty line between the two: a damaged end of one must not make the other part of it.
+        write_all(self._fd, [start, line, b"\n", line])
         sync(self._fd, self.path)
 
     def sync(self) -> None:

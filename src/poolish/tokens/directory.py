@@ -71,12 +71,13 @@ def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None
     for name in _OURS - {LOCK}:  # what a creation that was killed left
         (path / name).unlink(missing_ok=True)
     with ExitStack() as opened:
-        lanes = opened.enter_context(closing(Lanes(path, mode="a")))
+        lanes = opened.enter_context(closing(Lanes(path, mode="w")))
         head = opened.enter_context(closing(Head(path / "head", mode="a")))
-        log = opened.enter_context(closing(CommitLog(path / "commits", uuid, mode="a")))
+        log = opened.enter_context(closing(CommitLog(path / "commits", uuid, mode="w")))
         lanes.reserve(1, 0)
         kinds = "".join(str(field.kind) for field in fields)
-        head.kinds[: len(fields)] = [field.kind for field in fields]
+        for type_, field in enumerate(fields):
+            head.store_kind(type_, field.kind)
         for word in (PUBLISHED, FIRST, COMMITTED):
             head.store(word, 0)
         head.sign(owner_of(uuid, lanes.data.file))

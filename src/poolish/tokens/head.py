@@ -9,11 +9,12 @@
         64    published   index rows that readers may see          \\
        128    first       index row where a bounded store begins    |  sealed words, a cache line each
        192    committed   number of the newest synced commit       /
-       256    kinds of the 256 fields: 0 undecided, 1 scalar, 2 sequence
+       256    kinds of the fields, a byte each: 0xF0 undecided, 0xE1 scalar, 0xD2 sequence
 
-A sealed word is a number below 2**48 with 16 bits above it that prove it, stored in one piece. The page is good for
-the machine and the boot that wrote it, and for the very file of data beside it: after a power cut, or in a copy of the
-directory, the lanes may be older than the page, and then only commits count.
+A sealed word is a number below 2**48 with 16 bits above it that prove it, stored in one piece; a kind has its
+opposite in its upper half. The page is good for the machine and the boot that wrote it, and for the very file of data
+beside it: after a power cut, or in a copy of the directory, the lanes may be older than the page, and then only commits
+count.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ COMMITTED = 24
 KINDS = slice(256, 512)
 _STATIC = struct.Struct("<8s16s16sqQ")
 _PID = slice(56, 64)
+_SEALED_KINDS = {0xF0, 0xE1, 0xD2}
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Head:
         if mode == "a":
             try:
                 self._file.grow(PAGE)
+                self._file.secure(0)
             except BaseException:
                 self._file.close()
                 raise
@@ -117,10 +120,14 @@ class Head:
         """Publish a number."""
         kernels.store_word(self.words, word, number)
 
-    @property
-    def kinds(self) -> NDArray[np.uint8]:
-        """The kind of each field."""
-        return self._file.bytes[KINDS]
+    def kinds(self, n_fields: int) -> bytes | None:
+        """The kinds of the fields; None if any of them is damaged."""
+        told = bytes(self._file.bytes[KINDS][:n_fields])
+        return bytes(byte & 3 for byte in told) if set(told) <= _SEALED_KINDS else None
+
+    def store_kind(self, type_: int, kind: int) -> None:
+        """Say what a field is."""
+        self._file.bytes[KINDS][type_] = kind | (~kind & 15) << 4
 
     def sync(self) -> None:
         """Wait until the disk has the page."""

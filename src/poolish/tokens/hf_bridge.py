@@ -6,6 +6,8 @@ give back for another stream. So Arrow batches are written here, as it does it, 
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +17,14 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
-from poolish.errors import SchemaError, UnknownColumn
-from poolish.schema.features import batches
+from poolish.errors import CorruptDataError, SchemaError, UnknownColumn
+from poolish.schema import column_name
+from poolish.schema.features import batches, is_dataset, without_arrays
 from poolish.tokens import temporary
-from poolish.tokens.fields import TokenField, schema_of
+from poolish.tokens.fields import TokenField, fields_of, schema_of
 from poolish.tokens.lanes import START, STEP, TYPE
 from poolish.tokens.starts import View
+from poolish.tokens.values import is_tensor, shown
 
 if TYPE_CHECKING:
     import datasets
@@ -29,16 +33,38 @@ if TYPE_CHECKING:
 
 Int64 = NDArray[np.int64]
 
-#: Index rows in one Arrow batch: a few MB, so that memory does not depend on the stream.
-ROWS = 1 << 16
+#: Index rows and tokens in one Arrow batch: a few MB, so that memory does not depend on the stream.
+ROWS, TOKENS = 1 << 16, 1 << 19
 
 
 # To a dataset --------------------------------------------------------------------------------------------------
 
 
 def features_of(fields: Sequence[TokenField]) -> datasets.Features:
-    """The fields as Hugging Face describes them."""
-    return schema_of(fields).to_features()
+    """The fields as Hugging Face describes them: as they were declared, where they were declared so."""
+    import datasets
+
+    return datasets.Features({field.name: _declared(field) or _feature(field) for field in fields})
+
+
+def _feature(field: TokenField) -> Any:
+    return schema_of([field]).to_features()[field.name]
+
+
+def _declared(field: TokenField) -> Any:
+    """The feature that a field was declared by; what a damaged file may say instead is refused."""
+    import datasets
+
+    if field.feature is None:
+        return None
+    try:
+        feature = datasets.Features.from_dict({field.name: json.loads(field.feature)})[field.name]
+        [same] = fields_of({field.name: feature})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptDataError(f"field {field.name!r}: no feature in {field.feature!r} ({error})") from error
+    if (same.dtype, same.shape) != (field.dtype, field.shape):
+        raise CorruptDataError(f"field {field.name!r}: its feature {feature} is not {field}; restore store.json")
+    return feature
 
 
 def to_dataset(store: StreamStore, extra: Mapping[str, Any], step: str | None) -> datasets.Dataset:
@@ -48,6 +74,10 @@ def to_dataset(store: StreamStore, extra: Mapping[str, Any], step: str | None) -
 
     view = store._view()
     features = features_of(store._fields)
+    for type_, field in enumerate(store._fields):
+        # Hugging Face's arrays whose first dimension varies cannot be null; lists can.
+        if field.shape and len(field.shape) > 1 and field.shape[0] is None and _has_gaps(view, type_):
+            features[field.name] = without_arrays(features[field.name])
     columns = _extra(extra, view.n_steps)
     names = [*features, *([step] if step else []), *columns]
     for name in names:
@@ -71,19 +101,36 @@ def to_dataset(store: StreamStore, extra: Mapping[str, Any], step: str | None) -
     return datasets.Dataset.from_file(str(path))
 
 
+def _has_gaps(view: View, type_: int) -> bool:
+    """Whether any step is without a field."""
+    n = 0
+    for begin in range(view.first_row, view.rows, ROWS):
+        rows = view.lanes.index.room[begin : min(begin + ROWS, view.rows), TYPE]
+        n += int(np.count_nonzero(rows & 0xFF == type_))
+    return n < view.n_steps
+
+
 def _extra(extra: Mapping[str, Any], n_steps: int) -> dict[str, pa.Array]:
-    columns = {}
-    for name, values in extra.items():
-        column = values if isinstance(values, pa.Array) else pa.array(_plain(values))
-        if len(column) != n_steps:
-            raise SchemaError(f"extra column {name!r}: {len(column):,} values for {n_steps:,} steps; give one for each")
-        columns[name] = column
-    return columns
+    return {column_name(name): _extra_column(name, values, n_steps) for name, values in extra.items()}
+
+
+def _extra_column(name: str, values: Any, n_steps: int) -> pa.Array:
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise SchemaError(f"extra column {name!r}: give a list with a value for each step, got {shown(values)}")
+    try:
+        column = pa.array(_plain(values)) if not isinstance(values, pa.Array) else values
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise SchemaError(f"extra column {name!r}: Arrow cannot hold it ({error}); convert it first") from error
+    if len(column) != n_steps:
+        raise SchemaError(f"extra column {name!r}: {len(column):,} values for {n_steps:,} steps; give one for each")
+    return column
 
 
 def _plain(values: Any) -> Any:
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
+    if is_tensor(values):
+        values = values.detach().numpy()
     return values if isinstance(values, np.ndarray) and values.ndim == 1 else list(values)
 
 
@@ -117,11 +164,13 @@ def _batches(store: StreamStore, view: View, features: Any, step: str | None) ->
 
 
 def _end_of_steps(view: View, low: int) -> int:
-    """A row near ``low + ROWS`` where a step begins."""
-    if low + ROWS >= view.rows:
+    """A row where a step begins, so many rows and tokens behind ``low`` as make a batch; one step at least."""
+    by_tokens = view.row_not_below(START, view.lanes.tokens_at(low) + TOKENS)
+    limit = min(low + ROWS, by_tokens)
+    if limit >= view.rows:
         return view.rows
-    ordinals = np.array([view.lanes.ordinal(low + ROWS), view.lanes.ordinal(low) + 1])
-    return int(view.lanes.rows_of_ordinals(ordinals.max(keepdims=True), view.first_row, view.rows)[0])
+    ordinal = max(view.lanes.ordinal(limit), view.lanes.ordinal(low) + 1)
+    return view.row_not_below(TYPE, ordinal << 8)
 
 
 def _column(
@@ -174,16 +223,16 @@ def _items(type_: pa.DataType, n: int, sizes: tuple[Any, ...], numbers: NDArray[
     return _lists(type_, np.full(n, sizes[0], np.int64), sizes[1:], numbers, None)
 
 
-_folder: Path | None = None
+_folders: dict[int, Path] = {}
 _numbers = iter(range(1 << 62))
 
 
 def _cache_folder() -> Path:
-    """Where datasets lie that were made here; it goes with the process."""
-    global _folder
-    if _folder is None or not _folder.exists():
-        _folder = temporary.keep("lock")
-    return _folder
+    """Where datasets lie that were made here; it goes with the process. A forked child has one of its own."""
+    process = os.getpid()
+    if process not in _folders or not _folders[process].exists():
+        _folders[process] = temporary.keep("lock")
+    return _folders[process]
 
 
 # From a dataset ------------------------------------------------------------------------------------------------
@@ -192,7 +241,7 @@ def _cache_folder() -> Path:
 def from_dataset(store: StreamStore, dataset: Any, step: str | None) -> None:
     """Append the rows of a dataset."""
     writer = store._writer()
-    if not hasattr(dataset, "features") or not hasattr(dataset, "with_format"):
+    if not is_dataset(dataset):
         raise SchemaError(f"from_dataset takes a datasets.Dataset, got {type(dataset).__name__}; choose a split of it")
     if step is not None and step not in dataset.column_names:
         raise UnknownColumn(f"no column {step!r} in this dataset; there are {dataset.column_names}")
@@ -214,7 +263,10 @@ def from_dataset(store: StreamStore, dataset: Any, step: str | None) -> None:
 
 def _steps(writer: Any, batch: pa.RecordBatch, step: str | None) -> Int64:
     if step is None:
-        return writer.recorder.last_step + 1 + np.arange(batch.num_rows)  # type: ignore[no-any-return]
+        first = writer.recorder.last_step + 1
+        if first + batch.num_rows > 2**63:
+            raise SchemaError(f"no numbers are left behind step {first - 1}; give step= a column of its own")
+        return np.arange(first, first + batch.num_rows)
     column = batch.column(step)
     if column.null_count or not kinds.is_integer(column.type):
         raise SchemaError(f"column {step!r}: steps are whole numbers without nulls, this is {column.type}")

@@ -10,7 +10,9 @@ counts steps from 0 without gaps, so that the i-th step can be found by searchin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,18 +45,20 @@ class Lanes:
     """The files of a stream that grow."""
 
     def __init__(self, path: Path, *, mode: str) -> None:
+        """Open the lanes to read (``"r"``), to write (``"a"``: types may be missing), or make them (``"w"``)."""
         self.path = path
-        opened: list[MemmapBuffer] = []
-        try:
+        needed = {"w": (), "a": ("data", "index"), "r": ("data", "index", "types")}[mode]
+        for name in needed:
+            if not os.path.lexists(path / name):
+                raise CorruptDataError(f"{path / name}: missing; restore it from a copy")
+        with ExitStack() as opened:  # closes what is open if anything below fails
+            lanes = []
             for name, dtype, shape in (("data", np.int64, ()), ("index", np.int64, (3,)), ("types", np.uint8, ())):
-                opened.append(MemmapBuffer(path / name, dtype=dtype, shape=shape, mode=mode, length=0))
-        except BaseException as error:
-            for lane in opened:
-                lane.close(cut=False)
-            if isinstance(error, FileNotFoundError):
-                raise CorruptDataError(f"{error.filename}: missing; restore it from a copy") from error
-            raise
-        self.data, self.index, self.types = opened
+                lane = MemmapBuffer(path / name, dtype=dtype, shape=shape, mode=mode.replace("w", "a"), length=0)
+                opened.callback(lane.close, cut=False)
+                lanes.append(lane)
+            opened.pop_all()
+        self.data, self.index, self.types = lanes
 
     def reserve(self, n_rows: int, n_tokens: int) -> bool:
         """Have room for so much, and for the row behind the last; whether anything had to grow."""

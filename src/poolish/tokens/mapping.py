@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import stat
 import sys
 import weakref
 from pathlib import Path
@@ -24,8 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolish.errors import CorruptDataError
-from poolish.files import allocate, explain_full, grow, sync
+from poolish.files import allocate, grow, open_regular, sync
 
 Bytes = NDArray[np.uint8]
 
@@ -102,12 +100,7 @@ class MappedFile:
 
 def _open(path: Path, is_writable: bool) -> int:
     flags = os.O_RDWR | os.O_CREAT if is_writable else os.O_RDONLY
-    with explain_full(path):
-        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise CorruptDataError(f"{path}: not a regular file; restore it from a copy")
-    return fd
+    return open_regular(path, flags)
 
 
 def _map(fd: int, needed: int, reserved: int, is_writable: bool, path: Path) -> Bytes:

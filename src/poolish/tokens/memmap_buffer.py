@@ -58,6 +58,8 @@ class MemmapBuffer:
         if chunk_rows is not None and (not isinstance(chunk_rows, int) or chunk_rows < 1):
             raise ConfigError(f"chunk_rows={chunk_rows!r}: give a whole number of rows, 1 or more")
         self._chunk = (chunk_rows or max(1, CHUNK_BYTES // self.row_bytes)) * self.row_bytes
+        if length is not None:
+            _check_count(length, "length")
         self._is_named = path is not None
         self._file = MappedFile(Path(path), mode=mode) if path is not None else _nameless()
         self._length = _length_of(self._file, self.row_bytes, length)
@@ -100,6 +102,7 @@ class MemmapBuffer:
 
     def reserve(self, n_rows: int) -> None:
         """Have room for ``n_rows`` in all; the disk's space is taken now, in whole chunks."""
+        _check_count(n_rows, "n_rows")
         if n_rows > len(self._rows):
             self._file.grow(-(-n_rows * self.row_bytes // self._chunk) * self._chunk)
             self._rows = self._view()
@@ -151,6 +154,11 @@ class MemmapBuffer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self._is_named or self._file.fd < 0:
+            raise TypeError("a buffer without a name stays in its process; give it a path, and open that elsewhere")
+        return _reopen, (str(self._file.path.absolute()), self.dtype.str, self.shape, self._length)
+
     def __repr__(self) -> str:
         where = f" in {self._file.path}" if self._is_named else ""
         return f"<MemmapBuffer of {self._length:,} rows of {self.dtype}{list(self.shape) if self.shape else ''}{where}>"
@@ -160,11 +168,21 @@ class MemmapBuffer:
         return self._file.bytes[: whole * self.row_bytes].view(self.dtype).reshape(whole, *self.shape)
 
 
+def _reopen(path: str, dtype: str, shape: tuple[int, ...], length: int) -> MemmapBuffer:
+    """What a pickled buffer becomes in another process: the same rows, to read."""
+    return MemmapBuffer(path, dtype=dtype, shape=shape, length=length, mode="r")
+
+
 def _plain(dtype: DTypeLike) -> np.dtype[Any]:
     chosen = np.dtype(dtype)
-    if chosen.kind not in "biufcmMV" or chosen.hasobject or chosen.itemsize == 0:
+    if chosen.hasobject or chosen.itemsize == 0:
         raise ConfigError(f"dtype {chosen}: an array in a file holds plain numbers; choose a numeric dtype")
     return chosen
+
+
+def _check_count(number: object, what: str) -> None:
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
+        raise ConfigError(f"{what}={number!r}: give a whole number of rows, 0 or more")
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
@@ -200,7 +218,8 @@ def _exactly(rows: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
         return given.astype(dtype, copy=False)
     if given.dtype.kind == "O" and all(isinstance(number, int) for number in given.ravel().tolist()):
         raise NumberTooLarge(f"{dtype} cannot hold {max(given.ravel().tolist(), key=abs)}; convert it before append")
-    if given.dtype.kind not in "biufc" or (given.dtype.kind == "c" and dtype.kind != "c"):
+    are_numbers = given.dtype.kind in "biufc" and dtype.kind in ("c" if given.dtype.kind == "c" else "biufc")
+    if not are_numbers and given.dtype.kind != dtype.kind:
         raise SchemaError(f"{given.dtype} values do not become {dtype}; convert them before append")
     with np.errstate(all="ignore"):
         cast = given.astype(dtype)

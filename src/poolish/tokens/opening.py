@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from uuid import UUID
 
 from poolish.errors import CorruptDataError
 from poolish.tokens.commits import Commit, CommitLog
+from poolish.tokens.directory import Description
 from poolish.tokens.head import Head, boot_id
 from poolish.tokens.lanes import Lanes, State
 from poolish.tokens.verify import check_added
@@ -23,19 +23,27 @@ from poolish.tokens.verify import check_added
 CHECKED_ROWS = 1 << 20
 
 
-def is_trusted(head: Head, lanes: Lanes, last: Commit, uuid: UUID) -> bool:
-    """Whether the head page tells the truth about the lanes as they are now."""
+def newest(head: Head, lanes: Lanes, log: CommitLog, description: Description) -> tuple[Commit, bool]:
+    """The newest commit, and whether the head page tells the truth about the lanes as they are now."""
+    # In this order: a writer that is at work appends to the log first and to the page then.
+    n_committed = head.committed
+    last = log.last()
+    return last, _is_trusted(head, lanes, last, n_committed, description)
+
+
+def _is_trusted(head: Head, lanes: Lanes, last: Commit, n_committed: int, description: Description) -> bool:
     owner = head.owner
-    if owner is not None and owner.uuid != uuid:
+    if owner is not None and owner.uuid != description.uuid:
         raise CorruptDataError(
             f"{lanes.path}: its head belongs to another stream ({owner.uuid}); restore the directory"
         )
-    if head.committed > last.seq:
+    if n_committed > last.seq:
         raise CorruptDataError(
-            f"{lanes.path}: commit {head.committed} was made and the log ends with {last.seq}; "
+            f"{lanes.path}: commit {n_committed} was made and the log ends with {last.seq}; "
             "restore the file 'commits' from a copy"
         )
-    if owner is None or head.published < 0 or head.first < 0 or head.committed < 0:
+    kinds = head.kinds(len(description.fields))
+    if owner is None or head.published < 0 or head.first < 0 or n_committed < 0 or kinds is None:
         warnings.warn(
             f"{lanes.path}: the head page is damaged; going on from commit {last.seq} with {last.tokens:,} tokens",
             RuntimeWarning,
@@ -48,8 +56,8 @@ def is_trusted(head: Head, lanes: Lanes, last: Commit, uuid: UUID) -> bool:
 
 def published(head: Head, lanes: Lanes, n_fields: int) -> State:
     """What a trusted head page says, after making sure that the files hold it."""
-    first, rows = head.first, head.published
-    if rows < 0 or first < 0:
+    first, rows, kinds = head.first, head.published, head.kinds(n_fields)
+    if rows < 0 or first < 0 or kinds is None:
         raise CorruptDataError(f"{lanes.path}: the head page was damaged while the stream was open; open it again")
     if lanes.index.capacity <= rows:
         lanes.refresh()
@@ -57,7 +65,7 @@ def published(head: Head, lanes: Lanes, n_fields: int) -> State:
     tokens = lanes.tokens_at(rows)
     if lanes.data.capacity < tokens or lanes.types.capacity < tokens:
         lanes.refresh()
-    return State(first, rows, tokens, bytes(head.kinds[:n_fields]))
+    return State(first, rows, tokens, kinds)
 
 
 def committed(record: Commit) -> State:

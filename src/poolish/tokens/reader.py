@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
 from poolish.tokens import opening
@@ -38,7 +36,7 @@ class Reader:
         with ExitStack() as opened:  # closes what is open if anything below fails
             self.lanes = opened.enter_context(closing(Lanes(path, mode="r")))
             self.head = opened.enter_context(closing(_open_head(path)))
-            self.log = opened.enter_context(closing(_open_log(path, self.description.uuid)))
+            self.log = opened.enter_context(closing(CommitLog(path / "commits", self.description.uuid, mode="r")))
             self._is_pinned = at is not None
             self.state = self._state(at)
             opening.check(self.lanes, self.state, len(self.fields), with_types=True)
@@ -46,19 +44,28 @@ class Reader:
             if seen is not None and seen[1] <= self.state.rows:
                 rows = max(seen[1], self.state.first)  # what that handle saw may have left a bounded stream since
                 self.state = State(self.state.first, rows, self.lanes.tokens_at(rows), self.state.kinds)
-            self._first_token = self.lanes.tokens_at(self.state.first)
+            self._first_token = self._begin()
             opened.pop_all()
 
     def _state(self, at: int | None) -> State:
-        if at is not None:
-            records = {record.seq: record for record in self.log.records()}
-            if at not in records:
-                raise ConfigError(f"{self.path}: no commit {at}; there are 0 to {max(records, default=0)}")
-            return opening.committed(records[at])
-        last = self.log.last()
-        if opening.is_trusted(self.head, self.lanes, last, self.description.uuid):
-            return opening.published(self.head, self.lanes, len(self.fields))
-        return opening.committed(last)
+        last, self._is_live = opening.newest(self.head, self.lanes, self.log, self.description)
+        if self._is_live:
+            newest = opening.published(self.head, self.lanes, len(self.fields))
+        else:
+            newest = opening.committed(last)
+        return newest if at is None else self._older(at, newest)
+
+    def _older(self, at: int, newest: State) -> State:
+        """What an older commit said, as far as a bounded stream still has it."""
+        records = {record.seq: record for record in self.log.records()}
+        if at not in records:
+            raise ConfigError(f"{self.path}: no commit {at}; there are 0 to {max(records, default=0)}")
+        state = opening.committed(records[at])
+        if state.first == state.rows or newest.first <= state.first:
+            return state
+        if newest.first >= state.rows:
+            raise ConfigError(f"{self.path}: all steps of commit {at} have left the stream; choose a newer one")
+        return State(newest.first, state.rows, state.tokens, state.kinds)
 
     @classmethod
     def inherited(cls, writer: Writer) -> Reader:
@@ -68,13 +75,19 @@ class Reader:
         reader.lanes, reader.head, reader.log = writer.lanes, writer.head, writer.log
         reader._is_pinned = False
         reader.state = opening.published(reader.head, reader.lanes, len(reader.fields))
-        reader._first_token = reader.lanes.tokens_at(reader.state.first)
+        reader._is_live = True
+        reader._first_token = reader._begin()
         return reader
 
     @property
     def uuid(self) -> str:
         """The stream's own name."""
         return str(self.description.uuid)
+
+    def _begin(self) -> int:
+        """The token where the stream begins. The index of an empty one may have been given back."""
+        state = self.state
+        return state.tokens if state.first == state.rows else self.lanes.tokens_at(state.first)
 
     def view(self) -> View:
         """What this reader sees, to read from."""
@@ -93,7 +106,7 @@ class Reader:
 
     def kept_from(self) -> int:
         """The position of the first token that is kept now; its writer may have let go what we were reading."""
-        first = self.head.first
+        first = self.head.first if self._is_live else 0
         if first <= self.state.first:
             return self._first_token
         return self.lanes.tokens_at(first) if first <= self.state.rows else self.state.tokens
@@ -107,7 +120,8 @@ class Reader:
         if state.rows > self.state.rows:
             self.lanes.check_sizes(state.rows, state.tokens)
         self.fields = decided(self.description.fields, state.kinds)
-        self.state, self._first_token = state, self.lanes.tokens_at(state.first)
+        self.state = state
+        self._first_token = self._begin()
 
     def verify(self) -> Verified:
         """Check every committed byte."""
@@ -126,12 +140,3 @@ def _open_head(path: Path) -> Head:
         raise CorruptDataError(
             f"{path / 'head'}: missing; restore it, or open the stream once with mode='a'"
         ) from error
-
-
-def _open_log(path: Path, uuid: UUID) -> CommitLog:
-    try:
-        return CommitLog(path / "commits", uuid, mode="r")
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) or not os.path.isfile(path / "commits"):
-            raise CorruptDataError(f"{path / 'commits'}: missing or no file; restore it from a copy") from error
-        raise

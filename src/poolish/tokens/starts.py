@@ -197,6 +197,10 @@ class Episodes:
         self.table[self.n : self.n + len(ordinals), 1] = ordinals
         self.n += len(ordinals)
 
+    def is_behind(self, view: View) -> bool:
+        """Whether a bounded stream has let go what was never looked at, so that nobody can number it any more."""
+        return view.first_token > self._scanned
+
     def is_mostly_gone(self, view: View) -> bool:
         """Whether most of the table is about what a bounded stream has let go, so that it is better begun anew."""
         return self.n > 4096 and int(self.table[self.n * 3 // 4, 0]) <= view.first_token

@@ -34,6 +34,7 @@ def read_steps(store: StreamStore, view: View, low: int, high: int) -> Iterator[
     current: Step | None = None
     for begin in range(low, high, _ROWS):
         end = min(begin + _ROWS, high)
+        store._read()  # a stream that was closed meanwhile says so
         rows = np.array(view.lanes.index.room[begin : end + 1])
         first = int(rows[0, START])
         tokens = np.array(view.lanes.data.room[first : int(rows[-1, START])])

@@ -264,7 +264,7 @@ class StreamStore:
             return AnyToken(width) if start == "token" else AnyStep(width)
         type_ = self._type_of(within)
         episodes = self._episodes.get(type_)
-        if episodes is None or episodes.is_mostly_gone(view):
+        if episodes is None or episodes.is_mostly_gone(view) or episodes.is_behind(view):
             episodes = self._episodes[type_] = Episodes(self._fields[type_], type_, view)
             self._starts = {key: starts for key, starts in self._starts.items() if key[0] != type_}
         key = type_, width, start
@@ -277,7 +277,7 @@ class StreamStore:
 
         Tokens of other fields among them come out as they may; ``types`` tells which are which.
         """
-        tokens = np.ascontiguousarray(values)
+        tokens = np.ascontiguousarray(_array(values))
         if not tokens.size:
             tokens = tokens.astype(np.int64)
         if tokens.dtype != np.int64:
@@ -453,8 +453,10 @@ class StreamStore:
         if numbers.dtype != np.int64:
             if numbers.dtype.kind == "u" and numbers.size and numbers.max() > _LAST:
                 raise self._outside(int(numbers.max()))
-            if numbers.dtype.kind == "O" and numbers.size and isinstance(numbers.reshape(-1)[0], int):
-                raise self._outside(max(numbers.reshape(-1).tolist(), key=abs))
+            if numbers.dtype.kind == "O":
+                huge = [n for n in numbers.reshape(-1).tolist() if isinstance(n, int) and abs(n) > _LAST]
+                if huge:
+                    raise self._outside(huge[0])
             if numbers.dtype.kind not in "iu" and numbers.size:
                 raise IndexError(f"positions are whole numbers, got {numbers.dtype}")
         # Of a number without an axis NumPy would make one with one.
@@ -500,6 +502,8 @@ def _close(writer: Writer) -> None:
 
 
 def _array(positions: Any) -> NDArray[Any]:
+    if np.ma.is_masked(positions):
+        raise IndexError("masked positions say nothing; compress() them first")
     try:
         return np.asarray(positions)
     except ValueError as error:

@@ -210,8 +210,11 @@ def _from_torch(field: TokenField, tensor: Any) -> NDArray[Any]:
 
 
 def _refuse_missing(field: TokenField, value: Any) -> None:
-    """A pandas series of its own dtypes may have values missing, which NumPy would make NaN."""
-    if hasattr(value, "isna") and not isinstance(getattr(value, "dtype", None), np.dtype) and value.isna().any():
+    """What pandas keeps in dtypes of its own may have values missing, which NumPy would make NaN."""
+    if not hasattr(value, "isna"):
+        return
+    dtypes = [value.dtype] if hasattr(value, "dtype") else list(value.dtypes)
+    if not all(isinstance(dtype, np.dtype) for dtype in dtypes) and np.any(value.isna()):
         raise refusal(field, "holds numbers and no nulls", value)
 
 

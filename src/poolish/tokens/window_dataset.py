@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError
-from poolish.tokens.starts import Episodes, InEpisodes, View
+from poolish.tokens.starts import Episodes, InEpisodes
 
 if TYPE_CHECKING:
     from poolish.tokens.store import StreamStore
@@ -31,20 +31,20 @@ class WindowDataset:
         self.store = store
         self.width, self.stride = _size(width, "width"), _size(width if stride is None else stride, "stride")
         self.within = within
-        self._base = store._read().view().first_token
-        self._starts = self._numbered(store._read().view())
-
-    def _numbered(self, view: View) -> InEpisodes | None:
-        if self.within is None:
-            return None
-        type_ = self.store._type_of(self.within)
-        episodes = Episodes(self.store._fields[type_], type_, view)
-        return InEpisodes(self.width, episodes, at_steps=False, stride=self.stride)
+        view = store._view()
+        self._base = view.first_token
+        self._starts: InEpisodes | None = None
+        if within is not None:
+            type_ = store._type_of(within)
+            self._episodes = Episodes(store._fields[type_], type_, view)
+            self._starts = InEpisodes(self.width, self._episodes, at_steps=False, stride=self.stride)
 
     def __len__(self) -> int:
         self.store.refresh()
-        view = self.store._read().view()
+        view = self.store._view()
         if self._starts is not None:
+            if self._episodes.is_behind(view):
+                raise IndexError("episodes have left the stream uncounted since this dataset last looked; make it anew")
             return self._starts.bounds(view)[1]
         return max(0, (view.tokens - self._base - self.width) // self.stride + 1)
 
@@ -83,7 +83,7 @@ class WindowDataset:
         if self._starts is None:
             starts = self._base + numbers * self.stride
         else:
-            starts = self._starts.select(self.store._read().view(), numbers)
+            starts = self._starts.select(self.store._view(), numbers)
         return self.store.windows(starts, self.width)
 
 

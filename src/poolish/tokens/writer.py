@@ -97,7 +97,6 @@ class Writer:
             self.head = opened.enter_context(closing(Head(self.path / "head", mode="a")))
             uuid = self.description.uuid
             self.log = opened.enter_context(closing(CommitLog(self.path / "commits", uuid, mode="a")))
-            self._last = self.log.last()
             state = self._recover()
             self.fields = decided(self.description.fields, state.kinds)
             self.ids = {field.name: number for number, field in enumerate(self.fields)}
@@ -108,21 +107,22 @@ class Writer:
     def _recover(self) -> State:
         """How far the stream reaches, and a head page that says so, on disk before anybody builds on it."""
         n_fields, uuid = len(self.description.fields), self.description.uuid
-        is_trusted = opening.is_trusted(self.head, self.lanes, self._last, uuid)
+        self._last, is_trusted = opening.newest(self.head, self.lanes, self.log, self.description)
         if is_trusted:
             state = opening.published(self.head, self.lanes, n_fields)
         else:
             state = opening.committed(self._last)
         opening.check(self.lanes, state, n_fields, with_types=False)
+        if not self.is_temporary:
+            self.lanes.secure(state.rows, state.tokens)
         if not is_trusted:
             opening.check_commit(self.lanes, self.log, self._last)
             self.lanes.index.room[state.rows, START] = state.tokens
         self._heal_types(state, is_trusted)
-        if not self.is_temporary:
-            self.lanes.secure(state.rows, state.tokens)
         if not is_trusted:
             self.lanes.sync()
-            self.head.kinds[:n_fields] = list(state.kinds)
+            for type_, kind in enumerate(state.kinds):
+                self.head.store_kind(type_, kind)
             self.head.store(FIRST, state.first)
             self.head.store(PUBLISHED, state.rows)
             self.head.store(COMMITTED, self._last.seq)
@@ -139,6 +139,9 @@ class Writer:
         if is_trusted and not is_short:
             return
         self.lanes.types.reserve(state.tokens)
+        self.lanes.types.file.secure(
+            self.lanes.tokens_at(state.first)
+        )  # a copy may have holes, and a full disk no more
         first = state.first if is_short else max(state.first, state.rows - opening.CHECKED_ROWS)
         for start, types in self.lanes.wrong_types(first, state.rows):
             self.lanes.types.room[start : start + len(types)] = types
@@ -288,7 +291,7 @@ class Writer:
         """Undo what an append that failed has decided."""
         for type_, field in enumerate(fields):
             if field != self.fields[type_]:
-                self.head.kinds[type_] = kernels.UNDECIDED
+                self.head.store_kind(type_, kernels.UNDECIDED)
                 self.recorder.set_kind(type_, kernels.UNDECIDED)
         self.fields = fields
 
@@ -296,7 +299,7 @@ class Writer:
         """Fix what fields that were only named are, where readers and the next writer will find it."""
         for type_, kind in kinds.items():
             if self.fields[type_].shape is None:
-                self.head.kinds[type_] = kind
+                self.head.store_kind(type_, kind)
                 self.recorder.set_kind(type_, kind)
                 decided = self.fields[type_].decided(kind)
                 self.fields = (*self.fields[:type_], decided, *self.fields[type_ + 1 :])
