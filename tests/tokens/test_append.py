@@ -390,6 +390,13 @@ def test_a_closed_stream_takes_nothing_any_more():
     assert (len(store), store.n_steps) == (0, 0)
 
 
+def test_a_kept_append_keeps_the_stream():
+    """As any method keeps its object."""
+    append = StreamStore(fields={"a": "int64"}).append
+    for step in range(3):
+        append(step, ["a"], [step])
+
+
 # Fast and slow ------------------------------------------------------------------------------------------------
 
 MIXED = {
@@ -452,7 +459,7 @@ def some_appends(draw: Any) -> list[list[tuple[int, str, Any]]]:
     return appends
 
 
-@settings(max_examples=times(60))
+@settings(max_examples=times(40))
 @given(some_appends())
 def test_the_fast_way_and_the_slow_way_write_the_same_bytes(appends):
     """Whatever is appended: the same lanes, the same kinds, the same refusals."""

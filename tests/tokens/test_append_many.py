@@ -327,7 +327,7 @@ def tables(draw: Any) -> tuple[list[int], dict[str, list[Any]]]:
     return np.cumsum(gaps).tolist(), columns
 
 
-@settings(max_examples=times(50))
+@settings(max_examples=times(35))
 @given(st.lists(tables(), max_size=4))
 def test_columns_write_the_same_bytes_as_their_rows(batches):
     """Even, ragged, with and without nulls, by Arrow or by lists."""

@@ -353,12 +353,11 @@ def test_swapped_words_of_the_head_page(stream, words):
 
 @pytest.fixture
 def other(tmp_path) -> Path:
-    """A stream of the same fields and the same length."""
+    """A stream of the same fields, a bit longer, with other steps and values."""
     path = tmp_path / "other"
     with StreamStore(path, FIELDS) as store:
-        append_many(store, 0, N_STEPS, salt=1)
-        for step in range(3):
-            append(store, N_STEPS + step, N_STEPS + step + 1)
+        for first in range(7, 7 + N_STEPS + 40, 40):
+            append_many(store, first, first + 40, salt=1)
             store.commit()
     return path
 

@@ -292,6 +292,16 @@ def test_a_bound_is_a_whole_number_above_zero(max_tokens):
         StreamStore(fields=["a"], max_tokens=max_tokens)
 
 
+@pytest.mark.parametrize("max_tokens", [2**62, 2**63, 10**30])
+def test_a_bound_that_is_never_reached_is_none(max_tokens):
+    """However large the number is."""
+    store = StreamStore(fields=["a"], max_tokens=max_tokens)
+    for step in range(3):
+        store.append(step, ["a"], [0.5])
+
+    assert (len(store), store.first) == (3, 0)
+
+
 def ends_of(dtype: str) -> tuple[list[Any], list[Any]]:
     """The first and the last number of a dtype, and those that are just too much."""
     if dtype == "bool":

@@ -21,6 +21,7 @@ from poolish import kernels
 from poolish.errors import PoolishError, SchemaError
 from poolish.kernels.reference_tokens import ColumnTuple
 from poolish.schema import is_tensor
+from poolish.tokens.draft import check_order
 from poolish.tokens.fields import Shape, TokenField, type_of
 from poolish.tokens.values import as_array, cannot_hold, encode_flat, flatten, refusal, shown
 from poolish.tokens.values import is_tensor as is_torch_tensor
@@ -210,6 +211,23 @@ def _check_lengths(field: TokenField, column: Column) -> None:
         raise SchemaError(
             f"field {field.name!r}, row {row}: {lengths[row]} numbers do not fit the shape {field.shape}; reshape them"
         )
+
+
+def check_columns(fields: Sequence[TokenField], last: tuple[int, int], steps: Int64, columns: Sequence[Column]) -> None:
+    """Refuse rows that are not one step each, behind ``last`` (a step and a type), with at least one field."""
+    if not columns:
+        raise SchemaError("append_many needs at least one column, or no steps")
+    bad = np.flatnonzero(np.diff(steps) <= 0)
+    if len(bad):
+        row = int(bad[0]) + 1
+        raise SchemaError(f"row {row}: step {steps[row]} after {steps[row - 1]}; each row is a step of its own")
+    masks = [column.present for column in columns if column.present is not None]
+    here = np.any(masks, axis=0) if len(masks) == len(columns) else np.ones(1, np.bool_)
+    if not here.all():
+        row = int(np.argmin(here))
+        raise SchemaError(f"row {row}: every field is missing, and a step without fields cannot be kept; drop it")
+    first_type = next(column.type for column in columns if column.is_present(0))
+    check_order(fields, last, (int(steps[0]), first_type))
 
 
 # Arrow ---------------------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class MappedFile:
         self.is_writable = mode == "a"
         self._reserved = RESERVED if reserved is None else reserved
         self.fd = _open(path, self.is_writable) if fd is None else fd
+        self._close = weakref.finalize(self, os.close, self.fd)  # also for those that nobody closes
         self._range: Bytes = np.empty(0, np.uint8)
         self.bytes: Bytes = self._range
         try:
@@ -92,8 +93,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Let the file go; arrays over it stay valid."""
-        if self.fd >= 0:
-            os.close(self.fd)
+        self._close()
         self.fd = -1
         self.bytes = self._range = np.empty(0, np.uint8)
 

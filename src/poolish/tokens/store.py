@@ -34,6 +34,7 @@ Int64 = NDArray[np.int64]
 Batch = dict[str, NDArray[np.int64]]
 
 _LAST = 2**63 - 1
+_NO_BOUND = 2**62
 
 #: Stores that write, for the moment after a fork.
 _writing: weakref.WeakSet[StreamStore] = weakref.WeakSet()
@@ -105,7 +106,7 @@ class StreamStore:
         if max_tokens is not None and not (is_number and max_tokens > 0):
             raise ConfigError(f"max_tokens={max_tokens!r}: give a whole number above 0, or None for no bound")
         self._path = path
-        self._max_tokens = None if max_tokens is None else int(max_tokens)
+        self._max_tokens = None if max_tokens is None or max_tokens >= _NO_BOUND else int(max_tokens)
         self._rng = generator(seed, "sample")
         self._source: Writer | Reader | None = None
         self._is_closed = False
@@ -277,7 +278,9 @@ class StreamStore:
 
         Tokens of other fields among them come out as they may; ``types`` tells which are which.
         """
-        tokens = np.ascontiguousarray(_array(values))
+        if np.ma.is_masked(values):
+            raise SchemaError("decode takes the int64 values of a batch, masked ones have none; compress() them first")
+        tokens = np.ascontiguousarray(values)
         if not tokens.size:
             tokens = tokens.astype(np.int64)
         if tokens.dtype != np.int64:

@@ -1,15 +1,12 @@
 """The writing end of a stream: one process, one lock, and every change in an order that a kill cannot spoil.
 
     append   room (a full disk stops here) -> data, types, index rows -> one word of the head page: it exists
-    commit   sync the lanes -> a record in the log -> sync the log: it survives a power cut
-    trim     move the first row -> commit -> give whole blocks back
 
 What is behind the published word is nobody's; so an append that fails has changed nothing.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -20,25 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish import kernels
-from poolish.errors import ConfigError, DurabilityLost, LimitExceeded, PoolishError, SchemaError
-from poolish.files import Lock, checksum_hex, sweep
-from poolish.kernels.reference_tokens import FIRST, PUBLISHED
-from poolish.tokens import opening
-from poolish.tokens.columns import Column, columns_of
-from poolish.tokens.commits import Commit, CommitLog, blocks, chained
+from poolish.errors import ConfigError, DurabilityLost, LimitExceeded, SchemaError
+from poolish.files import Lock, sweep
+from poolish.tokens.columns import Column, check_columns, columns_of
+from poolish.tokens.commits import Commit, CommitLog
 from poolish.tokens.directory import LOCK, create, is_store, make_directory, read_description
-from poolish.tokens.draft import check_order, draft, step_number
+from poolish.tokens.draft import draft, step_number
 from poolish.tokens.fields import TokenField, decided
-from poolish.tokens.head import COMMITTED, Head, owner_of
-from poolish.tokens.lanes import START, STEP, TYPE, Lanes, State
-from poolish.tokens.memmap_buffer import MemmapBuffer
+from poolish.tokens.head import Head
+from poolish.tokens.keeper import Keeper
+from poolish.tokens.lanes import STEP, TYPE, Lanes, State
+from poolish.tokens.recovery import recover
 from poolish.tokens.starts import View
 from poolish.tokens.values import shown
 from poolish.tokens.verify import Verified, verify
 
 Int64 = NDArray[np.int64]
-
-logger = logging.getLogger("poolish")
 
 #: What a recorder counts; an append that is taken back sets these back.
 _COUNTERS = ("n_rows", "n_tokens", "n_steps", "last_step", "last_type", "step_start")
@@ -65,8 +59,7 @@ class Writer:
         self.path = path
         self.is_temporary = temporary
         self._thread_lock = threading.RLock()
-        self._trouble: PoolishError | None = None
-        self._is_log_torn = False
+        self._end: ConfigError | None = None
         self._before_hold: State | None = None
         if lock is None:
             if fields is not None:
@@ -97,54 +90,14 @@ class Writer:
             self.head = opened.enter_context(closing(Head(self.path / "head", mode="a")))
             uuid = self.description.uuid
             self.log = opened.enter_context(closing(CommitLog(self.path / "commits", uuid, mode="a")))
-            state = self._recover()
+            durable = not self.is_temporary
+            state, last = recover(self.lanes, self.head, self.log, self.description, durable=durable)
+            self.keeper = Keeper(self.path, self.lanes, self.head, self.log, last, durable=durable)
             self.fields = decided(self.description.fields, state.kinds)
             self.ids = {field.name: number for number, field in enumerate(self.fields)}
             self.recorder = self._record_from(state)
             self._bound(max_tokens)
             opened.pop_all()
-
-    def _recover(self) -> State:
-        """How far the stream reaches, and a head page that says so, on disk before anybody builds on it."""
-        n_fields, uuid = len(self.description.fields), self.description.uuid
-        self._last, is_trusted = opening.newest(self.head, self.lanes, self.log, self.description)
-        if is_trusted:
-            state = opening.published(self.head, self.lanes, n_fields)
-        else:
-            state = opening.committed(self._last)
-        opening.check(self.lanes, state, n_fields, with_types=False)
-        if not self.is_temporary:
-            self.lanes.secure(state.rows, state.tokens)
-        if not is_trusted:
-            opening.check_commit(self.lanes, self.log, self._last)
-            self.lanes.index.room[state.rows, START] = state.tokens
-        self._heal_types(state, is_trusted)
-        if not is_trusted:
-            self.lanes.sync()
-            for type_, kind in enumerate(state.kinds):
-                self.head.store_kind(type_, kind)
-            self.head.store(FIRST, state.first)
-            self.head.store(PUBLISHED, state.rows)
-            self.head.store(COMMITTED, self._last.seq)
-        # Last, because from here on the page is believed.
-        self.head.sign(owner_of(uuid, self.lanes.data.file))
-        if not self.is_temporary:
-            self.log.sync()
-            self.head.sync()
-        return state
-
-    def _heal_types(self, state: State, is_trusted: bool) -> None:
-        """Write the types anew where they cannot be right: all of them if the lane was cut, else the newest."""
-        is_short = self.lanes.types.capacity < state.tokens
-        if is_trusted and not is_short:
-            return
-        self.lanes.types.reserve(state.tokens)
-        self.lanes.types.file.secure(
-            self.lanes.tokens_at(state.first)
-        )  # a copy may have holes, and a full disk no more
-        first = state.first if is_short else max(state.first, state.rows - opening.CHECKED_ROWS)
-        for start, types in self.lanes.wrong_types(first, state.rows):
-            self.lanes.types.room[start : start + len(types)] = types
 
     def _record_from(self, state: State) -> Any:
         """A recorder that goes on behind the last row."""
@@ -219,13 +172,15 @@ class Writer:
     def _alone(self) -> Iterator[Any]:
         """The recorder, while no other thread can append."""
         with self._thread_lock:
-            if self._trouble is not None:
-                raise type(self._trouble)(str(self._trouble))
+            trouble = self._end or self.keeper.failure
+            if trouble is not None:
+                raise type(trouble)(str(trouble))
             was_busy, self.recorder.is_busy = self.recorder.is_busy, True
             try:
                 yield self.recorder
             finally:
-                self.recorder.is_busy = was_busy or self._trouble is not None
+                # Whoever must not append any more is sent here each time, and told why.
+                self.recorder.is_busy = was_busy or self.keeper.failure is not None or self._end is not None
 
     def append_slowly(self, steps: Any, names: Any, values: Any) -> None:
         """Append what the kernel left to us: find out what is wrong, make room, decide kinds."""
@@ -327,23 +282,8 @@ class Writer:
             )
 
     def _check_columns(self, steps: Int64, columns: list[Column]) -> None:
-        if not columns:
-            raise SchemaError("append_many needs at least one column, or no steps")
         recorder = self.recorder
-        bad = np.flatnonzero(np.diff(steps) <= 0)
-        if len(bad):
-            row = int(bad[0]) + 1
-            raise SchemaError(f"row {row}: step {steps[row]} after {steps[row - 1]}; each row is a step of its own")
-        masks = [column.present for column in columns if column.present is not None]
-        if len(masks) == len(columns):
-            here = np.any(masks, axis=0)
-            if not here.all():
-                row = int(np.argmin(here))
-                raise SchemaError(
-                    f"row {row}: every field is missing, and a step without fields cannot be kept; drop it"
-                )
-        first_type = next(column.type for column in columns if column.is_present(0))
-        check_order(self.fields, (recorder.last_step, recorder.last_type), (int(steps[0]), first_type))
+        check_columns(self.fields, (recorder.last_step, recorder.last_type), steps, columns)
         if recorder.max_tokens < 2**62:
             sizes = np.sum([column.lengths() for column in columns], axis=0)
             sizes[0] += recorder.n_tokens - recorder.step_start if steps[0] == recorder.last_step else 0
@@ -354,40 +294,12 @@ class Writer:
     def commit(self) -> Commit:
         """Make everything that was appended survive a power cut; the record that says so."""
         with self._alone():
-            return self._commit()
-
-    def _commit(self) -> Commit:
-        if self._is_log_torn:
-            # Half of a record may count as a whole one; written again and synced, it is one.
-            self._last = self.log.last()
-            self.log.append(self._last)
-            self._is_log_torn = False
-            self.head.store(COMMITTED, self._last.seq)
-        state, before = self.state, self._last
-        if (state.first, state.rows) == (before.first, before.rows):
-            return before
-        record = chained(
-            before,
-            self.uuid,
-            first=state.first,
-            rows=state.rows,
-            tokens=state.tokens,
-            kinds="".join(map(str, state.kinds)),
-            data=_hashes(self.lanes.data, before.tokens, state.tokens),
-            index=_hashes(self.lanes.index, before.rows, state.rows),
-        )
+            state = self.state
         try:
-            if not self.is_temporary:
-                self.lanes.sync()
-            self._is_log_torn = True  # a full disk may stop us half-way; the next commit looks what came of it
-            self.log.append(record)
-        except DurabilityLost as error:
-            self._trouble = DurabilityLost(f"{self.path}: a sync failed before ({error}); open the stream again")
+            return self.keeper.commit(state)  # other threads may append while the disk is waited for
+        except DurabilityLost:
+            self.recorder.is_busy = True  # from now on every append comes by, and is told
             raise
-        self._is_log_torn = False
-        self._last = record
-        self.head.store(COMMITTED, record.seq)
-        return record
 
     def trim(self) -> None:
         """Give space back; the recorder asks for it."""
@@ -397,24 +309,16 @@ class Writer:
     def _trim(self) -> None:
         """Give the space of what has left the stream back, once it is worth it."""
         recorder = self.recorder
-        if recorder.first_token < recorder.trim_at or recorder.is_held:
-            return
-        recorder.trim_at = recorder.first_token + self._trim_step
-        try:
-            if not self.is_temporary:
-                # A power cut may bring back the last commit: what it covers must still be there.
-                self._commit()
-            self.lanes.punch(recorder.first_row, recorder.first_token)
-        except DurabilityLost:
-            raise
-        except OSError as error:
-            # The append that brought us here is done and must not look as if it were not.
-            logger.warning("%s: space could not be given back (%s); the next time it is tried again", self.path, error)
+        if recorder.first_token >= recorder.trim_at and not recorder.is_held:
+            recorder.trim_at = recorder.first_token + self._trim_step
+            self.keeper.trim(self.state)
 
     def verify(self) -> Verified:
         """Check every committed byte, and write the types lane anew where it is wrong."""
         with self._alone():
-            return verify(self.lanes, self.log, self.state, len(self.fields), heal=True)
+            state = self.state
+        with self.keeper.lock:  # nothing is given back while it is looked at
+            return verify(self.lanes, self.log, state, len(self.fields), heal=True)
 
     def close(self) -> None:
         """Commit and let go, in any case; an error in the commit is raised when all is closed."""
@@ -422,10 +326,10 @@ class Writer:
             if not self._lock.is_held:
                 return
             try:
-                if self._trouble is None and not self.is_temporary:
-                    self._commit()
+                if self.keeper.failure is None and not self.is_temporary:
+                    self.keeper.commit(self.state)
             finally:
-                self._trouble = self._trouble or ConfigError(f"{self.path}: this stream is closed; open it again")
+                self._end = ConfigError(f"{self.path}: this stream is closed; open it again")
                 self.recorder.detach()
                 self._close_files()
                 self._lock.release()
@@ -433,17 +337,12 @@ class Writer:
     def disown(self) -> None:
         """In a forked child: never write, commit or unlock what is the parent's."""
         self._thread_lock = threading.RLock()  # another thread may have held it when we were forked
-        self._trouble = ConfigError(f"{self.path}: written by the process this one was forked from; append there")
+        self._end = ConfigError(f"{self.path}: written by the process this one was forked from; append there")
         self.recorder.detach()
 
     def _close_files(self) -> None:
         for part in (self.lanes, self.head, self.log):
             part.close()
-
-
-def _hashes(lane: MemmapBuffer, begin: int, end: int) -> list[str]:
-    width = lane.row_bytes
-    return [checksum_hex(lane.file.bytes[start:stop].data) for start, stop in blocks(begin * width, end * width)]
 
 
 def _steps(steps: Any) -> Int64:
