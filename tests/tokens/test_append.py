@@ -390,11 +390,12 @@ def test_a_closed_stream_takes_nothing_any_more():
     assert (len(store), store.n_steps) == (0, 0)
 
 
-def test_a_kept_append_keeps_the_stream():
-    """As any method keeps its object."""
+def test_an_append_that_outlives_its_stream_says_so():
+    """The stream is the object's: when that goes, it is closed, whoever still holds the method."""
     append = StreamStore(fields={"a": "int64"}).append
-    for step in range(3):
-        append(step, ["a"], [step])
+
+    with pytest.raises(ConfigError, match="closed"):
+        append(0, ["a"], [0])
 
 
 # Fast and slow ------------------------------------------------------------------------------------------------

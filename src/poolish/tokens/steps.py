@@ -31,19 +31,19 @@ class Step(dict[str, Any]):
 
 def read_steps(store: StreamStore, view: View, low: int, high: int) -> Iterator[Step]:
     """The steps in the index rows [low, high), which begin and end with whole steps."""
-    current: Step | None = None
+    fields, current = store._fields, None
     for begin in range(low, high, _ROWS):
         end = min(begin + _ROWS, high)
-        store._read()  # a stream that was closed meanwhile says so
         rows = np.array(view.lanes.index.room[begin : end + 1])
         first = int(rows[0, START])
         tokens = np.array(view.lanes.data.room[first : int(rows[-1, START])])
         store._check_kept(rows[:1, START])
         for (start, type_, number), stop in zip(rows[:-1].tolist(), rows[1:, START].tolist(), strict=True):
-            field = store._fields[type_ & 0xFF]
+            field = fields[type_ & 0xFF]
             if current is None or current.number != number:
                 if current is not None:
                     yield current
+                    store._read()  # a stream that was closed meanwhile says so
                 current = Step(number, {})
             current[field.name] = field.value(tokens[start - first : stop - first])
     if current is not None:

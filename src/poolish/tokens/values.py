@@ -115,9 +115,10 @@ def _encode_large(field: TokenField, number: int) -> int:
         wide = float(number) if field.is_float else 0.0
     except OverflowError:
         wide = 0.0
-    if int(wide) != number:
+    tokens, bad = kernels.encode(np.array([wide]), *field.slot[1:5])
+    if int(wide) != number or bad >= 0:
         raise cannot_hold(field, number)
-    return _encode_number(field, wide)
+    return int(tokens[0])
 
 
 def _flatten_list(field: TokenField, value: Sequence[Any], depth: int) -> tuple[list[Any], tuple[int, ...]]:
