@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -47,3 +48,8 @@ WAYS: dict[str, Way] = {
     "slowly": lambda store, step, name, value: store._writer().append_slowly([step], [name], [value]),
     "column": lambda store, step, name, value: store.append_many([step], {name: [value]}),
 }
+
+
+def in_words(value: object) -> str:
+    """A name for a test that is the same in every process: no line breaks, no addresses."""
+    return re.sub(r" object at 0x[0-9a-f]+", "", repr(value).replace("\n", ""))[:40]

@@ -14,6 +14,7 @@ from datasets import Array2D, ClassLabel, Features, LargeList, List, Sequence, V
 
 from poolish import Field, Schema, StreamStore
 from poolish.errors import BadText, ConfigError, LimitExceeded, PoolishError, SchemaError
+from tests.tokens.facts import in_words
 
 torch.set_num_threads(1)
 
@@ -43,7 +44,7 @@ def shown(fields: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "fields", [["a", "b"], ("a", "b"), iter(["a", "b"]), {"a": None, "b": None}, np.array(["a", "b"])], ids=repr
+    "fields", [["a", "b"], ("a", "b"), iter(["a", "b"]), {"a": None, "b": None}, np.array(["a", "b"])], ids=in_words
 )
 def test_names_alone_are_float64_of_any_kind(fields):
     """Scalar or sequence is decided by what is first written."""
@@ -117,7 +118,7 @@ def test_256_fields_are_the_most():
         (Features({"a": Value("string")}), SchemaError, "'a'.*numbers and bools"),
         (Schema.of({"a": "string"}), SchemaError, "'a'.*numbers and bools"),
     ],
-    ids=lambda value: repr(value)[:40],
+    ids=in_words,
 )
 def test_fields_that_make_no_stream_are_refused(fields, error, says, tmp_path):
     """By what is wrong with which of them; nothing is left on disk, and other fields may be given then."""
@@ -182,7 +183,7 @@ def test_python_types_are_dtypes(told, name):
         (Field("other", "uint8", shape=(3, 2)), "x: uint8[3, 2]"),
         (Field("other", "uint8", shape=(None, 2)), "x: uint8[any, 2]"),
     ],
-    ids=lambda value: repr(value)[:40],
+    ids=in_words,
 )
 def test_features_and_arrow_types_say_the_shape(told, text):
     """Lists of any length, of one length, and arrays."""
@@ -285,7 +286,7 @@ def test_a_closed_stream_has_no_fields_to_define():
         store.define_fields(["b"])
 
 
-@pytest.mark.parametrize("max_tokens", [0, -1, 1.5, "9", True, np.float64(3)], ids=repr)
+@pytest.mark.parametrize("max_tokens", [0, -1, 1.5, "9", True, np.float64(3)], ids=in_words)
 def test_a_bound_is_a_whole_number_above_zero(max_tokens):
     """It is named in the error."""
     with pytest.raises(ConfigError, match="max_tokens="):

@@ -175,7 +175,7 @@ def _reopen(path: str, dtype: str, shape: tuple[int, ...], length: int) -> Memma
 
 def _plain(dtype: DTypeLike) -> np.dtype[Any]:
     chosen = np.dtype(dtype)
-    if chosen.hasobject or chosen.itemsize == 0:
+    if chosen.kind not in "biufcmMV" or chosen.hasobject or chosen.itemsize == 0:
         raise ConfigError(f"dtype {chosen}: an array in a file holds plain numbers; choose a numeric dtype")
     return chosen
 

@@ -135,8 +135,8 @@ class StreamStore:
     def _write(self, writer: Writer) -> None:
         self._source = writer
         self._finalizer = weakref.finalize(self, _close, writer)
-        # A Python frame around it would cost as much as the append itself. (It does not keep the stream open, as a method
-        # would: this object and the recorder would then keep each other, and a temporary stream would outlive its last user.)
+        # A Python frame around it would cost as much as the append itself. (It does not keep the stream open, as a
+        # method would: this object and the recorder would keep each other, and a temporary stream outlive its user.)
         self.append = writer.recorder.append  # type: ignore[method-assign]
         _writing.add(self)
 
