@@ -607,11 +607,14 @@ cdef object as_array(tensor):
     try:
         if number is None or not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
             return tensor
-        for n in tensor.shape:
-            if n_dims == MAX_DIMS:
-                return tensor
-            shape[n_dims] = n
-            n_dims += 1
+        n_dims = tensor.dim()
+        if n_dims > MAX_DIMS:
+            return tensor
+        if n_dims == 1:
+            shape[0] = tensor.numel()  # a third of the price of the shape
+        else:
+            for i in range(n_dims):
+                shape[i] = tensor.size(i)
         address = tensor.data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse, nested or without memory: the slow way says so
         return tensor
