@@ -28,7 +28,7 @@ INSTALL     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 
 KERNELS := src/poolish/kernels
-NATIVE  := $(wildcard $(KERNELS)/*.pyx $(KERNELS)/*.pxd $(KERNELS)/*.h)
+NATIVE  := $(wildcard $(KERNELS)/*.pyx $(KERNELS)/*.pxi $(KERNELS)/*.h)
 
 # Two processes, because the machines that check every change have two cores. `make test PYTEST="..."` for more.
 PYTEST ?= -n 2 --dist worksteal -q

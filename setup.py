@@ -11,7 +11,7 @@ import numpy
 from setuptools import Extension, setup
 
 FOLDER = "src/poolish/kernels"
-HEADERS = sorted(glob(f"{FOLDER}/*.h") + glob(f"{FOLDER}/*.pxd"))
+HEADERS = sorted(glob(f"{FOLDER}/*.h") + glob(f"{FOLDER}/*.pxi"))
 
 
 def kernels(name: str) -> Extension:

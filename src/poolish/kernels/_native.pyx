@@ -5,20 +5,13 @@
 Arguments come by the buffer protocol: ``PyObject_GetBuffer`` costs 50 ns an argument, a typed memoryview ten times that.
 """
 
-from cpython.buffer cimport (
-    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
-)
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy, strcmp
 cimport cython
 
 cdef extern from *:
     """
-    #if defined(__GNUC__) || defined(__clang__)
-      #define poolish_prefetch(address) __builtin_prefetch(address, 0, 1)
-    #else
-      #define poolish_prefetch(address) ((void)(address))
-    #endif
     /* How many bits are set in each byte and all bytes below it. The processor's own instruction would do, but a wheel
        cannot count on it, and the compiler's replacement is a call. */
     static uint64_t poolish_byte_counts(uint64_t word) {
@@ -49,37 +42,12 @@ cdef extern from *:
     #endif
     }
     """
-    void poolish_prefetch(const void *address) nogil
     int poolish_popcount(uint64_t word) nogil
     int poolish_select(uint64_t word, int rank) nogil
     uint64_t poolish_high_product(uint64_t a, uint64_t b) nogil
 
 
-@cython.final
-@cython.freelist(8)
-cdef class Views:
-    """The buffers one call looks at; all are let go when the call is over, however it ends."""
-    cdef Py_buffer held[6]
-    cdef int n_held
-
-    cdef void *take(self, object owner, int flags) except? NULL:
-        PyObject_GetBuffer(owner, &self.held[self.n_held], flags)
-        self.n_held += 1
-        return self.held[self.n_held - 1].buf
-
-    cdef const void *read(self, object owner) except? NULL:
-        return self.take(owner, PyBUF_SIMPLE)
-
-    cdef void *write(self, object owner) except? NULL:
-        return self.take(owner, PyBUF_SIMPLE | PyBUF_WRITABLE)
-
-    cdef int64_t size(self, int which) noexcept:
-        return self.held[which].len
-
-    def __dealloc__(self):
-        cdef int i
-        for i in range(self.n_held):
-            PyBuffer_Release(&self.held[i])
+include "shared.pxi"
 
 
 BLOCK_BITS = 512

@@ -1,7 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The kernels of ``reference_tokens.py``, compiled. Same names, same meaning; loops over arrays release the GIL."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint64_t
@@ -34,10 +33,8 @@ cdef extern from "values.h":
 cdef extern from *:
     """
     #if defined(__GNUC__) || defined(__clang__)
-      #define poolish_prefetch(address) __builtin_prefetch(address, 0, 1)
       #define poolish_unlikely(claim) __builtin_expect(!!(claim), 0)
     #else
-      #define poolish_prefetch(address) ((void)(address))
       #define poolish_unlikely(claim) (claim)
     #endif
     static inline PyObject **poolish_items(PyObject *list_or_tuple) {
@@ -49,7 +46,6 @@ cdef extern from *:
     static inline int poolish_is_array(PyObject *value) { return Py_TYPE(value) == &PyArray_Type; }
     static inline int poolish_is_type(PyObject *value, PyObject *type) { return (PyObject *)Py_TYPE(value) == type; }
     """
-    void poolish_prefetch(const void *address) nogil
     bint poolish_unlikely(bint claim) nogil
     PyObject **poolish_items(PyObject *list_or_tuple)
     bint poolish_is_sequence(PyObject *value)
@@ -80,30 +76,7 @@ cdef struct Slot:
     int64_t shape[MAX_DIMS]
 
 
-@cython.final
-cdef class Views:
-    """The buffers one call looks at; all are let go when the call is over, however it ends."""
-    cdef Py_buffer held[6]
-    cdef int n_held
-
-    cdef void *take(self, object owner, int flags) except? NULL:
-        PyObject_GetBuffer(owner, &self.held[self.n_held], flags)
-        self.n_held += 1
-        return self.held[self.n_held - 1].buf
-
-    cdef const void *read(self, object owner) except? NULL:
-        return self.take(owner, PyBUF_SIMPLE)
-
-    cdef void *write(self, object owner) except? NULL:
-        return self.take(owner, PyBUF_SIMPLE | PyBUF_WRITABLE)
-
-    cdef int64_t size(self, int which) noexcept:
-        return self.held[which].len
-
-    def __dealloc__(self):
-        cdef int i
-        for i in range(self.n_held):
-            PyBuffer_Release(&self.held[i])
+include "shared.pxi"
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
