@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -150,10 +151,15 @@ def fill(disk: Path) -> None:
 
 @contextmanager
 def signals() -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """Two functions for two processes: the first says "now", the second waits for it."""
+    """Two functions for two processes: the first says "now", the second waits for it, but not for ever."""
     reading, writing = os.pipe()
+
+    def wait() -> None:
+        assert select.select([reading], [], [], 60)[0], "nobody has said it"
+        os.read(reading, 1)
+
     try:
-        yield lambda: os.write(writing, b"!") and None, lambda: os.read(reading, 1) and None
+        yield lambda: os.write(writing, b"!") and None, wait
     finally:
         os.close(reading)
         os.close(writing)

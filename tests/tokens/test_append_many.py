@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poolish import Field, StreamStore
+from poolish import Field, StreamStore, kernels
 from poolish.errors import LimitExceeded, NumberTooLarge, SchemaError, UnknownColumn
 from tests.effort import times
 from tests.tokens.facts import facts, lanes, warm
@@ -485,3 +485,73 @@ def test_a_step_larger_than_the_bound_is_refused():
     store.append_many([0, 1, 2], {"b": [[1] * 3, [2] * 3, [3]]})
 
     assert [step["b"].tolist() for step in store] == [[2] * 3, [3]]
+
+
+# Columns so large that they go to the files by way of a stage ----------------------------------------------------
+
+MANY = 80_000
+
+
+@pytest.fixture
+def large() -> dict[str, Any]:
+    """Columns of 13 MB in the lanes."""
+    rng = np.random.default_rng(0)
+    return {"warm": np.arange(MANY) % 100, "seen": rng.random((MANY, 4), np.float32), "reward": rng.random(MANY)}
+
+
+def recorder_of(columns: dict[str, Any]) -> StreamStore:
+    store = warm({"seen": pa.list_(pa.float32()), "reward": "float64"})
+    assert set(columns) <= set(store.field_to_type)
+    return store
+
+
+def test_large_columns_become_the_same_bytes_as_small_ones(large: dict[str, Any]):
+    """Whichever way they take, also where the first row goes on with the last step."""
+    columns = {name: column for name, column in large.items() if name != "warm"}
+    at_once, in_parts = recorder_of(columns), recorder_of(columns)
+    steps = np.arange(MANY)
+
+    at_once.append_many(steps, columns)
+    for first in range(0, MANY, 10_000):
+        part = slice(first, first + 10_000)
+        in_parts.append_many(steps[part], {name: column[part] for name, column in columns.items()})
+
+    assert lanes(at_once) == lanes(in_parts)
+    assert at_once.n_steps == MANY
+    at_once.append(MANY, ["reward"], [0.5])
+    assert at_once[-1]["values"].view(np.float64) == 0.5
+
+
+def test_a_bad_value_at_the_end_of_large_columns_leaves_nothing(large: dict[str, Any]):
+    """What was written on the way was never seen."""
+    store = recorder_of(large)
+    before = lanes(store)
+    large["warm"][-1] = 300
+
+    with pytest.raises(NumberTooLarge, match=f"row {MANY - 1}, field 'warm': int8 cannot hold 300"):
+        store.append_many(np.arange(1, MANY + 1), large)
+
+    assert lanes(store) == before
+    large["warm"][-1] = 1
+    store.append_many(np.arange(1, MANY + 1), large)
+    assert store.n_steps == MANY + 1
+
+
+def test_a_file_that_cannot_be_written_is_an_error_and_nothing_is_seen(large: dict[str, Any], tmp_path):
+    """Only the compiled half writes to files; the other has nothing to fail at."""
+    store = recorder_of(large)
+    before = lanes(store)
+    writer = store._writer()
+    writer._make_room(4 * MANY, 7 * MANY)
+    rooms = writer.lanes.data.room, writer.lanes.types.room, writer.lanes.index.room
+    with open(tmp_path / "read-only", "wb+"), open(tmp_path / "read-only", "rb") as file:
+        writer.recorder.attach(*rooms, writer.head.words, (file.fileno(),) * 3)
+
+        if kernels.is_native:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                store.append_many(np.arange(1, MANY + 1), large)
+            assert lanes(store) == before
+        writer._attach(writer.recorder)
+
+    store.append_many(np.arange(1, MANY + 1), large)
+    assert store.n_steps == MANY + 1

@@ -320,6 +320,17 @@ def test_two_commits_of_one_number_are_told(log):
         log.records()
 
 
+def test_a_commit_of_another_history_is_told(log):
+    """Of a copy that went its own way: its number fits, and what came before it does not."""
+    first = record()
+    log.append(first)
+    log.append(record(first, rows=1))
+    log.append(record(record(first, rows=2), rows=3))
+
+    with pytest.raises(CorruptDataError, match="commit 2 is damaged or missing"):
+        log.records()
+
+
 def test_commits_of_another_stream_are_told(tmp_path, log):
     """A log that was copied here from elsewhere."""
     for each in row_of(3, UUID_B):

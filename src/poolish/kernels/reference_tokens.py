@@ -55,8 +55,10 @@ class Recorder:
         self.is_busy = True
         self.is_held = False
 
-    def attach(self, data: Int64, types: Bytes, index: Int64, head: Int64) -> None:
-        """Write here from now on."""
+    def attach(
+        self, data: Int64, types: Bytes, index: Int64, head: Int64, files: tuple[int, int, int] = (-1, -1, -1)
+    ) -> None:
+        """Write here from now on. ``files`` are those that the lanes are maps of; the compiled half may write to them."""
         if head.nbytes < 512:
             raise IndexError("no head page")
         self.data, self.types, self.index, self.head = data, types, index, head

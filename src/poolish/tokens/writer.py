@@ -117,7 +117,9 @@ class Writer:
         return recorder
 
     def _attach(self, recorder: Any) -> None:
-        recorder.attach(self.lanes.data.room, self.lanes.types.room, self.lanes.index.room, self.head.words)
+        lanes = self.lanes
+        files = lanes.data.file.fd, lanes.types.file.fd, lanes.index.file.fd
+        recorder.attach(lanes.data.room, lanes.types.room, lanes.index.room, self.head.words, files)
 
     def _bound(self, max_tokens: int | None) -> None:
         if max_tokens is None:
