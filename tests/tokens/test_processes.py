@@ -254,8 +254,7 @@ def test_forks_while_threads_append(tmp_path, monkeypatch):
 # Workers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["path", "temporary"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("method", "where"), [("fork", "path"), ("fork", "temporary"), ("spawn", "temporary")])
 def test_data_loader_workers_read_the_stream(tmp_path, method, where):
     """Every window once, in order, whichever way the workers come to be; the writer goes on afterwards."""
     torch_data = pytest.importorskip("torch.utils.data")
