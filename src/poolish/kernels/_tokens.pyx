@@ -624,9 +624,9 @@ cdef dict _NUMPY_OF_TORCH = {}
 
 
 cdef object arrays_of(values, tensor_type):
-    """The values with torch tensors seen as arrays over the same memory, where that is plain.
+    """The values with torch tensors as lists, or as arrays over the same memory, where that is plain.
 
-    ``tensor.numpy()`` takes 670 ns, asking for the address and the shape a third of it.
+    ``tensor.numpy()`` takes 740 ns; asking for the address and the shape two thirds of it.
     """
     if not _NUMPY_OF_TORCH:
         torch = sys.modules["torch"]
@@ -640,11 +640,15 @@ cdef object as_array(tensor):
     cdef cnp.npy_intp shape[MAX_DIMS]
     cdef int i, n_dims = 0
     cdef uint64_t address
-    number = _NUMPY_OF_TORCH.get(tensor.dtype)
     try:
-        if number is None or not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
+        if not tensor.is_cpu:
             return tensor
         n_dims = tensor.dim()
+        if n_dims <= 1 and tensor.numel() <= 16:
+            return tensor.tolist()  # of few numbers, each as it is: 330 ns, and no more questions
+        number = _NUMPY_OF_TORCH.get(tensor.dtype)
+        if number is None or not tensor.is_contiguous() or tensor.is_neg():
+            return tensor
         if n_dims > MAX_DIMS:
             return tensor
         if n_dims == 1:

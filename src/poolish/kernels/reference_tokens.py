@@ -58,7 +58,7 @@ class Recorder:
     def attach(
         self, data: Int64, types: Bytes, index: Int64, head: Int64, files: tuple[int, int, int] = (-1, -1, -1)
     ) -> None:
-        """Write here from now on. ``files`` are those that the lanes are maps of; the compiled half may write to them."""
+        """Write here from now on. ``files`` are those that the lanes are maps of, for the compiled half to write to."""
         if head.nbytes < 512:
             raise IndexError("no head page")
         self.data, self.types, self.index, self.head = data, types, index, head

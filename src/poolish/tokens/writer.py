@@ -327,6 +327,7 @@ class Writer:
         with self._thread_lock:
             if not self._lock.is_held:
                 return
+            self.recorder.is_busy = True  # other threads' appends wait, and are then told
             try:
                 if self.keeper.failure is None and not self.is_temporary:
                     self.keeper.commit(self.state)
