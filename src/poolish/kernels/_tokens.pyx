@@ -690,7 +690,7 @@ def store_word(head, int64_t word, int64_t number):
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 cdef int64_t ROWS_AHEAD = 4  # windows asked for before they are copied; measured 7.5 GB/s against 5 without
-cdef int64_t TOKENS_AHEAD = 16
+cdef int64_t TOKENS_AHEAD = 64  # single tokens: 120 M/s against 100 M/s with 16, out of 800 MB
 
 
 cdef inline void ask_for(const int64_t *data, const uint8_t *types, int64_t start, int64_t width) noexcept nogil:
