@@ -51,5 +51,7 @@ WAYS: dict[str, Way] = {
 
 
 def in_words(value: object) -> str:
-    """A name for a test that is the same in every process: no line breaks, no addresses."""
+    """A name for a test that is the same in every process: no line breaks, no addresses, no order by hash."""
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__name__} of {sorted(map(repr, value))}"
     return re.sub(r" object at 0x[0-9a-f]+", "", repr(value).replace("\n", ""))[:40]
