@@ -329,3 +329,10 @@ def test_the_ends_of_a_dtype_come_back_and_nothing_beyond(dtype):
     assert [step["x"] for step in store] == inside
     decoded = store.decode(store[:]["values"], "x")
     assert (decoded.dtype, decoded.tolist()) == (dtype, inside)
+
+
+@pytest.mark.parametrize("path", [["a", "b"], {"a": "int64"}, 5], ids=in_words)
+def test_fields_in_the_place_of_the_path_are_told(path):
+    """The first argument is where the stream is; whoever gives fields there learns how they are given."""
+    with pytest.raises(ConfigError, match=r"fields= by name"):
+        StreamStore(path)

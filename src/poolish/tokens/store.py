@@ -70,11 +70,11 @@ class StreamStore:
         ``fields`` is a list of names (every field then holds float64 numbers) or {name: feature or dtype}. A stream of
         ``max_tokens`` lets its oldest steps go; positions keep counting up. ``seed`` is for ``sample`` without ``rng``.
         """
-        self._prepare(None if path is None else Path(path), max_tokens, seed)
+        self._prepare(_as_path(path), max_tokens, seed)
         if fields is not None:
             self.define_fields(fields)
-        elif path is not None and is_store(Path(path)):
-            self._write(Writer(Path(path), None, max_tokens=self._max_tokens))
+        elif self._path is not None and is_store(self._path):
+            self._write(Writer(self._path, None, max_tokens=self._max_tokens))
 
     @classmethod
     def open(
@@ -181,8 +181,9 @@ class StreamStore:
         values, types = np.empty(places.shape, np.int64), np.empty(places.shape, np.int64)
         if places.size:
             width = places.shape[-1] if places.ndim else 1
-            data, type_lane = source.lanes.data.room, source.lanes.types.room
             first, end = source.first_token, source.n_tokens
+            # Behind the lengths: another thread may append, and what is published has room before it is.
+            data, type_lane = source.lanes.data.room, source.lanes.types.room
             bad = kernels.take(data, type_lane, first, end, places, width, values, types)
             if bad >= 0:
                 raise self._outside(int(places.reshape(-1)[bad]))
@@ -503,6 +504,12 @@ def _close(writer: Writer) -> None:
     finally:
         if writer.is_temporary:
             temporary.remove(writer.path)
+
+
+def _as_path(path: Any) -> Path | None:
+    if path is None or isinstance(path, (str, os.PathLike)):
+        return None if path is None else Path(path)
+    raise ConfigError(f"path {path!r}: give a directory, or fields= by name: StreamStore(fields=[...])")
 
 
 def _array(positions: Any) -> NDArray[Any]:

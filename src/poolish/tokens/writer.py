@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,8 +192,8 @@ class Writer:
                 written = draft(self.fields, self.ids, last, steps, names, values)
             self._check_steps(written.steps, written.lengths)
             self._make_room(len(written.steps), len(written.tokens))
-            self._decide(written.kinds)
-            recorder.record(written.steps, written.types, written.lengths, written.tokens)
+            with self._deciding(written.kinds):
+                recorder.record(written.steps, written.types, written.lengths, written.tokens)
             self._trim()
 
     @contextmanager
@@ -215,14 +215,16 @@ class Writer:
             self._check_columns(numbers, columns)
             self._make_room(len(numbers) * len(columns), sum(column.n_tokens for column in columns))
             kinds = {column.type: column.kind for column in columns if not column.is_empty}
-            if any(self.fields[type_].shape is None for type_ in kinds):
-                for column in columns:  # what is refused must not have decided anything
-                    column.check_values(self.fields[column.type])
-                self._decide(kinds)
-            bad = recorder.record_columns(numbers, [column.parts for column in columns])
-            if bad >= 0:
-                columns[bad].check_values(self.fields[columns[bad].type])
+            with self._deciding(kinds):
+                bad = recorder.record_columns(numbers, [column.parts for column in columns])
+                if bad >= 0:
+                    self._refuse(columns[bad])
             self._trim()
+
+    def _refuse(self, column: Column) -> NoReturn:
+        field = self.fields[column.type]
+        column.check_values(field)  # finds the row and says it better
+        raise SchemaError(f"field {field.name!r}: {field.dtype} cannot hold a value of this column; convert it first")
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -252,8 +254,22 @@ class Writer:
                 self.recorder.set_kind(type_, kernels.UNDECIDED)
         self.fields = fields
 
+    @contextmanager
+    def _deciding(self, kinds: Mapping[int, int]) -> Iterator[None]:
+        """Fix what fields that were only named are, where readers and the next writer will find it.
+
+        Before anything is published, because nobody may see the one without the other; undone if nothing is.
+        """
+        fields, n_rows = self.fields, self.recorder.n_rows
+        try:
+            self._decide(kinds)
+            yield
+        except BaseException:
+            if self.recorder.n_rows == n_rows:
+                self._forget(fields)
+            raise
+
     def _decide(self, kinds: Mapping[int, int]) -> None:
-        """Fix what fields that were only named are, where readers and the next writer will find it."""
         for type_, kind in kinds.items():
             if self.fields[type_].shape is None:
                 self.head.store_kind(type_, kind)
