@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from poolish import kernels
 from poolish.errors import CorruptDataError
 from poolish.files import punch
 from poolish.tokens.commits import BLOCK
+from poolish.tokens.copied import CopiedLane
 from poolish.tokens.memmap_buffer import MemmapBuffer
 
 Int64 = NDArray[np.int64]
@@ -44,7 +45,7 @@ class State:
 class Lanes:
     """The files of a stream that grow."""
 
-    def __init__(self, path: Path, *, mode: str) -> None:
+    def __init__(self, path: Path, *, mode: str, mapped: bool = True) -> None:
         """Open the lanes to read (``"r"``), to write (``"a"``: types may be missing), or make them (``"w"``)."""
         self.path = path
         needed = {"w": (), "a": ("data", "index"), "r": ("data", "index", "types")}[mode]
@@ -54,11 +55,18 @@ class Lanes:
         with ExitStack() as opened:  # closes what is open if anything below fails
             lanes = []
             for name, dtype, shape in (("data", np.int64, ()), ("index", np.int64, (3,)), ("types", np.uint8, ())):
-                lane = MemmapBuffer(path / name, dtype=dtype, shape=shape, mode=mode.replace("w", "a"), length=0)
+                lane = _lane(path / name, dtype, shape, mode.replace("w", "a"), mapped)
                 opened.callback(lane.close, cut=False)
                 lanes.append(lane)
             opened.pop_all()
         self.data, self.index, self.types = lanes
+
+    def fetch(self, first: int, n_rows: int, n_tokens: int) -> None:
+        """Have the rows and tokens there that are about to be read; maps have them anyway."""
+        self.index.fetch(first, n_rows + 1, n_rows)  # of the row behind the last only the start is there yet
+        first_token = min(self.tokens_at(first), n_tokens)
+        self.data.fetch(first_token, n_tokens, n_tokens)
+        self.types.fetch(first_token, n_tokens, n_tokens)
 
     def reserve(self, n_rows: int, n_tokens: int) -> bool:
         """Have room for so much, and for the row behind the last; whether anything had to grow."""
@@ -148,6 +156,12 @@ class Lanes:
             there = self.types.room[start : start + len(types)]
             if len(there) != len(types) or not np.array_equal(there, types):
                 yield start, types
+
+
+def _lane(path: Path, dtype: DTypeLike, shape: tuple[int, ...], mode: str, mapped: bool) -> MemmapBuffer:
+    if mapped:
+        return MemmapBuffer(path, dtype=dtype, shape=shape, mode=mode, length=0)
+    return CopiedLane(path, dtype, shape)
 
 
 def _first_bad(rows: Int64, n_tokens: int, n_fields: int) -> int:

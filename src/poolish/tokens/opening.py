@@ -62,6 +62,7 @@ def published(head: Head, lanes: Lanes, n_fields: int) -> State:
     if lanes.index.capacity <= rows:
         lanes.refresh()
     lanes.check_sizes(rows, 0)
+    lanes.fetch(min(first, rows), rows, 0)
     tokens = lanes.tokens_at(rows)
     if lanes.data.capacity < tokens or lanes.types.capacity < tokens:
         lanes.refresh()
@@ -78,6 +79,7 @@ def check(lanes: Lanes, state: State, n_fields: int, *, with_types: bool) -> Non
     if not 0 <= state.first <= state.rows or state.tokens < 0 or len(state.kinds) != n_fields or max(state.kinds) > 2:
         raise CorruptDataError(f"{lanes.path}: it says that it has {state}; restore the directory from a copy")
     lanes.check_sizes(state.rows, state.tokens, with_types=with_types)
+    lanes.fetch(state.first, state.rows, state.tokens)
     lanes.check_rows(max(state.first, state.rows - CHECKED_ROWS), state.rows, state.tokens, n_fields)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
 from poolish.tokens import opening
 from poolish.tokens.commits import CommitLog
+from poolish.tokens.copied import CopiedHead
 from poolish.tokens.directory import read_description
 from poolish.tokens.fields import decided
 from poolish.tokens.head import Head
@@ -23,19 +24,21 @@ if TYPE_CHECKING:
 class Reader:
     """What a process sees of a stream that it does not write: a length that only ``refresh`` moves, and only forward.
 
-    ``at`` is the number of an older commit to look at. ``seen`` is (uuid, rows) of another handle: the same stream must
-    be there, and this one starts where that one was.
+    ``mapped=False`` copies the stream into memory. ``at`` is the number of an older commit to look at. ``seen`` is
+    (uuid, rows) of another handle: the same stream must be there, and this one starts where that one was.
     """
 
-    def __init__(self, path: Path, *, at: int | None = None, seen: tuple[str, int] | None = None) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, *, at: int | None = None, seen: tuple[str, int] | None = None, mapped: bool = True
+    ) -> None:
+        self.path, self.is_mapped = path, mapped
         self.description = read_description(path)
         self.fields = self.description.fields
         if seen is not None and seen[0] != str(self.description.uuid):
             raise ResumeError(f"{path}: another stream is there than the one this handle came from; open it anew")
         with ExitStack() as opened:  # closes what is open if anything below fails
-            self.lanes = opened.enter_context(closing(Lanes(path, mode="r")))
-            self.head = opened.enter_context(closing(_open_head(path)))
+            self.lanes = opened.enter_context(closing(Lanes(path, mode="r", mapped=mapped)))
+            self.head = opened.enter_context(closing(_open_head(path, mapped)))
             self.log = opened.enter_context(closing(CommitLog(path / "commits", self.description.uuid, mode="r")))
             self._is_pinned = at is not None
             self.state = self._state(at)
@@ -73,7 +76,7 @@ class Reader:
         reader = cls.__new__(cls)
         reader.path, reader.description, reader.fields = writer.path, writer.description, writer.fields
         reader.lanes, reader.head, reader.log = writer.lanes, writer.head, writer.log
-        reader._is_pinned = False
+        reader._is_pinned, reader.is_mapped = False, True
         reader.state = opening.published(reader.head, reader.lanes, len(reader.fields))
         reader._is_live = True
         reader._first_token = reader._begin()
@@ -119,6 +122,7 @@ class Reader:
         self._is_pinned = False
         if state.rows > self.state.rows:
             self.lanes.check_sizes(state.rows, state.tokens)
+            self.lanes.fetch(state.first, state.rows, state.tokens)
         self.fields = decided(self.description.fields, state.kinds)
         self.state = state
         self._first_token = self._begin()
@@ -133,9 +137,9 @@ class Reader:
             part.close()
 
 
-def _open_head(path: Path) -> Head:
+def _open_head(path: Path, mapped: bool) -> Head:
     try:
-        return Head(path / "head", mode="r")
+        return Head(path / "head", mode="r") if mapped else CopiedHead(path / "head")
     except FileNotFoundError as error:
         raise CorruptDataError(
             f"{path / 'head'}: missing; restore it, or open the stream once with mode='a'"

@@ -83,22 +83,26 @@ class StreamStore:
         mode: str = "r",
         *,
         at: int | None = None,
+        mmap: bool = True,
         max_tokens: int | None = None,
         seed: int = 0,
     ) -> StreamStore:
         """Open a stream that is there: to read (``"r"``), or to go on writing (``"a"``).
 
         A reader needs no lock and no permission to write; its length stays until ``refresh``. ``at`` opens an older
-        commit, by its number.
+        commit, by its number. ``mmap=False`` copies the stream into memory, for directories that others may tamper
+        with: a file that is cut while it is mapped ends the process that reads it.
         """
-        if mode not in ("r", "a") or (mode == "a" and at is not None):
-            raise ConfigError(f"mode {mode!r}, at={at}: 'r' reads, also at an older commit; 'a' appends")
+        if mode not in ("r", "a") or (mode == "a" and (at is not None or not mmap)):
+            raise ConfigError(
+                f"mode {mode!r}, at={at}, mmap={mmap}: 'r' reads, at an older commit or a copy; 'a' appends"
+            )
         store = cls.__new__(cls)
         store._prepare(Path(path), max_tokens, seed)
         if mode == "a":
             store._write(Writer(Path(path), None, max_tokens=store._max_tokens))
         else:
-            store._source = Reader(Path(path), at=at)
+            store._source = Reader(Path(path), at=at, mapped=mmap)
         return store
 
     def _prepare(self, path: Path | None, max_tokens: int | None, seed: int) -> None:
@@ -416,7 +420,8 @@ class StreamStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         source = self._read()
-        return _reopen, (str(source.path.absolute()), source.uuid, source.state.rows)
+        is_mapped = isinstance(source, Writer) or source.is_mapped
+        return _reopen, (str(source.path.absolute()), source.uuid, source.state.rows, is_mapped)
 
     # Inside -------------------------------------------------------------------------------------------------------
 
@@ -490,11 +495,11 @@ class StreamStore:
             self.__dict__.pop("append", None)
 
 
-def _reopen(path: str, uuid: str, n_rows: int) -> StreamStore:
+def _reopen(path: str, uuid: str, n_rows: int, is_mapped: bool) -> StreamStore:
     """What a pickled handle becomes in another process: a reader at the same length."""
     store = StreamStore.__new__(StreamStore)
     store._prepare(Path(path), None, 0)
-    store._source = Reader(Path(path), seen=(uuid, n_rows))
+    store._source = Reader(Path(path), seen=(uuid, n_rows), mapped=is_mapped)
     return store
 
 
