@@ -134,6 +134,7 @@ def damage_and_look(
                     file.write(f"{seen}\n")
 
     outcomes.unlink(missing_ok=True)
+    restore_data(stream)  # here, so that every child knows what is whole: the one before may have left damage
     for start in range(0, len(damages), 500):
         assert in_child(lambda start=start: child(damages[start : start + 500])) == 0
     return Counter(outcomes.read_text().split())
