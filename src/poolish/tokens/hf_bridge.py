@@ -22,7 +22,7 @@ from poolish.schema import column_name
 from poolish.schema.features import batches, is_dataset, without_arrays
 from poolish.tokens import temporary
 from poolish.tokens.fields import TokenField, fields_of, schema_of
-from poolish.tokens.lanes import START, STEP, TYPE
+from poolish.tokens.lanes import START, STEP, TYPE, first_bad_row
 from poolish.tokens.starts import View
 from poolish.tokens.values import is_tensor, shown
 
@@ -145,8 +145,11 @@ def _batches(store: StreamStore, view: View, features: Any, step: str | None) ->
         high = _end_of_steps(view, low)
         rows = np.array(view.lanes.index.room[low : high + 1])
         first, end = int(rows[0, START]), int(rows[-1, START])
-        tokens, types = np.array(view.lanes.data.room[first:end]), np.array(view.lanes.types.room[first:end])
+        tokens = np.array(view.lanes.data.room[first:end])
         store._check_kept(rows[:1, START])
+        if first_bad_row(rows, view.tokens, len(fields)) >= 0:
+            raise CorruptDataError(f"{view.lanes.index.path}: makes no sense behind row {low:,}; run verify()")
+        types = np.repeat((rows[:-1, TYPE] & 0xFF).astype(np.uint8), np.diff(rows[:, START]))
         ordinals = (rows[:-1, TYPE] >> 8) - (int(rows[0, TYPE]) >> 8)
         n = int(ordinals[-1]) + 1
         arrays = []

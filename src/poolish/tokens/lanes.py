@@ -140,7 +140,7 @@ class Lanes:
             end = min(begin + CHUNK_ROWS, n_rows)
             # One row more on the left, to compare with; one on the right, where the last one ends.
             rows = np.array(self.index.room[max(begin - 1, first) : end + 1])
-            bad = _first_bad(rows, n_tokens, n_fields)
+            bad = first_bad_row(rows, n_tokens, n_fields)
             if bad >= 0:
                 row = max(begin - 1, first) + bad
                 raise CorruptDataError(
@@ -164,7 +164,7 @@ def _lane(path: Path, dtype: DTypeLike, shape: tuple[int, ...], mode: str, mappe
     return CopiedLane(path, dtype, shape)
 
 
-def _first_bad(rows: Int64, n_tokens: int, n_fields: int) -> int:
+def first_bad_row(rows: Int64, n_tokens: int, n_fields: int) -> int:
     """The first row that does not follow from the one before it, or -1. Of the last row only the start counts."""
     starts, types, ordinals, steps = rows[:, START], rows[:-1, TYPE] & 0xFF, rows[:-1, TYPE] >> 8, rows[:-1, STEP]
     bad = (types >= n_fields) | (steps < 0) | (starts[:-1] < 0) | (starts[1:] < starts[:-1]) | (starts[1:] > n_tokens)
