@@ -281,8 +281,15 @@ def search(table: Int64, n_columns: int, column: int, low: int, high: int, keys:
         raise IndexError("outside of the table")
     if len(out) < len(keys):
         raise IndexError("out is too small")
-    values = table.reshape(-1)[: table.size // n_columns * n_columns].reshape(-1, n_columns)[low:high, column]
-    out[: len(keys)] = low + np.searchsorted(values, keys)
+    # Not np.searchsorted, which would first copy the whole column to have it in one piece.
+    values = table.reshape(-1)[: table.size // n_columns * n_columns].reshape(-1, n_columns)[:, column]
+    lows, highs = np.full(len(keys), low), np.full(len(keys), high)
+    while (is_open := lows < highs).any():
+        middles = (lows + highs) >> 1
+        is_below = is_open & (values[np.minimum(middles, high - 1)] < keys)
+        lows = np.where(is_below, middles + 1, lows)
+        highs = np.where(is_open & ~is_below, middles, highs)
+    out[: len(keys)] = lows
 
 
 def search_one(table: Int64, n_columns: int, column: int, low: int, high: int, key: int) -> int:
@@ -315,8 +322,10 @@ def select_starts(
     if index is not None and (first_row < 0 or first_row >= n_rows or n_rows + 1 > index.size // 3):
         raise IndexError("outside of the table" if first_row != n_rows else "no rows")
     episodes = np.searchsorted(totals, numbers, side="right")
-    inside = numbers - np.concatenate([[0], totals])[episodes]
-    begins = np.concatenate([[[base_token, base_ordinal]], ends.reshape(-1, 2)[: len(totals)]])[episodes]
+    inside, begins = numbers.copy(), np.full((len(numbers), 2), (base_token, base_ordinal))
+    later = episodes > 0
+    inside[later] -= totals[episodes[later] - 1]
+    begins[later] = ends.reshape(-1, 2)[episodes[later] - 1]
     if index is None:
         out[: len(numbers)] = begins[:, 0] + inside * stride
         return
