@@ -63,10 +63,12 @@ class Lanes:
 
     def fetch(self, first: int, n_rows: int, n_tokens: int) -> None:
         """Have the rows and tokens there that are about to be read; maps have them anyway."""
-        self.index.fetch(first, n_rows + 1, n_rows)  # of the row behind the last only the start is there yet
-        first_token = min(self.tokens_at(first), n_tokens)
-        self.data.fetch(first_token, n_tokens, n_tokens)
-        self.types.fetch(first_token, n_tokens, n_tokens)
+        if isinstance(self.index, CopiedLane):
+            self.index.fetch(first, n_rows + 1, n_rows)  # of the row behind the last only the start is there yet
+            first_token = min(self.tokens_at(first), n_tokens)
+            for lane in (self.data, self.types):
+                if isinstance(lane, CopiedLane):
+                    lane.fetch(first_token, n_tokens, n_tokens)
 
     def reserve(self, n_rows: int, n_tokens: int) -> bool:
         """Have room for so much, and for the row behind the last; whether anything had to grow."""

@@ -117,9 +117,6 @@ class MemmapBuffer:
         """The file underneath."""
         return self._file
 
-    def fetch(self, first: int, end: int, settled: int) -> None:
-        """Have rows there that are about to be read: a map has them anyway."""
-
     def refresh(self) -> None:
         """Reach as far as the file does now, after another process has made it longer."""
         self._file.refresh()
