@@ -274,7 +274,7 @@ def windows() -> None:
         rows = [starts[:, None] + np.arange(WIDTH) for starts in asked.starts]
         compare("tokens[index], rows of consecutive tokens", "tokens/s", indexed(store, rows), typed)
         single = peers.Windows(
-            asked.path, len(store), [rng.integers(0, len(store), BATCH * WIDTH) for _ in range(20)], 1
+            asked.path, len(store), [rng.integers(0, len(store), BATCH * WIDTH) for _ in range(200)], 1
         )
         one = single.rate(lambda places: store.windows(places, 1, types=False))
         compare("tokens.windows of 1, values", "tokens/s", one, peers.single_peers(single))
