@@ -41,6 +41,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 PUBLIC_NAMES = {
     *("DatasetBuffer", "register_normalizer"),
     *("StreamStore", "MemmapBuffer"),
+    *("DataProviderBase", "DataProvider", "DatasetProvider", "DatasetConsumer"),
     *("Schema", "Field"),
     *("PoolishError", "show_versions"),
     "errors",

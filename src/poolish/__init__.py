@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from poolish.rows import register_normalizer as register_normalizer
     from poolish.schema import Field as Field
     from poolish.schema import Schema as Schema
+    from poolish.serve import DataProvider as DataProvider
+    from poolish.serve import DataProviderBase as DataProviderBase
+    from poolish.serve import DatasetConsumer as DatasetConsumer
+    from poolish.serve import DatasetProvider as DatasetProvider
     from poolish.tokens import MemmapBuffer as MemmapBuffer
     from poolish.tokens import StreamStore as StreamStore
     from poolish.versions import show_versions as show_versions
@@ -29,7 +33,11 @@ __version__ = "0.1.0"
 
 #: Public name -> the module it lives in. The imports above say the same to type checkers and editors.
 _HOMES = {
+    "DataProvider": "poolish.serve",
+    "DataProviderBase": "poolish.serve",
     "DatasetBuffer": "poolish.rows",
+    "DatasetConsumer": "poolish.serve",
+    "DatasetProvider": "poolish.serve",
     "Field": "poolish.schema",
     "MemmapBuffer": "poolish.tokens",
     "PoolishError": "poolish.errors",
@@ -43,7 +51,11 @@ _HOMES = {
 _MODULES = ("errors",)
 
 __all__ = [
+    "DataProvider",
+    "DataProviderBase",
     "DatasetBuffer",
+    "DatasetConsumer",
+    "DatasetProvider",
     "Field",
     "MemmapBuffer",
     "PoolishError",

@@ -5,6 +5,7 @@
     space        a full disk is an error where space is asked for, never a signal later
     checksums    every byte that is read back can be checked
     documents    small JSON files and names that come from outside
+    sizes        "8gb" as a number of bytes
 
 All of it works on paths and descriptors alone and knows nothing of rows, tokens or queues.
 """
@@ -12,9 +13,10 @@ All of it works on paths and descriptors alone and knows nothing of rows, tokens
 from __future__ import annotations
 
 from poolish.files.checksums import CHECKSUM, Checksummed, checksum, checksum_hex
-from poolish.files.documents import check_name, read_json, write_json
+from poolish.files.documents import check_name, parse_json, read_json, write_json
 from poolish.files.locks import Lock
 from poolish.files.publishing import Partial, publish, sweep, sync, sync_directory
+from poolish.files.sizes import parse_bytes
 from poolish.files.space import allocate, explain_full, grow, open_regular, punch, write_all
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "explain_full",
     "grow",
     "open_regular",
+    "parse_bytes",
+    "parse_json",
     "publish",
     "punch",
     "read_json",

@@ -50,7 +50,7 @@ def read_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES, max_d
     """
     try:
         text = _read(path, max_bytes).decode("utf-8")
-        return _parse(text, path, max_depth)
+        return parse_json(text, path, max_depth=max_depth)
     except LimitExceeded:
         raise
     except ValueError as error:
@@ -76,7 +76,7 @@ def _encode(value: Any, path: str | os.PathLike[str]) -> bytes:
         error.add_note(f"while writing {os.fspath(path)}")
         raise
     # Python writes the key 1 as "1" and a tuple as a list without a word.
-    if _parse(text, path, MAX_DEPTH) != value:
+    if parse_json(text, path) != value:
         raise TypeError(f"{os.fspath(path)}: JSON would not give this value back; use str keys, and lists for tuples")
     try:
         data = text.encode("utf-8")
@@ -86,7 +86,8 @@ def _encode(value: Any, path: str | os.PathLike[str]) -> bytes:
     return data
 
 
-def _parse(text: str, path: str | os.PathLike[str], max_depth: int) -> Any:
+def parse_json(text: str, path: str | os.PathLike[str], *, max_depth: int = MAX_DEPTH) -> Any:
+    """What JSON text says, exactly; a ValueError says why it cannot be trusted. ``path`` is where it came from."""
     if _depth(text) > max_depth:
         raise LimitExceeded(f"{os.fspath(path)}: nested more than {max_depth} deep; no file of poolish is")
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)

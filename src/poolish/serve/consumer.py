@@ -1,0 +1,343 @@
+"""DatasetConsumer: the trainer's end of a queue."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from poolish.errors import ConfigError, QueueError, ResumeError, Starved
+from poolish.schema import readable
+from poolish.serve.queue_log import QueueLog
+from poolish.serve.queue_meta import FILE, QueueMeta, not_found
+from poolish.serve.reading_ahead import ReadingAhead
+from poolish.serve.split_reader import Batch, EndOfQueue, SplitReader
+from poolish.serve.watching import Watch
+
+ACKNOWLEDGE = ("on_read", "on_step", "on_checkpoint")
+ON_CORRUPT = ("raise", "cached")
+OUTPUT = ("torch", "numpy")
+_AHEAD_ON_CUDA = 3
+
+
+class DatasetConsumer:
+    """Hands out the batches of a queue, each once, in the one order that all ranks share.
+
+    ``path`` is the dataset's directory (``data/<dataset>``) or its ``queue``. ``get_batch`` gives ``(X, Y)`` where the
+    schema is x and y, else a dict of tensors (``output="numpy"``: arrays), whose memory is yours to change. Rank r of
+    ``world_size`` gets every ``world_size``-th batch; both come from RANK and WORLD_SIZE if they are not given.
+
+    ``acknowledge`` says when a batch is done, so that a restart does not get it again and its file may go:
+
+    - ``"on_step"``: when the next one is asked for. A killed trainer gets the one in flight again.
+    - ``"on_read"``: when it is handed out. A killed trainer loses the one in flight.
+    - ``"on_checkpoint"``: when ``commit(state)`` says that a checkpoint holds it. A killed trainer that loads its
+      checkpoint gets exactly the batches that followed it, on any ``world_size``: nothing lost, nothing twice.
+
+    >>> from poolish import DatasetProvider
+    >>> with DatasetProvider([(i, i * i) for i in range(8)], path=folder, batch_size=4, order="sequential") as provider:
+    ...     provider.publish("train"), provider.publish("train")
+    (0, 1)
+    >>> with DatasetConsumer(folder, output="numpy", timeout_s=1) as consumer:
+    ...     X, Y = consumer.get_batch("train")
+    ...     state = consumer.state_dict()
+    >>> Y.tolist(), state["splits"]["train"]["position"]
+    ([0, 1, 4, 9], 1)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        device: Any = None,
+        output: str = "torch",
+        rank: int | None = None,
+        world_size: int | None = None,
+        acknowledge: str = "on_step",
+        on_corrupt: str = "raise",
+        timeout_s: float | None = None,
+        prefetch: int | None = None,
+    ) -> None:
+        self.path = _queue_at(Path(path))
+        self.rank, self.world_size = _rank(rank, world_size)
+        self.acknowledge = _one_of(acknowledge, ACKNOWLEDGE, "acknowledge")
+        self.on_corrupt = _one_of(on_corrupt, ON_CORRUPT, "on_corrupt")
+        self.output = _one_of(output, OUTPUT, "output")
+        self.timeout_s = _timeout(timeout_s)
+        self.device = _device(device, output)
+        is_cuda = self.device is not None and self.device.type == "cuda"
+        self.prefetch = _prefetch(prefetch, _AHEAD_ON_CUDA if is_cuda else 0)
+        self._stage = _cuda_stage(self.device) if is_cuda else None
+        self._readers: dict[str, SplitReader] = {}
+        self._ahead: dict[str, ReadingAhead] = {}
+        self._lock = threading.RLock()
+        self._watch = Watch()
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    # -- batches
+
+    def get_batch(self, split: str = "train") -> Any:
+        """The next batch of a split; waits until it is there, and ``timeout_s`` at most."""
+        try:
+            return self._next(split)
+        except EndOfQueue:
+            raise Starved(
+                f"{self.path / split}: the providers have finished and all full rounds of batches are read; "
+                "start a provider again, or loop with `for batch in consumer`, which ends here",
+                filename=self.path / split,
+            ) from None
+
+    def batches(self, split: str = "train") -> Iterator[Any]:
+        """The batches of a split, until every provider has finished and all full rounds are read."""
+        while True:
+            try:
+                yield self._next(split)
+            except EndOfQueue:
+                return
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches("train")
+
+    def _next(self, split: str) -> Any:
+        with self._lock:
+            reader = self._reader(split)
+            reader.asked()
+            batch, made = self._ahead_of(split).take(self.timeout_s) if self.prefetch else self._read(reader)
+            given = self._given(batch, made)
+            reader.handed_out(batch)
+            if self.prefetch:
+                self._ahead[split].fill()
+            return given
+
+    def _read(self, reader: SplitReader) -> tuple[Batch, Any]:
+        number = reader.number()
+        if not os.path.exists(reader.log.path_of(number)):
+            reader.let_go()
+            reader.wait(number, self.timeout_s, self._watch)
+        return reader.read(number), None
+
+    def _given(self, batch: Batch, made: Any) -> Any:
+        arrays: dict[str, Any]
+        if self.output == "numpy":
+            arrays = {name: readable(array, dtype) for name, (dtype, array) in batch.columns.items()}
+        elif self._stage is not None:
+            arrays = self._stage.finish(made)
+        else:
+            from poolish.serve.torch_bridge import tensors
+
+            arrays = tensors(batch, self.device)
+        return (arrays["x"], arrays["y"]) if list(arrays) == ["x", "y"] else arrays
+
+    # -- what the batches are
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that the queue has."""
+        return sorted(path.parent.name for path in self.path.glob(f"[!.]*/{FILE}"))
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the provider's ``build_meta()`` said."""
+        splits = self.splits
+        if not splits:
+            raise not_found(self.path)
+        return self._meta("train" if "train" in splits else splits[0]).meta
+
+    def schema(self, split: str = "train") -> list[dict[str, Any]]:
+        """The ``batch_schema`` of a split: name, dtype, shape and role of each field."""
+        return self._meta(split).schema.to_batch_schema()
+
+    def last_number(self, split: str = "train") -> int | None:
+        """The number, in the queue's one order, of the batch that was handed out last."""
+        return self._readers[split].last_number if split in self._readers else None
+
+    @property
+    def stats(self) -> dict[str, dict[str, float]]:
+        """By split: the position, how many corrupt batches were replaced, and how long this waited for batches."""
+        return {
+            split: {"position": reader.position, "replaced": reader.n_replaced, "waited_s": reader.waited_s}
+            for split, reader in self._readers.items()
+        }
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this is, after the batch that was handed out last: small, JSON, the same on every rank in step."""
+        with self._lock:
+            told = {
+                split: {"queue": reader.log.meta.queue, "position": reader.position}
+                for split, reader in self._readers.items()
+            }
+            return {"version": 1, "splits": told}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken, on any world size; checked now, before a batch is asked for."""
+        with self._lock:
+            positions = {self._reader(split): told["position"] for split, told in self._checked(state).items()}
+            for reader, position in positions.items():
+                reader.check_start(position)
+            for split in self._ahead:
+                self._ahead[split].forget()
+            for reader, position in positions.items():
+                reader.begin(position)
+
+    def commit(self, state: Mapping[str, Any] | None = None) -> None:
+        """A checkpoint that holds ``state`` (by default the present one) is safely stored: what it covers may go.
+
+        Needed with ``acknowledge="on_checkpoint"``, harmless otherwise. Call it on rank 0 or on every rank.
+        """
+        with self._lock:
+            for split, told in self._checked(self.state_dict() if state is None else state).items():
+                if split in self._readers:
+                    self._readers[split].commit(told["position"])
+
+    def close(self) -> None:
+        """Acknowledge by the rule that was chosen, and let another process be this rank."""
+        self._close(is_clean=True)
+
+    def _close(self, *, is_clean: bool) -> None:
+        with self._lock:
+            self._is_closed = True
+            while self._ahead:
+                self._ahead.popitem()[1].close()
+            while self._readers:
+                self._readers.popitem()[1].close(is_clean=is_clean)
+            self._watch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        # A step that failed is not over: its batch comes again.
+        self._close(is_clean=kind is None)
+
+    def __repr__(self) -> str:
+        return f"<DatasetConsumer of {self.path}, rank {self.rank} of {self.world_size}, {self.acknowledge}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError(f"{self!r} cannot be copied or sent to a process; make one there, with a rank of its own")
+
+    # -- inside
+
+    def _reader(self, split: str) -> SplitReader:
+        if self._is_closed:
+            raise QueueError(f"{self!r} is closed; make a new one")
+        if os.getpid() != self._pid:
+            raise QueueError(f"{self!r} belongs to the process that this one was forked from; make one here")
+        return self._open(split)
+
+    def _open(self, split: str) -> SplitReader:
+        if split not in self._readers:
+            self._meta(split)
+            log = QueueLog.open(self.path / split)
+            self._readers[split] = SplitReader(
+                log, self.rank, self.world_size, acknowledge=self.acknowledge, on_corrupt=self.on_corrupt
+            )
+        return self._readers[split]
+
+    def _ahead_of(self, split: str) -> ReadingAhead:
+        if split not in self._ahead:
+            stage = self._stage
+            reader = self._readers[split]
+            if stage is None:
+                self._ahead[split] = ReadingAhead(reader, self.prefetch, lambda batch: None)
+            else:
+                self._ahead[split] = ReadingAhead(reader, self.prefetch, stage.begin, stage.allocate)
+        return self._ahead[split]
+
+    def _meta(self, split: str) -> QueueMeta:
+        if split in self._readers:
+            return self._readers[split].log.meta
+        if split not in self.splits and self.splits:
+            raise ConfigError(f"{self.path}: no split {split!r}; there are {self.splits}")
+        return QueueMeta.read(self.path / split)
+
+    def _checked(self, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """What a state says about each split, if it is of these queues."""
+        splits = _splits_in(state)
+        for split, told in splits.items():
+            queue = self._meta(split).queue
+            if told["queue"] != queue:
+                raise ResumeError(
+                    f"{self.path / split}: the state is of queue {told['queue']}, this is {queue}: it was purged "
+                    "or made anew since; start from its beginning, without the state"
+                )
+        return splits
+
+
+def _queue_at(path: Path) -> Path:
+    """The queue's directory, given that or the dataset's."""
+    for place in (path / "queue", path):
+        if place.is_dir() and any(place.glob(f"[!.]*/{FILE}")):
+            return place
+    raise not_found(path if path.name == "queue" else path / "queue")
+
+
+def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    r = _whole(os.environ.get("RANK", 0) if rank is None else rank, "rank")
+    w = _whole(os.environ.get("WORLD_SIZE", 1) if world_size is None else world_size, "world_size")
+    if not 0 <= r < w:
+        raise ConfigError(f"rank {r} of world_size {w}: a rank is from 0 to world_size - 1; check RANK and WORLD_SIZE")
+    return r, w
+
+
+def _whole(value: object, name: str) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if type(value) is not int:
+        raise ConfigError(f"{name} must be a whole number, got {value!r}")
+    return value
+
+
+def _one_of(value: str, known: tuple[str, ...], name: str) -> str:
+    if value not in known:
+        raise ConfigError(f"{name}={value!r}: one of {', '.join(map(repr, known))}")
+    return value
+
+
+def _timeout(timeout_s: float | None) -> float | None:
+    if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
+        raise ConfigError(f"timeout_s={timeout_s!r}: seconds, or None to wait for ever")
+    return timeout_s
+
+
+def _prefetch(prefetch: int | None, default: int) -> int:
+    if prefetch is None:
+        return default
+    if type(prefetch) is not int or prefetch < 0 or (default and not prefetch):
+        raise ConfigError(f"prefetch={prefetch!r}: how many batches to read ahead, at least 1 on CUDA")
+    return prefetch
+
+
+def _device(device: Any, output: str) -> Any:
+    if device is None:
+        return None
+    if output != "torch":
+        raise ConfigError(f"device={device!r} goes with output='torch', got output={output!r}")
+    import torch
+
+    return torch.device(device)
+
+
+def _cuda_stage(device: Any) -> Any:
+    from poolish.serve.torch_bridge import CudaStage
+
+    return CudaStage(device)
+
+
+def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    try:
+        splits = {
+            split: {"queue": told["queue"], "position": told["position"]} for split, told in state["splits"].items()
+        }
+        if state["version"] != 1 or not all(
+            isinstance(told["queue"], str) and type(told["position"]) is int and told["position"] >= 0
+            for told in splits.values()
+        ):
+            raise ValueError("another version, or no positions")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ResumeError(f"not the state of a DatasetConsumer ({error!r}): {state!r:.200}") from None
+    return splits

@@ -1,0 +1,165 @@
+"""DatasetProvider: serve anything that has a length and an index, without writing a class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish.errors import ConfigError, SchemaError
+from poolish.rows.arrays import stored
+from poolish.rows.refusal import Refusal
+from poolish.schema import Field, Schema
+from poolish.seeds import KeyedPermutation, key
+from poolish.serve.provider import DataProviderBase
+
+ORDERS = ("shuffle", "sequential", "random")
+
+
+class MapStyle(Protocol):
+    """What can be served: a snapshot of a buffer, windows of a stream, a torch or Hugging Face dataset, a list."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int, /) -> Any: ...
+
+
+class DatasetProvider(DataProviderBase):
+    """Serves the rows of map-style datasets: dicts of numbers and arrays, or ``(x, y)`` pairs.
+
+    ``datasets`` is one dataset (the split ``train``) or ``{split: dataset}``. ``order``:
+
+    - ``"shuffle"``: each epoch all rows once, in an order of its own; the last batch of an epoch may be shorter;
+    - ``"sequential"``: the same in the dataset's order;
+    - ``"random"``: rows drawn with replacement from what the dataset holds at that moment: for data that grows.
+
+    ``epochs`` ends the first two after so many passes. ``worker`` of ``n_workers`` serves every ``n_workers``-th batch,
+    under the name ``w<worker>``. All columns must be numbers or arrays of one shape; choose them with ``columns``.
+
+    >>> rows = [{"x": np.full(3, i), "label": i % 2} for i in range(10)]
+    >>> with DatasetProvider({"train": rows}, path=folder, batch_size=4, epochs=1) as provider:
+    ...     provider.run()
+    ...     provider.status()["train"]["made"], provider.schema
+    (3, Schema(x: int64[3], label: int64))
+    """
+
+    def __init__(
+        self,
+        datasets: MapStyle | Mapping[str, MapStyle],
+        *,
+        path: str | os.PathLike[str],
+        batch_size: int,
+        order: str = "shuffle",
+        epochs: int | None = None,
+        columns: Sequence[str] | None = None,
+        worker: int = 0,
+        n_workers: int = 1,
+        **settings: Any,
+    ) -> None:
+        by_split = datasets if isinstance(datasets, Mapping) else {"train": datasets}
+        if order not in ORDERS:
+            raise ConfigError(f"order={order!r}: one of {', '.join(map(repr, ORDERS))}")
+        if not 0 <= worker < n_workers:
+            raise ConfigError(f"worker={worker} of n_workers={n_workers}: a worker is from 0 to n_workers - 1")
+        self._datasets: dict[str, MapStyle] = {split: _map_style(each, split) for split, each in by_split.items()}
+        self._lengths = {split: len(each) for split, each in self._datasets.items()}
+        self._order, self._epochs, self._columns = order, epochs, columns
+        self._worker, self._n_workers = worker, n_workers
+        known = {"dataset": os.path.basename(os.path.abspath(path)), "batch_size": batch_size, "block_size": 1}
+        names = {**known, **settings, "splits": tuple(self._datasets)}
+        super().__init__(names, path=path, name=f"w{worker}")
+
+    def build_meta(self) -> dict[str, Any]:
+        """The schema of the rows; for orders by epoch also how many there are and how they are dealt out."""
+        schemas = {split: _schema_of(_stacked(self._rows(split, [0]), self._columns)) for split in self._datasets}
+        first, *others = schemas.items()
+        for split, schema in others:
+            if schema != first[1]:
+                raise SchemaError(f"split {split!r} has {schema}, split {first[0]!r} {first[1]}; serve them apart")
+        told: dict[str, Any] = {"batch_schema": first[1].to_batch_schema(), "order": self._order}
+        if self._order != "random":
+            told |= {"rows": self._lengths, "workers": self._n_workers, "batch_size": self.config.batch_size}
+        return told
+
+    def n_batches(self, split: str) -> int | None:
+        """This worker's share of all epochs."""
+        if self._epochs is None or self._order == "random":
+            return super().n_batches(split)
+        n_batches = self._epochs * self._batches_per_epoch(split)
+        return len(range(self._worker, n_batches, self._n_workers))
+
+    def sample_batch(self, split: str, rng: np.random.Generator) -> Mapping[str, Any]:
+        """The rows of this worker's next batch, stacked."""
+        return _stacked(self._rows(split, self._numbers(split, rng).tolist()), self._columns)
+
+    def _numbers(self, split: str, rng: np.random.Generator) -> NDArray[np.int64]:
+        size = self.config.batch_size
+        if self._order == "random":
+            return rng.integers(len(self._datasets[split]), size=size)
+        place = self.batch_number(split) * self._n_workers + self._worker
+        epoch, i = divmod(place, self._batches_per_epoch(split))
+        rows = slice(i * size, (i + 1) * size)
+        n_rows = self._lengths[split]
+        if self._order == "sequential":
+            return np.arange(*rows.indices(n_rows))
+        return KeyedPermutation(n_rows, key(self.config.seed, "serve", split, "epoch", epoch))[rows]
+
+    def _batches_per_epoch(self, split: str) -> int:
+        return -(-self._lengths[split] // self.config.batch_size)
+
+    def _rows(self, split: str, numbers: list[int]) -> list[Any]:
+        dataset = self._datasets[split]
+        many = getattr(dataset, "__getitems__", None)
+        return list(many(numbers)) if many is not None else [dataset[i] for i in numbers]
+
+
+def _map_style(dataset: Any, split: str) -> MapStyle:
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(f"split {split!r}: {type(dataset).__name__} has no length or no index; make it a list first")
+    if len(dataset) == 0:
+        raise ConfigError(f"split {split!r}: the dataset is empty; a schema needs a row")
+    held: MapStyle = dataset
+    return held
+
+
+def _named(row: Any) -> Mapping[str, Any]:
+    if isinstance(row, Mapping):
+        return row
+    if isinstance(row, (tuple, list)) and len(row) == 2:
+        return {"x": row[0], "y": row[1]}
+    raise SchemaError(f"a row is a dict or a pair (x, y), got {type(row).__name__}; wrap the dataset")
+
+
+def _schema_of(batch: Mapping[str, Any]) -> Schema:
+    return Schema(_field(name, array) for name, array in batch.items())
+
+
+def _field(name: str, array: Any) -> Field:
+    try:
+        dtype, values = stored(array)
+    except Refusal as error:
+        raise SchemaError(f"column {name!r}: {error}; leave it out with columns=") from None
+    return Field(name, dtype, tuple(values.shape[1:]) or None)
+
+
+def _stacked(rows: Iterable[Any], columns: Sequence[str] | None) -> dict[str, Any]:
+    named = [_named(row) for row in rows]
+    return {name: _column([row[name] for row in named], name) for name in columns or list(named[0])}
+
+
+def _column(values: list[Any], name: str) -> Any:
+    try:
+        parts = [stored(value) for value in values]
+        dtype = parts[0][0]
+        stacked = np.stack([part for _, part in parts])
+    except (Refusal, ValueError) as error:
+        raise SchemaError(
+            f"column {name!r}: {error}; rows of a batch hold numbers or arrays of one shape: leave it out with columns="
+        ) from None
+    if stacked.dtype.name == dtype:
+        return stacked
+    import torch  # bfloat16 and float8 came from torch
+
+    return torch.from_numpy(stacked).view(getattr(torch, dtype))

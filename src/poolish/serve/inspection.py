@@ -1,0 +1,118 @@
+"""Looking at a queue from outside, and discarding it: what `poolish queue` does."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from poolish.errors import CorruptDataError, QueueError
+from poolish.serve.batch_file import decode, mapped
+from poolish.serve.marks import Progress
+from poolish.serve.provider_notes import providers
+from poolish.serve.queue_log import QueueLog
+from poolish.serve.queue_meta import FILE, not_found
+
+
+@dataclass(frozen=True)
+class SplitStatus:
+    """One split: ``published`` batches of which ``read`` were handed out and ``acknowledged`` are done for ever."""
+
+    split: str
+    queue: str
+    fingerprint: str
+    published: int
+    read: int
+    acknowledged: int
+    on_disk: int
+    n_bytes: int
+    dead: int
+    made: dict[str, int]
+    alive: list[str]
+
+    @property
+    def waiting(self) -> int:
+        """Published and not yet handed out."""
+        return self.published - self.read
+
+
+def queue_status(path: str | os.PathLike[str]) -> dict[str, SplitStatus]:
+    """How each split of a queue stands; nothing is written, so this works in a directory that is read-only.
+
+    >>> from poolish import DatasetProvider
+    >>> with DatasetProvider([{"x": i} for i in range(8)], path=folder, batch_size=4) as provider:
+    ...     number = provider.publish("train")
+    >>> status = queue_status(folder)["train"]
+    >>> status.published, status.read, status.waiting, status.made
+    (1, 0, 1, {'w0': 1})
+    """
+    return {log.path.name: _status(log) for log in queues(path)}
+
+
+def _status(log: QueueLog) -> SplitStatus:
+    progress = Progress(log)
+    numbers, consumed = log.numbers(), log.consumed()
+    read, done = progress.positions()
+    progress.close()
+    watermark = max(consumed.watermark, done)
+    published = max([log.next_number(), watermark, *(number + 1 for number in numbers[-1:])])
+    known = providers(log)
+    return SplitStatus(
+        split=log.path.name,
+        queue=log.meta.queue,
+        fingerprint=log.meta.fingerprint,
+        published=published,
+        read=min(max(read, watermark), published),
+        acknowledged=watermark,
+        on_disk=len(numbers),
+        n_bytes=log.n_bytes(),
+        dead=sum(1 for _ in (log.path / "dead").glob("*.json")),
+        made={name: note.counter for name, (note, _) in known.items()},
+        alive=[name for name, (_, is_alive) in known.items() if is_alive],
+    )
+
+
+def verify_queue(path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """Read every batch that is there and check it; by split, what is wrong with it in words. Changes nothing."""
+    return {log.path.name: _problems(log) for log in queues(path)}
+
+
+def _problems(log: QueueLog) -> list[str]:
+    problems = []
+    numbers, watermark = log.numbers(), log.consumed().watermark
+    kept = [number for number in numbers if number >= watermark]
+    missing = sorted(set(range(watermark, watermark + len(kept))) - set(kept))
+    if missing:
+        problems.append(f"batch {missing[0]} is missing: the log has a gap")
+    for number in kept:
+        file = log.path_of(number)
+        try:
+            label, _ = decode(mapped(file), file)
+            if label.tombstone:
+                problems.append(f"batch {number} is dead: {label.tombstone}")
+            elif label.schema != log.meta.schema.fingerprint or label.queue != log.meta.queue:
+                problems.append(f"{file}: a batch of another queue or schema")
+        except FileNotFoundError:
+            continue  # read and deleted meanwhile
+        except CorruptDataError as error:
+            problems.append(str(error))
+    return problems
+
+
+def purge_queue(path: str | os.PathLike[str]) -> dict[str, int]:
+    """Discard a queue, or one split of it, in one step each; how many batches went, by split."""
+    return {log.path.name: log.purge() for log in queues(path)}
+
+
+def queues(path: str | os.PathLike[str]) -> list[QueueLog]:
+    """The queues at a path: a dataset's directory, its queue, or one split of it."""
+    at = Path(path)
+    if (at / FILE).is_file():
+        return [QueueLog.open(at)]
+    for place in (at / "queue", at):
+        found = sorted(place.glob(f"[!.]*/{FILE}")) if place.is_dir() else []
+        if found:
+            return [QueueLog.open(file.parent) for file in found]
+    if not at.exists():
+        raise not_found(at)
+    raise QueueError(f"{at}: no queue in it; give data/<dataset>, its queue, or a split of that")

@@ -1,0 +1,100 @@
+"""Filling the queue of one split: what counter comes next, whether there is room, and the publishing itself."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from poolish.errors import StoreFull
+from poolish.serve.batch_file import Columns, Label, encode
+from poolish.serve.marks import Progress
+from poolish.serve.provider_notes import ProviderNotes
+from poolish.serve.queue_log import QueueLog
+from poolish.serve.watching import Watch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a provider waits: unread batches, bytes on disk, and bytes that must stay free there."""
+
+    max_backlog: int
+    max_backlog_bytes: int
+    min_free_bytes: int
+
+
+class SplitProducer:
+    """One provider's side of one split's queue. Being this provider is a lock, held until ``close``."""
+
+    def __init__(self, log: QueueLog, name: str, limits: Limits) -> None:
+        self.log, self.limits = log, limits
+        self._name = name
+        self._notes = ProviderNotes(log, name)
+        self._notes.claim()
+        self._progress = Progress(log)
+        self._counter: int | None = None
+        try:
+            log.recover()
+            self._number = log.next_number()
+            self._notes.write(self.counter, self._number)
+        except BaseException:
+            self._notes.release()
+            raise
+        self._last = 0  # bytes of the last batch
+        self._counted_at, self._counted = self._number, log.n_bytes()
+
+    @property
+    def counter(self) -> int:
+        """How many batches this provider has published here."""
+        if self._counter is None:
+            self._counter = self._notes.next_counter()
+        return self._counter
+
+    def backlog(self) -> int:
+        """How many batches wait to be read."""
+        self._number = max(self._number, self.log.next_number())
+        return max(0, self._number - self._progress.positions()[0])
+
+    def why_wait(self) -> str | None:
+        """Why there is no room for another batch, in words; None if there is."""
+        backlog = self.backlog()
+        if backlog >= self.limits.max_backlog:
+            return f"{backlog} batches wait for the trainer"
+        # Counting costs a listing, so it is done only when what came since the last time may be too much.
+        if self._counted + self._last * (self._number - self._counted_at) > self.limits.max_backlog_bytes:
+            self._counted_at, self._counted = self._number, self.log.n_bytes()
+            if self._counted > self.limits.max_backlog_bytes:
+                return f"{self._counted / 2**20:,.0f} MiB are kept until the trainer acknowledges them (commit)"
+        free = self.log.free_bytes()
+        if free - self._last < self.limits.min_free_bytes:
+            return f"the disk has {free / 2**20:,.0f} MiB left: make room there"
+        return None
+
+    def publish(self, columns: Columns, rows: int) -> int:
+        """Put a batch into the queue; its number. On a full disk nothing happened."""
+        meta = self.log.meta
+        counter = self.counter
+        buffers = encode(columns, Label(meta.queue, meta.schema.fingerprint, rows, self._name, counter))
+        # If this is interrupted nobody knows whether the batch is out; then the log itself is asked.
+        self._counter = None
+        number = self.log.publish(buffers, self._name)
+        self._counter, self._number = counter + 1, number + 1
+        self._last = sum(memoryview(buffer).nbytes for buffer in buffers)
+        with suppress(StoreFull):  # the note only saves time
+            self._notes.write(self._counter, self._number, now=False)
+        return number
+
+    def watch(self, watch: Watch) -> None:
+        """Wake ``watch`` when room may have come."""
+        watch.add(self.log.path)
+        if self._progress.folder is not None:
+            watch.add(self._progress.folder)
+
+    def close(self, *, finished: bool = False) -> None:
+        """Note how far this came and stop being this provider."""
+        try:
+            with suppress(StoreFull):
+                self._notes.write(self.counter, self._number, finished=finished)
+        finally:
+            self._notes.release()
+            self._progress.close()
+            self.log.close()

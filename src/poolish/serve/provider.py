@@ -1,0 +1,244 @@
+"""DataProviderBase: say what a batch is, and everything between you and the trainer is done.
+
+A subclass answers two questions, what the batches look like (``build_meta``) and what the next one is
+(``sample_batch``). The base class numbers, checks and publishes them, waits while the trainer has enough, and goes on
+where it was after a restart: the randomness of each batch is decided by (seed, split, provider name, how many it made
+before), never by how often the process was started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from poolish.errors import ConfigError, StoreFull
+from poolish.files import check_name
+from poolish.seeds import generator
+from poolish.serve.fitting import columns_of
+from poolish.serve.producing import Limits, SplitProducer
+from poolish.serve.queue_log import QueueLog, sweep_purged
+from poolish.serve.queue_meta import QueueMeta, batch_schema_of
+from poolish.serve.watching import Watch
+
+if TYPE_CHECKING:
+    import os
+
+    from poolish.schema import Schema
+    from poolish.serve.config import SharedConfig
+
+_WAIT_S = 0.5
+_OWN = {"config", "name", "dataset_path", "meta", "schema"}  # attributes that a config cannot have
+
+
+class DataProviderBase:
+    """Makes batches and puts them into the queue of a dataset, ``<path>/queue/<split>``.
+
+    ``config`` is what ``load_config`` gives, or a dict of the same names; each of its names is an attribute. ``path``
+    is the dataset's directory, by default ``data/<dataset>`` of the config's workspace. Several providers may fill one
+    queue, each under a ``name`` of its own. What ``publish`` has returned for survives ``kill -9``.
+
+    >>> class Doubler(DataProviderBase):
+    ...     def build_meta(self):
+    ...         fields = [{"name": name, "dtype": "int64", "shape": [self.block_size]} for name in ("x", "y")]
+    ...         return {"batch_schema": fields}
+    ...
+    ...     def sample_batch(self, split, rng):
+    ...         x = rng.integers(10, size=(self.batch_size, self.block_size))
+    ...         return {"x": x, "y": 2 * x}
+    >>> with Doubler({"dataset": "numbers", "batch_size": 2, "block_size": 3}, path=folder) as provider:
+    ...     provider.publish("train"), provider.publish("train")
+    (0, 1)
+    """
+
+    def __init__(
+        self,
+        config: SharedConfig | Mapping[str, Any],
+        *,
+        path: str | os.PathLike[str] | None = None,
+        name: str = "w0",
+    ) -> None:
+        from poolish.serve.config import SharedConfig, check_config  # pydantic: a fifth of a second, only needed here
+
+        self.config = config if isinstance(config, SharedConfig) else check_config(config)
+        self.name = check_name(name, "provider")
+        self.dataset_path = self.config.dataset_path if path is None else Path(path)
+        self._producers: dict[str, SplitProducer] = {}
+        self._making: dict[str, int] = {}
+        self._waiting = ""
+        self._watch: Watch | None = None
+        for setting, value in self.config.names().items():
+            self._take(setting, value)
+        self.setup()
+        self.meta: dict[str, Any] = self.build_meta()
+        self.schema: Schema = batch_schema_of(self.meta)
+
+    # -- what a subclass says
+
+    def setup(self) -> None:
+        """Read files, build tables: called once, when every name of the config is an attribute."""
+
+    def build_meta(self) -> dict[str, Any]:
+        """What the trainer should know, ``batch_schema`` at least; plain JSON values. Changing it makes a new queue."""
+        raise ConfigError(f"{type(self).__name__} has no build_meta(); return a dict with 'batch_schema' from it")
+
+    def sample_batch(self, split: str, rng: np.random.Generator) -> Mapping[str, Any]:
+        """The next batch: arrays or tensors by name, each with a leading batch dimension over its schema's shape.
+
+        Take all randomness from ``rng``, which is this very batch's own, and the batch can be made again.
+        """
+        raise ConfigError(f"{type(self).__name__} has no sample_batch(split, rng); return arrays by name from it")
+
+    def n_batches(self, split: str) -> int | None:
+        """How many batches this provider makes of a split in its life, ``max_batches`` of the config; None for no end."""
+        limit: int | None = getattr(self, "max_batches", None)
+        return limit
+
+    # -- making and publishing
+
+    def batch_number(self, split: str) -> int:
+        """How many batches this provider has made of a split before the one that it makes now; a restart counts on.
+
+        What grows harder with time should depend on this and not on a count of its own.
+        """
+        return self._making[split] if split in self._making else self._producer(split).counter
+
+    def make_batch(self, split: str, counter: int) -> Mapping[str, Any]:
+        """This provider's batch number ``counter`` of a split, without publishing it: for tests and for a look."""
+        self._making[split] = counter
+        try:
+            return self.sample_batch(split, generator(self.config.seed, "serve", split, self.name, counter))
+        except Exception as error:
+            error.add_note(f"while provider {self.name!r} made batch {counter} of split {split!r}")
+            raise
+        finally:
+            del self._making[split]
+
+    def publish(self, split: str) -> int:
+        """Make the next batch of a split and put it into the queue, room or not; its number there.
+
+        If it fails (a batch that does not fit the schema, a full disk) nothing happened, and the next call makes the
+        same batch again.
+        """
+        producer = self._producer(split)
+        batch = self.make_batch(split, producer.counter)
+        place = f"provider {self.name!r}, split {split!r}, batch {producer.counter}"
+        columns, rows = columns_of(batch, self.schema, place)
+        return producer.publish(columns, rows)
+
+    def run(
+        self, *, stop: Callable[[], bool] = lambda: False, on_batch: Callable[[str, int], object] | None = None
+    ) -> None:
+        """Fill all splits as the trainer empties them, until ``stop()`` or until every split has ``n_batches``.
+
+        The split with the least waiting comes first. ``on_batch(split, number)`` is called after each publish.
+        """
+        while not stop():
+            unfinished = [split for split in self.config.splits if not self._is_finished(split)]
+            if not unfinished:
+                break
+            split = self._hungriest(unfinished)
+            if split is None:
+                self._wait_for_room(unfinished)
+                continue
+            self._waiting = ""
+            try:
+                number = self.publish(split)
+            except StoreFull as error:
+                self._waiting = str(error)
+                time.sleep(_WAIT_S)
+                continue
+            if on_batch is not None:
+                on_batch(split, number)
+
+    @property
+    def waiting(self) -> str:
+        """What ``run`` waits for at the moment, in words; empty while it works."""
+        return self._waiting
+
+    def status(self) -> dict[str, dict[str, int]]:
+        """By split: how many batches this provider made, and how many wait to be read."""
+        opened = list(self._producers.items())
+        return {split: {"made": producer.counter, "backlog": producer.backlog()} for split, producer in opened}
+
+    def open(self) -> Self:
+        """Make or open the queues of all splits, so that a trainer can start; publishing does so by itself."""
+        for split in self.config.splits:
+            self._producer(split)
+        return self
+
+    def close(self) -> None:
+        """Note how far this came, and let another provider have the name."""
+        while self._producers:
+            split, producer = self._producers.popitem()
+            n_batches = self.n_batches(split)
+            producer.close(finished=n_batches is not None and producer.counter >= n_batches)
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} of {self.dataset_path}>"
+
+    # -- inside
+
+    def _take(self, setting: str, value: Any) -> None:
+        own = getattr(type(self), setting, None)
+        is_ours = hasattr(DataProviderBase, setting) or setting in _OWN or setting in self.__dict__
+        if is_ours or callable(own) or isinstance(own, property):
+            raise ConfigError(
+                f"config name {setting!r} is taken: it is {type(self).__name__}.{setting}; choose another name"
+            )
+        setattr(self, setting, value)
+
+    def _producer(self, split: str) -> SplitProducer:
+        if split not in self._producers:
+            if split not in self.config.splits:
+                raise ConfigError(f"no split {split!r}; the config has {list(self.config.splits)}")
+            queue = self.dataset_path / "queue"
+            queue.mkdir(mode=0o755, parents=True, exist_ok=True)
+            sweep_purged(queue)
+            limits = Limits(self.config.max_backlog, self.config.max_backlog_bytes, self.config.min_free_bytes)
+            told = {**vars(limits), "durable": int(self.config.durability == "power")}
+            log = QueueLog.create(queue / split, QueueMeta.of(split, self.meta, told))
+            self._producers[split] = SplitProducer(log, self.name, limits)
+        return self._producers[split]
+
+    def _is_finished(self, split: str) -> bool:
+        n_batches = self.n_batches(split)
+        return n_batches is not None and self._producer(split).counter >= n_batches
+
+    def _hungriest(self, splits: list[str]) -> str | None:
+        fed = {}
+        for split in splits:
+            why = self._producer(split).why_wait()
+            if why is None:
+                fed[split] = self._producer(split).backlog()
+        return min(fed, key=fed.__getitem__) if fed else None
+
+    def _wait_for_room(self, splits: list[str]) -> None:
+        """Until something has happened that may have made room, or for a moment."""
+        if self._watch is None:
+            self._watch = Watch()
+        for split in splits:
+            self._producer(split).watch(self._watch)
+        # Asked after the watch has begun: what happens from here on wakes it.
+        reasons = {split: self._producer(split).why_wait() for split in splits}
+        if None not in reasons.values():
+            self._waiting = "; ".join(f"{split}: {why}" for split, why in reasons.items())
+            for split in splits:
+                self._producer(split).log.check_same()
+            self._watch.wait(_WAIT_S)
+
+
+#: The same under a shorter name.
+DataProvider = DataProviderBase

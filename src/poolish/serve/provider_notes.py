@@ -1,0 +1,109 @@
+"""Who fills a queue: a lock for as long as a provider lives, and a note of how far it came.
+
+``providers/<name>.json`` is a hint that saves looking at old batches; what counts is the log itself and consumed.json,
+because a provider may be killed between publishing a batch and writing a note. So the next counter is one more than
+the highest in the note, in consumed.json and in the provider's own files that are newer than the note.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from poolish.errors import ConfigError, CorruptDataError, StoreLocked
+from poolish.files import Lock, check_name, read_json, write_json
+from poolish.serve.batch_file import read_label
+from poolish.serve.queue_log import QueueLog
+
+_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Note:
+    """``counter`` batches were made, all of them with numbers below ``number``; ``finished``: there will be no more."""
+
+    counter: int = 0
+    number: int = 0
+    finished: bool = False
+
+
+class ProviderNotes:
+    """The lock and the note of one provider in one queue."""
+
+    def __init__(self, log: QueueLog, name: str) -> None:
+        self.log = log
+        self._path = log.path / "providers" / f"{check_name(name, 'provider')}.json"
+        self._lock = Lock(self._path.with_suffix(".lock"), timeout_s=2.0)
+        self._name = name
+        self._written_at = -_EVERY_S
+
+    def claim(self) -> None:
+        """Be this provider, alone."""
+        try:
+            self._lock.acquire()
+        except StoreLocked as error:
+            raise ConfigError(
+                f"{self.log.path}: a provider named {self._name!r} is running ({error}); give this one another name"
+            ) from None
+
+    def next_counter(self) -> int:
+        """How many batches this provider has published."""
+        note = read_note(self._path)
+        counters = [note.counter, self.log.consumed().counters.get(self._name, -1) + 1]
+        for number in self.log.numbers():
+            if number >= note.number:
+                with suppress(CorruptDataError, FileNotFoundError):
+                    label = read_label(self.log.path_of(number))
+                    if label.provider == self._name:
+                        counters.append(label.counter + 1)
+        return max(counters)
+
+    def write(self, counter: int, number: int, *, finished: bool = False, now: bool = True) -> None:
+        """Note it down; unless it must be ``now``, not more often than once a second."""
+        clock = time.monotonic()
+        if now or clock - self._written_at >= _EVERY_S:
+            write_json(self._path, asdict(Note(counter, number, finished)), durable=False)
+            self._written_at = clock
+
+    def release(self) -> None:
+        """Stop being this provider."""
+        self._lock.release()
+
+
+def read_note(path: Path) -> Note:
+    """What a provider noted down; nothing, if nothing can be read: the log itself knows."""
+    try:
+        told = read_json(path)
+        note = Note(told["counter"], told["number"], told["finished"])
+    except (FileNotFoundError, CorruptDataError, KeyError, TypeError):
+        return Note()
+    is_note = all(type(value) is int and value >= 0 for value in (note.counter, note.number))
+    return note if is_note and isinstance(note.finished, bool) else Note()
+
+
+def providers(log: QueueLog) -> dict[str, tuple[Note, bool]]:
+    """Every provider that ever filled this queue: its note, and whether it is alive."""
+    found = {}
+    with suppress(FileNotFoundError):
+        for lock in sorted((log.path / "providers").glob("*.lock")):
+            found[lock.stem] = read_note(lock.with_suffix(".json")), _is_held(lock)
+    return found
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        # Shared, so that those who only ask do not keep each other, and for a moment only.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)

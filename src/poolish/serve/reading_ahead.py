@@ -1,0 +1,90 @@
+"""Batches read by threads before they are asked for, in order, so that the trainer does not wait for files.
+
+A *stage* turns a batch that was read into what the trainer gets; on CUDA that begins the copy to the device. What is
+read ahead is not handed out: the position moves only with ``take``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any
+
+from poolish.serve.split_reader import Allocate, Batch, SplitReader
+from poolish.serve.watching import Watch
+
+_MAX_THREADS = 4
+
+
+class ReadingAhead:
+    """Up to ``depth`` batches of one split, each read, verified and staged by a thread of its own."""
+
+    def __init__(
+        self, reader: SplitReader, depth: int, stage: Callable[[Batch], Any], allocate: Allocate | None = None
+    ) -> None:
+        self._reader, self._depth, self._stage, self._allocate = reader, depth, stage, allocate
+        self._pool = ThreadPoolExecutor(min(depth, _MAX_THREADS), "poolish-read")
+        self._ahead: deque[tuple[int, Future[tuple[Batch, Any]]]] = deque()
+        self._is_over = threading.Event()
+        self._mine, self._watches = threading.local(), list[Watch]()
+
+    def take(self, timeout_s: float | None) -> tuple[Batch, Any]:
+        """The next batch and what its stage made of it. After an error the next call reads it again."""
+        self.fill()
+        number, future = self._ahead[0]
+        if not future.done():
+            self._reader.let_go()
+        try:
+            staged = future.result(timeout_s)
+        except TimeoutError as error:
+            if future.done():  # it is the batch's own error, not the end of our patience
+                self.forget()
+                raise
+            assert timeout_s is not None
+            raise self._reader.starved(number, timeout_s) from error
+        except Exception:
+            self.forget()
+            raise
+        self._ahead.popleft()
+        return staged
+
+    def fill(self) -> None:
+        """Begin to read what comes next, up to ``depth`` batches."""
+        while len(self._ahead) < self._depth:
+            number = self._reader.number(len(self._ahead))
+            self._ahead.append((number, self._pool.submit(self._read, number)))
+
+    def forget(self) -> None:
+        """Drop what was read ahead, because the position will be another."""
+        self._is_over.set()
+        while self._ahead:
+            future = self._ahead.popleft()[1]
+            if not future.cancel():
+                future.exception()  # it ends soon: a wait looks at _is_over
+        self._is_over.clear()
+
+    def close(self) -> None:
+        """End the threads."""
+        self.forget()
+        self._is_over.set()
+        self._pool.shutdown()
+        for watch in self._watches:
+            watch.close()
+
+    def _read(self, number: int) -> tuple[Batch, Any]:
+        # Without a timeout: how long the trainer has waited is known only where it waits.
+        self._reader.wait(number, None, self._watch(), self._is_over.is_set)
+        if self._is_over.is_set():
+            raise CancelledError
+        batch = self._reader.read(number, self._allocate)
+        return batch, self._stage(batch)
+
+    def _watch(self) -> Watch:
+        """This thread's own."""
+        if not hasattr(self._mine, "watch"):
+            self._mine.watch = Watch()
+            self._watches.append(self._mine.watch)
+        watch: Watch = self._mine.watch
+        return watch

@@ -1,0 +1,341 @@
+"""One rank's side of one split's queue: which number comes next, waiting for it, trusting it, and letting it go.
+
+    position    the group's: all ranks together have taken everything below it, if all stand where this one does
+    number      position + rank, the very file that this rank waits for
+
+Letting go is in two steps. What a rank is done with goes into its mark, at once. Rank 0 raises the watermark to what all
+are done with and deletes the files, a few at a time, because writing the watermark costs as much as reading a batch. A
+restart believes the marks, so nothing is handed out again because the second step had not come.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, StaleSchema, Starved
+from poolish.files import open_regular
+from poolish.serve.batch_file import Array, Label, as_bytes, check_size, decode, mapped
+from poolish.serve.fitting import check_columns
+from poolish.serve.marks import RunMarks, acknowledged
+from poolish.serve.provider_notes import providers
+from poolish.serve.queue_log import QueueLog
+from poolish.serve.watching import Watch
+
+_TOGETHER = 16  # numbers that are deleted together, or fewer if they are large
+_TOGETHER_BYTES = 32 * 2**20
+_LOOK_AROUND_S = 0.5  # how often a wait looks at more than its own file
+_SAY_S = 10.0
+
+logger = logging.getLogger("poolish.serve")
+#: Gives writable memory for a batch of so many bytes.
+Allocate = Callable[[int], Array]
+
+
+class EndOfQueue(Exception):
+    """Every provider has finished, and there is no full round of batches left."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch as it was read: its arrays share the memory of ``data``."""
+
+    number: int
+    label: Label
+    columns: dict[str, tuple[str, Array]]
+    data: mmap.mmap | Array
+    n_bytes: int
+
+
+class SplitReader:
+    """Hands out this rank's batches of one split, each once, in order."""
+
+    def __init__(self, log: QueueLog, rank: int, world_size: int, *, acknowledge: str, on_corrupt: str) -> None:
+        self.log, self.rank, self.world_size = log, rank, world_size
+        self._acknowledge, self._on_corrupt = acknowledge, on_corrupt
+        self._marks = RunMarks(log, rank, world_size)
+        self._marks.claim()
+        self._position: int | None = None
+        self._done = 0
+        self._labels: dict[int, Label] = {}
+        self._pending_bytes = 0
+        self._last_fd = -1
+        self._swapping = threading.Lock()  # batches are read by several threads where they are read ahead
+        self.last_number: int | None = None
+        self.n_replaced = 0
+        self.waited_s = 0.0
+
+    # -- where we are
+
+    @property
+    def position(self) -> int:
+        """The group's position."""
+        if self._position is None:
+            self.begin(None)
+        assert self._position is not None
+        return self._position
+
+    def begin(self, position: int | None) -> None:
+        """Start a run at a position; without one, at the first batch that nobody is done with."""
+        done = acknowledged(self.log)
+        start = done if position is None else position
+        self.check_start(start)
+        self._marks.begin(start)
+        self._position, self._done, self._labels, self._pending_bytes = start, start, {}, 0
+        self.last_number = None
+        if self.rank == 0 and position is None:
+            self.log.raise_watermark(done)
+
+    def check_start(self, start: int) -> None:
+        """Raise if some of what follows ``start`` is gone."""
+        watermark = self.log.consumed().watermark
+        if start < watermark:
+            raise ResumeError(
+                f"{self.log.path}: the state is at batch {start}, but {start} to {watermark - 1} are acknowledged and "
+                'deleted; resume from a newer checkpoint, and use acknowledge="on_checkpoint" to keep what is not saved'
+            )
+
+    # -- taking
+
+    def number(self, ahead: int = 0) -> int:
+        """The number of this rank's next batch, or of the one so many after it."""
+        return self.position + self.rank + ahead * self.world_size
+
+    def asked(self) -> None:
+        """The next batch is asked for: the step on the last one is over."""
+        if self._acknowledge == "on_step" and self._done < self.position:
+            self._set_done(self.position, self.position)
+
+    def handed_out(self, batch: Batch) -> None:
+        """The arrays of a batch go to the trainer."""
+        position = self.position + self.world_size
+        if self.rank == 0:
+            self._labels[batch.number] = batch.label
+            self._pending_bytes += batch.n_bytes
+        self._set_done(position, position if self._acknowledge == "on_read" or self._follows else self._done)
+        self._position, self.last_number = position, batch.number
+
+    @property
+    def _follows(self) -> bool:
+        """Whether another rank decides what is done: with on_checkpoint it is rank 0, which writes the checkpoint."""
+        return self._acknowledge == "on_checkpoint" and self.rank != 0
+
+    def commit(self, position: int) -> None:
+        """A checkpoint holds everything below ``position``."""
+        if position > self.position:
+            raise ResumeError(
+                f"{self.log.path}: commit of batch {position}, but only those below {self.position} were handed out; "
+                "commit a state that this consumer's state_dict() gave"
+            )
+        if self._acknowledge == "on_checkpoint" and self.rank == 0 and position > self._done:
+            self._set_done(self.position, position)
+            self.let_go()
+
+    def _set_done(self, read: int, done: int) -> None:
+        self._marks.write(read, done)
+        self._done = done
+        if self.rank == 0 and self._acknowledge != "on_checkpoint":
+            n_pending = done - min(self._labels, default=done)
+            if n_pending >= _TOGETHER * self.world_size or self._pending_bytes >= _TOGETHER_BYTES:
+                self.let_go()
+
+    def let_go(self) -> None:
+        """Delete what all ranks are done with."""
+        if self.rank == 0 and self._position is not None:
+            lowest = self._marks.lowest_done()
+            self.log.raise_watermark(lowest, self._labels)
+            self._labels = {number: label for number, label in self._labels.items() if number >= lowest}
+            self._pending_bytes = 0
+
+    # -- reading
+
+    def read(self, number: int, allocate: Allocate | None = None) -> Batch:
+        """The batch of a number whose file is there, verified; a corrupt one by the policy that the user chose."""
+        try:
+            return self._kept(self._load(number, allocate))
+        except (CorruptDataError, SchemaError):
+            pass
+        try:  # once more: it may have been the reading
+            return self._kept(self._load(number, allocate))
+        except (CorruptDataError, SchemaError) as error:
+            return self._replace(number, error, allocate)
+
+    def _load(self, number: int, allocate: Allocate | None) -> Batch:
+        path = self.log.path_of(number)
+        data = mapped(path) if allocate is None else copied(path, allocate)
+        return self._decoded(number, data, path)
+
+    def _decoded(self, number: int, data: mmap.mmap | Array, path: Path) -> Batch:
+        label, columns = decode(data, path)
+        meta = self.log.meta
+        if label.tombstone:
+            raise _Buried(f"{path}: this batch is dead: {label.tombstone}")
+        if label.queue != meta.queue:
+            raise QueueError(f"{path}: a batch of another queue; the queue was purged meanwhile? Start this side again")
+        if label.schema != meta.schema.fingerprint:
+            raise StaleSchema(
+                f"{path}: its schema is {label.schema}, this queue's {meta.schema.fingerprint}; discard the queue with "
+                f"`poolish queue purge {self.log.path}` and fill it anew"
+            )
+        if columns.keys() != set(meta.schema.names):
+            raise SchemaError(f"{path}: has {sorted(columns)}, batch_schema {meta.schema.names}")
+        check_columns(columns, meta.schema, str(path), "the provider wrote something else")
+        ordered = {name: columns[name] for name in meta.schema.names}
+        return Batch(number, label, ordered, data, as_bytes(data).nbytes)
+
+    def _kept(self, batch: Batch) -> Batch:
+        if self._on_corrupt == "cached":
+            # A descriptor keeps the file when its name is gone, and what the trainer does to its copy is not in it.
+            fd = open_regular(self.log.path_of(batch.number), os.O_RDONLY)
+            with self._swapping:
+                fd, self._last_fd = self._last_fd, fd
+            if fd >= 0:
+                os.close(fd)
+        return batch
+
+    def _replace(self, number: int, error: CorruptDataError | SchemaError, allocate: Allocate | None) -> Batch:
+        if not isinstance(error, _Buried):
+            self.log.bury(number, str(error))
+        if self._on_corrupt == "cached":
+            replacement = self._last_good(number, allocate)
+            if replacement is not None:
+                self.n_replaced += 1
+                logger.warning("%s; batch %d is trained again in its place", error, replacement.number)
+                return Batch(number, replacement.label, replacement.columns, replacement.data, 0)
+        dead = self.log.path / "dead" / f"{number:012d}.json"
+        raise CorruptDataError(
+            f"batch {number} of {self.log.meta.split!r} cannot be trained: {error} (see {dead}); "
+            'to go on with the last good batch in its place use on_corrupt="cached"'
+        ) from error
+
+    def _last_good(self, number: int, allocate: Allocate | None) -> Batch | None:
+        """The nearest batch before this one that can still be read, else the nearest after it."""
+        if self._last_fd >= 0:
+            data = _filled(self._last_fd, self.log.path, allocate or _plain)
+            return self._decoded(number, data, self.log.path)
+        others = sorted(self.log.numbers(), key=lambda other: (other > number, abs(other - number)))
+        for other in others:
+            with suppress(CorruptDataError, SchemaError, OSError):
+                return self._load(other, allocate)
+        return None
+
+    # -- waiting
+
+    def wait(
+        self, number: int, timeout_s: float | None, watch: Watch, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Until the file of ``number`` is there. ``Starved`` says what was waited for and why it did not come."""
+        path = self.log.path_of(number)
+        if os.path.exists(path):
+            return
+        watch.add(self.log.path)  # before the next look, so that what comes in between is told
+        begun = looked = time.monotonic()
+        say_at = begun + _SAY_S
+        self._look_around(number)
+        while not os.path.exists(path):
+            if is_over():
+                return
+            now = time.monotonic()
+            if timeout_s is not None and now - begun >= timeout_s:
+                raise self.starved(number, timeout_s)
+            if now - looked >= _LOOK_AROUND_S:
+                self._look_around(number)
+                looked = now
+            if now >= say_at:
+                logger.warning("%s", self.told(number, now - begun))
+                say_at = now + 3 * _SAY_S
+            left = _LOOK_AROUND_S if timeout_s is None else min(_LOOK_AROUND_S, begun + timeout_s - now)
+            watch.wait(left)
+        self.waited_s += time.monotonic() - begun
+
+    def _look_around(self, number: int) -> None:
+        """Raise if the file will never come."""
+        self.log.check_same()
+        self._check_commit()
+        known = providers(self.log)
+        round_end = number - self.rank + self.world_size
+        is_finished = known and all(note.finished and not is_alive for note, is_alive in known.values())
+        if is_finished and round_end > self.log.next_number():
+            raise EndOfQueue
+
+    def _check_commit(self) -> None:
+        """Raise if the providers wait for this very consumer to acknowledge what it has read."""
+        if self._acknowledge != "on_checkpoint" or self._position is None or self._done >= self._position:
+            return
+        limits = self.log.meta.limits
+        kept = self.log.n_bytes()
+        is_much = kept > limits.get("max_backlog_bytes", kept)
+        is_full = self.log.free_bytes() < limits.get("min_free_bytes", 0)
+        if (is_much or is_full) and self.log.next_number() <= self._position:
+            why = "the disk is almost full" if is_full else "that is more than max_backlog_bytes"
+            raise QueueError(
+                f"{self.log.path}: {kept / 2**20:,.0f} MiB wait for a checkpoint and {why}, so nothing new can come; "
+                "save a checkpoint more often and call consumer.commit(state) after it"
+            )
+
+    def starved(self, number: int, timeout_s: float) -> Starved:
+        """The error for a batch that did not come in time."""
+        return Starved(f"{self.told(number, timeout_s)}; timeout_s={timeout_s:g} is over", filename=self.log.path)
+
+    def told(self, number: int, waited_s: float) -> str:
+        """What is waited for, how long, and who could bring it."""
+        known = providers(self.log)
+        alive = [name for name, (_, is_alive) in known.items() if is_alive]
+        if alive:
+            who = f"running: {', '.join(alive)}"
+        else:
+            who = "no provider is running, start one with `poolish prepare CONFIG`"
+        return (
+            f"{self.log.path}: waited {waited_s:.1f} s for batch {number} (rank {self.rank} of {self.world_size}); "
+            f"the next one to come is {self.log.next_number()}; {who}"
+        )
+
+    def close(self, *, is_clean: bool) -> None:
+        """Stop being this rank. After a clean end the step on the last batch is over."""
+        try:
+            if is_clean and self._position is not None:
+                self.asked()
+                self.let_go()
+        finally:
+            self._marks.close()
+            self.log.close()
+            if self._last_fd >= 0:
+                os.close(self._last_fd)
+                self._last_fd = -1
+
+
+class _Buried(CorruptDataError):
+    """A tombstone stands in the place of the batch."""
+
+
+def copied(path: Path, allocate: Allocate) -> Array:
+    """The bytes of a file in memory that ``allocate`` gave."""
+    fd = open_regular(path, os.O_RDONLY)
+    try:
+        return _filled(fd, path, allocate)
+    finally:
+        os.close(fd)
+
+
+def _filled(fd: int, path: Path, allocate: Allocate) -> Array:
+    target = allocate(check_size(fd, path))
+    view, filled = as_bytes(target), 0
+    while filled < view.nbytes:
+        n_read = os.preadv(fd, [view[filled:]], filled)
+        if n_read == 0:
+            raise CorruptDataError(f"{path}: it became shorter while it was read")
+        filled += n_read
+    return target
+
+
+def _plain(n_bytes: int) -> Array:
+    return np.empty(n_bytes, np.uint8)
