@@ -13,6 +13,7 @@ import pytest
 
 from poolish.errors import ConfigError
 from poolish.serve.config import SharedConfig, check_config, config_from_command_line, load_config
+from poolish.serve.config_files import names_in, read_source
 
 ENOUGH = {"dataset": "char", "batch_size": 32, "block_size": 256}
 PYTHON = "dataset = 'char'\nbatch_size = 32\nblock_size = 256\n"
@@ -180,6 +181,8 @@ def test_a_name_that_code_could_not_use_is_refused(name):
         ("BATCH_SIZE", "batch_size"),
         ("batch_sizes", "batch_size"),
         ("batch_sze", "batch_size"),
+        ("battch_size", "batch_size"),
+        ("betch_size", "batch_size"),
         ("blok_size", "block_size"),
         ("dataest", "dataset"),
         ("datasets", "dataset"),
@@ -210,7 +213,7 @@ OTHER_NAMES = """
     mask_probability ignore_index vocab_size patch_size val_batch_size eval_batch_size micro_batch_size batch
     dataset_dir dataset_name data_dir data_seed seed_offset speed feed beta1 beta2 weight_decay grad_clip
     warmup_iters lr_decay_iters device dtype compile backend wandb_log wandb_project out_dir init_from
-    gradient_accumulation_steps train_split window_size hidden_size image_size chunk_size context_length block
+    gradient_accumulation_steps train_split match_rate window_size hidden_size image_size chunk_size context_length block
     size stage stages max_tokens max_steps num_workers free_bytes max_free_bytes backlog min_backlog durable
     duration mode split_ratio stride shuffle model_name batch_size2
 """
@@ -264,6 +267,14 @@ def test_what_a_python_config_is_written_with_is_no_setting(tmp_path):
 
     assert set(extra) == {"pi", "width", "first", "root"}
     assert (extra["width"], extra["first"].rate) == (16, 0.5)
+
+
+def test_a_python_config_is_read_in_its_own_encoding(tmp_path):
+    """As Python itself would."""
+    path = write(tmp_path / "config.py", "")
+    path.write_bytes(b"# coding: latin-1\n" + PYTHON.encode() + "title = 'naïve'".encode("latin-1"))
+
+    assert load_config(path).title == "naïve"
 
 
 def test_an_error_in_a_python_config_keeps_its_type_and_gains_its_place(tmp_path):
@@ -437,6 +448,16 @@ def test_no_bytecode_is_read(workspace):
     assert load_config(path).batch_size == 32
 
 
+def test_what_is_run_is_what_was_looked_at(tmp_path):
+    """Even if the file changes between the two."""
+    path = write(tmp_path / "config.py", "lr = 1")
+
+    source = read_source(path)
+    write(path, "lr = 2")
+
+    assert names_in(path, source) == {"lr": 1}
+
+
 def test_what_is_run_is_what_was_hashed(tmp_path):
     """Even if the file changes while it runs."""
     path = tmp_path / "config.py"
@@ -468,6 +489,7 @@ def test_what_is_run_is_what_was_hashed(tmp_path):
         ("", ""),
         ("a=b", "a=b"),
         (" 8 ", 8),
+        (" true ", True),
         ("[1, 'x']", [1, "x"]),
         ("{'a': 1}", {"a": 1}),
         ("{[]: 1}", "{[]: 1}"),
@@ -560,13 +582,35 @@ def test_the_current_directory_is_looked_in_first(workspace, monkeypatch, tmp_pa
     assert config.dataset_path == here / "data" / "char"
 
 
+def test_a_relative_config_leads_to_a_whole_path(workspace, monkeypatch):
+    """Also where the workspace is the folder above."""
+    write(workspace / "config" / "train.toml", TOML)
+    monkeypatch.chdir(workspace / "config")
+
+    assert load_config("train.toml").workspace == workspace
+
+
+def test_without_a_dataset_no_workspace_is_taken(workspace, monkeypatch):
+    """So none of its code is run: the config says first what it is about."""
+    mark = workspace / "was_run"
+    write(workspace / "config" / "validator.py", MARK.format(str(mark)))
+    path = write(workspace / "config" / "train.toml", "batch_size = 32\nblock_size = 256")
+    monkeypatch.chdir(workspace)
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+
+    assert problems(caught) == ["dataset: missing, it has no default; set it"]
+    assert not mark.exists()
+
+
 def test_a_workspace_that_is_given_is_not_searched(workspace, tmp_path):
     """Even if the dataset is not there yet; but it must be a folder."""
     path = write(workspace / "config" / "train.toml", TOML)
     other = tmp_path / "other"
     other.mkdir()
 
-    assert load_config(path, workspace=other).dataset_path == other / "data" / "char"
+    assert load_config(path, workspace="../other").dataset_path == Path.cwd() / "../other/data/char"
     with pytest.raises(ConfigError, match=r"workspace '.*nowhere': no such folder; give the one that holds data/"):
         load_config(path, workspace=tmp_path / "nowhere")
 
@@ -599,14 +643,15 @@ def test_defaults_lie_under_the_shared_config(workspace):
     write(defaults / "a.py", "seed = 1\nmax_backlog = 1\nlr = 1\nwidth = 1\ndepth = 1")
     write(defaults / "b.toml", "max_backlog = 2\nlr = 2\nwidth = 2")
     write(defaults / "c.py", "lr = 3\nwidth = 3\nbatch_size = 3")
-    write(defaults / ".d.py", "lr = 4")
-    write(defaults / "_e.py", "lr = 5")
+    write(defaults / ".d.py", "hidden = 4")
+    write(defaults / "_e.py", "private = 5")
     path = write(workspace / "config" / "train.py", PYTHON + "width = 6")
 
     config = load_config(path, {"depth": 7})
 
     assert (config.seed, config.max_backlog, config.lr, config.width, config.depth) == (1, 2, 3, 6, 7)
     assert config.batch_size == 32
+    assert config.names().keys().isdisjoint({"hidden", "private"})
 
 
 def test_a_wrong_default_names_its_file(workspace):
@@ -627,6 +672,14 @@ def test_a_near_miss_of_a_default_is_an_error(workspace):
 
     with pytest.raises(ConfigError, match="mask_probabilty: unknown, did you mean mask_probability"):
         load_config(path)
+
+
+def test_short_words_are_names_in_themselves(workspace):
+    """A config may well have n_head where the defaults have d_head."""
+    write(workspace / "data" / "char" / "config" / "a.py", "d_head = 64\nlr = 1\nbeta1 = 0.9\nencoder_layers = 6")
+    path = write(workspace / "config" / "train.py", PYTHON + "n_head = 6\nwr = 1\nbeta2 = 0.99\ndecoder_layers = 6")
+
+    assert load_config(path).names().keys() >= {"d_head", "n_head", "lr", "wr", "beta1", "beta2", "decoder_layers"}
 
 
 def test_a_config_among_the_defaults_is_read_once(workspace):
@@ -683,6 +736,13 @@ def test_a_workspace_may_add_settings_of_its_own(workspace):
     ]
 
 
+EVEN = """
+from typing import Annotated
+from pydantic import Field, TypeAdapter
+Even = Annotated[int, Field(multiple_of=2)]
+"""
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -690,20 +750,22 @@ def test_a_workspace_may_add_settings_of_its_own(workspace):
         "return ['block_size: should be even']",
         "return 'block_size: should be even'",
         "yield 'block_size: should be even'",
+        "TypeAdapter(dict[str, Even]).validate_python({'block_size': 3})",
     ],
 )
 def test_a_workspace_may_check_the_whole(workspace, body):
     """By raising, returning or yielding; together with what poolish finds."""
-    write(
-        workspace / "config" / "validator.py", f"def validate(config):\n    if config.block_size % 2:\n        {body}"
-    )
+    check = f"def validate(config):\n    if config.block_size % 2:\n        {body}"
+    write(workspace / "config" / "validator.py", EVEN + check)
     path = write(workspace / "config" / "train.toml", TOML)
 
     assert load_config(path).block_size == 256
     with pytest.raises(ConfigError) as caught:
         load_config(path, ["block_size=3", "blok_size=3"])
 
-    assert [line.split(",")[0] for line in problems(caught)] == ["blok_size: unknown", "block_size: should be even"]
+    first, second = problems(caught)
+    assert first.startswith("blok_size: unknown, did you mean block_size?")
+    assert second in ("block_size: should be even", "block_size: should be a multiple of 2, got int 3")
 
 
 def test_a_bug_in_the_validator_is_not_taken_for_a_problem(workspace):

@@ -142,6 +142,16 @@ def test_a_provider_imports_its_neighbours(folder, base):
     assert sys.path == path
 
 
+def test_a_provider_may_change_the_path_itself(folder, base):
+    """Then there is nothing to take away."""
+    write_provider(folder, "import sys\nsys.path.pop(0)\n" + IMPORT + "class P(Base): ...")
+    path = list(sys.path)
+
+    find_provider(config_for(folder), base)
+
+    assert sys.path == path
+
+
 def test_the_class_has_a_module_that_can_be_looked_up(folder, base):
     """So dataclasses, pickle and inspect work on it, also with dots in the name of the dataset."""
     dotted = folder.with_name("char-v1.5")

@@ -17,8 +17,10 @@ import json
 import math
 import mmap
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,7 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 _START = b'{"__metadata__":{"checksum":"'
 _DIGITS = slice(8 + len(_START), 8 + len(_START) + 16)
 _ZEROS = b"0" * 16
+_USUAL = re.compile(rb'\{"__metadata__":(\{[^{}]*\}),("[^"].*\})\} *', re.DOTALL)
 
 Array = NDArray[Any]
 #: Name -> dtype, and the array that carries the bits (bfloat16 and float8 have none of their own in NumPy).
@@ -190,8 +193,7 @@ def _check(header: bytes, view: memoryview, place: Path | str) -> None:
 
 def _parsed(header: bytes, place: Path | str) -> tuple[Label, dict[str, Any]]:
     try:
-        tensors = parse_json(header[8:].decode("ascii"), place)
-        told = tensors.pop("__metadata__")
+        told, tensors = _split(header[8:], place)
         if told["poolish"] != VERSION or told["hash"] != CHECKSUM:
             raise ValueError(f"version {told['poolish']!r} with {told['hash']!r} is not known here")
         if not all(isinstance(value, str) for value in told.values()):
@@ -201,6 +203,21 @@ def _parsed(header: bytes, place: Path | str) -> tuple[Label, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt(place, f"its header is wrong: {error!r}") from None
     return label, tensors
+
+
+def _split(text: bytes, place: Path | str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The metadata and the tensors of a header. All batches of a queue mostly have the same tensors: read once."""
+    match = _USUAL.fullmatch(text)
+    if match:
+        return parse_json(match[1].decode("ascii"), place), _tensors(match[2])
+    whole = parse_json(text.decode("ascii"), place)
+    return whole.pop("__metadata__"), whole
+
+
+@lru_cache(maxsize=256)
+def _tensors(text: bytes) -> dict[str, Any]:
+    tensors: dict[str, Any] = parse_json("{" + text.decode("ascii") + "}", "header")
+    return tensors
 
 
 def _count(digits: object) -> int:

@@ -93,7 +93,7 @@ class DataProviderBase:
         raise ConfigError(f"{type(self).__name__} has no sample_batch(split, rng); return arrays by name from it")
 
     def n_batches(self, split: str) -> int | None:
-        """How many batches this provider makes of a split in its life, ``max_batches`` of the config; None for no end."""
+        """How many batches this provider makes of a split in its life (``max_batches``); None for no end."""
         limit: int | None = getattr(self, "max_batches", None)
         return limit
 

@@ -1,8 +1,8 @@
 """Who fills a queue: a lock for as long as a provider lives, and a note of how far it came.
 
-``providers/<name>.json`` is a hint that saves looking at old batches; what counts is the log itself and consumed.json,
+``providers/<name>.json`` is a hint that saves looking at old batches; what counts is the log itself and its watermark,
 because a provider may be killed between publishing a batch and writing a note. So the next counter is one more than
-the highest in the note, in consumed.json and in the provider's own files that are newer than the note.
+the highest in the note, beside the watermark and in the provider's own files that are newer than the note.
 """
 
 from __future__ import annotations

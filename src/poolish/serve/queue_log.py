@@ -6,7 +6,7 @@
       tmp/                             batches in the making, locked by their writers
       lock                             held for microseconds while a number is taken or the watermark raised
       next                             a number that is not taken yet, seldom too low (words)
-      consumed.json                    watermark: all below is done; per provider the highest counter deleted
+      consumed                         watermark: all below is done; per provider the highest counter deleted (slots)
       run.json, marks/<start>-<world_size>/<rank>     how far the newest run has read        (marks)
       providers/<name>.json, .lock     who fills the queue                                   (provider_notes)
       dead/                            batches that were corrupt, with the reason
@@ -35,9 +35,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poolish.errors import CorruptDataError, QueueError, StaleSchema
-from poolish.files import Lock, Partial, publish, read_json, sweep, sync_directory, write_all, write_json
+from poolish.files import Lock, Partial, publish, sweep, sync_directory, write_all, write_json
 from poolish.serve.batch_file import Label, encode, read_label
 from poolish.serve.queue_meta import FILE, QueueMeta
+from poolish.serve.slots import Slots
 from poolish.serve.words import Words
 
 if TYPE_CHECKING:
@@ -62,8 +63,11 @@ class QueueLog:
 
     def __init__(self, path: Path, meta: QueueMeta) -> None:
         self.path, self.meta = path, meta
-        self._seen = _identity(path / FILE)
+        self._prefix = f"{path}/"  # joining paths costs as much as a system call
+        self._meta_path = f"{path}/{FILE}"
+        self._seen = _identity(self._meta_path)
         self._next = Words(path / "next", 1)
+        self._consumed = Slots(path / "consumed")
 
     @classmethod
     def open(cls, path: Path) -> QueueLog:
@@ -86,7 +90,7 @@ class QueueLog:
 
     def path_of(self, number: int) -> Path:
         """Where the batch of a number is, was or will be."""
-        return self.path / f"{number:012d}.safetensors"
+        return Path(f"{self._prefix}{number:012d}.safetensors")
 
     def numbers(self) -> list[int]:
         """The numbers whose files are there, in order. Costs a listing: 10 ms for 10,000 files."""
@@ -114,7 +118,7 @@ class QueueLog:
     def check_same(self) -> None:
         """Raise if the queue was removed, or purged and made anew, since it was opened."""
         with _told(self):
-            now = _identity(self.path / FILE)
+            now = _identity(self._meta_path)
         if now != self._seen:
             if QueueMeta.read(self.path).queue != self.meta.queue:
                 raise QueueError(f"{self.path}: the queue was purged and made anew meanwhile; start this side again")
@@ -159,14 +163,14 @@ class QueueLog:
 
     def consumed(self) -> Consumed:
         """What was written down about numbers that are done."""
-        try:
-            told = read_json(self.path / "consumed.json")
-            return Consumed(_number(told["watermark"]), {name: _number(k) for name, k in told["counters"].items()})
-        except FileNotFoundError:
+        told = self._consumed.read()
+        if told is None:
             return Consumed()
+        try:
+            return Consumed(_number(told["watermark"]), {name: _number(k) for name, k in told["counters"].items()})
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptDataError(
-                f"{self.path / 'consumed.json'}: no watermark in it ({error!r}); restore it, or purge the queue"
+                f"{self._consumed.path}: no watermark in it ({error!r}); restore it, or purge the queue"
             ) from None
 
     def raise_watermark(self, watermark: int, labels: Mapping[int, Label] | None = None) -> int:
@@ -185,7 +189,7 @@ class QueueLog:
                     counters[label.provider] = max(label.counter, counters.get(label.provider, 0))
             self._next.write(max(self.next_number(), watermark))
             told = {"watermark": watermark, "counters": counters}
-            write_json(self.path / "consumed.json", told, durable=self.meta.is_durable)
+            self._consumed.write(told, durable=self.meta.is_durable)
         # No lock for the rest: a number below the watermark is never used again.
         for number in range(before.watermark, watermark):
             with suppress(FileNotFoundError):
@@ -276,7 +280,7 @@ def _refuse_stale(path: Path, found: QueueMeta, meta: QueueMeta) -> None:
         )
 
 
-def _identity(path: Path) -> tuple[int, int, int]:
+def _identity(path: str) -> tuple[int, int, int]:
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_ctime_ns
 

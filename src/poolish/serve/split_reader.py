@@ -3,9 +3,9 @@
     position    the group's: all ranks together have taken everything below it, if all stand where this one does
     number      position + rank, the very file that this rank waits for
 
-Letting go is in two steps. What a rank is done with goes into its mark, at once. Rank 0 raises the watermark to what all
-are done with and deletes the files, a few at a time, because writing the watermark costs as much as reading a batch. A
-restart believes the marks, so nothing is handed out again because the second step had not come.
+Letting go is in two steps. What a rank is done with goes into its mark, at once. Rank 0 raises the watermark to what
+all are done with and deletes the files, a few at a time, because that takes the queue's lock. A restart believes the
+marks, so nothing is handed out again because the second step had not come.
 """
 
 from __future__ import annotations
