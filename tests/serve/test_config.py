@@ -213,8 +213,8 @@ OTHER_NAMES = """
     mask_probability ignore_index vocab_size patch_size val_batch_size eval_batch_size micro_batch_size batch
     dataset_dir dataset_name data_dir data_seed seed_offset speed feed beta1 beta2 weight_decay grad_clip
     warmup_iters lr_decay_iters device dtype compile backend wandb_log wandb_project out_dir init_from
-    gradient_accumulation_steps train_split match_rate window_size hidden_size image_size chunk_size context_length block
-    size stage stages max_tokens max_steps num_workers free_bytes max_free_bytes backlog min_backlog durable
+    gradient_accumulation_steps train_split match_rate window_size hidden_size image_size chunk_size context_length
+    block size stage stages max_tokens max_steps num_workers free_bytes max_free_bytes backlog min_backlog durable
     duration mode split_ratio stride shuffle model_name batch_size2
 """
 
@@ -663,6 +663,20 @@ def test_a_wrong_default_names_its_file(workspace):
         load_config(path)
 
     assert [line.endswith(f"({default})") for line in problems(caught)] == [True, True]
+
+
+def test_the_error_names_the_config_once(tmp_path):
+    """In its first line; only what comes from elsewhere says so itself."""
+    path = write(tmp_path / "config.toml", TOML + "max_backlog = 0")
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["seed=-1"])
+
+    assert str(caught.value).splitlines() == [
+        f"{path} has 2 problems:",
+        "  seed: should be greater than or equal to 0, got int -1 (--set)",
+        "  max_backlog: should be greater than or equal to 1, got int 0",
+    ]
 
 
 def test_a_near_miss_of_a_default_is_an_error(workspace):

@@ -12,13 +12,12 @@ import errno as codes
 import os
 import stat
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from poolish.errors import CorruptDataError, StoreFull
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
     from typing_extensions import Buffer
@@ -31,15 +30,26 @@ _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _ALLOCATE = 64 * 2**20
 
 
-@contextmanager
-def explain_full(path: Path | str, n_bytes: int = 0) -> Iterator[None]:
-    """Turn the system's "no space", "quota" and "file too large" into a ``StoreFull`` that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL or isinstance(error, StoreFull):
-            raise
-        reason = f"{os.strerror(error.errno).lower()}{f' for {n_bytes:,} bytes' if n_bytes else ''}"
+class explain_full:
+    """Turn the system's "no space", "quota" and "file too large" into a ``StoreFull`` that says what to do.
+
+    A class, because it stands in the hot paths and a generator costs 2 us to enter and leave. A descriptor in place of
+    the path is named by the system, when there is something to explain.
+    """
+
+    __slots__ = ("_n_bytes", "_place")
+
+    def __init__(self, place: Path | str | int, n_bytes: int = 0) -> None:
+        self._place, self._n_bytes = place, n_bytes
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, OSError) or error.errno not in _FULL or isinstance(error, StoreFull):
+            return
+        path = _name_of(self._place) if isinstance(self._place, int) else self._place
+        reason = f"{os.strerror(error.errno).lower()}{f' for {self._n_bytes:,} bytes' if self._n_bytes else ''}"
         message = f"{path}: {reason}; make room there, or raise the limit on it, then try again"
         raise StoreFull(message, errno=error.errno, filename=path) from error
 
@@ -71,7 +81,7 @@ def write_all(fd: int, buffers: Iterable[Buffer]) -> int:
     views = [memoryview(buffer) for buffer in buffers]
     waiting = [view.cast("B") for view in views if view.nbytes]
     n_bytes = sum(view.nbytes for view in waiting)
-    with explain_full(_name_of(fd), n_bytes):
+    with explain_full(fd, n_bytes):
         first = 0
         while first < len(waiting):
             written = os.writev(fd, waiting[first : first + _IOV_MAX])
@@ -97,7 +107,7 @@ def grow(fd: int, size: int) -> None:
     before = os.fstat(fd).st_size
     if size <= before:
         return
-    with explain_full(_name_of(fd), size - before):
+    with explain_full(fd, size - before):
         try:
             for start in range(before, size, _ALLOCATE):
                 _allocate(fd, start, min(_ALLOCATE, size - start))
@@ -108,7 +118,7 @@ def grow(fd: int, size: int) -> None:
 
 def allocate(fd: int, start: int, end: int) -> None:
     """Make sure that the disk has the space of a part of a file: one that was copied may have holes in it."""
-    with explain_full(_name_of(fd), end - start):
+    with explain_full(fd, end - start):
         for begin in range(start, end, _ALLOCATE):
             _allocate(fd, begin, min(_ALLOCATE, end - begin))
 

@@ -87,15 +87,11 @@ def encode(columns: Columns, label: Label) -> list[Buffer]:
     """
     ordered = sorted(columns.items(), key=lambda column: -column[1][1].itemsize)
     arrays = [np.ascontiguousarray(array) for _, (_, array) in ordered]
-    ends = np.cumsum([0, *(array.nbytes for array in arrays)]).tolist()
-    tensors = {
-        name: {"dtype": NAMES[dtype], "shape": list(array.shape), "data_offsets": [start, end]}
-        for (name, (dtype, _)), array, start, end in zip(ordered, arrays, ends, ends[1:], strict=False)
-    }
-    header = _header(tensors, label)
-    if len(header) > MAX_HEADER_BYTES or len(header) + ends[-1] > MAX_FILE_BYTES:
+    header = _header(_described(tuple((name, dtype, array.shape) for name, (dtype, array) in ordered)), label)
+    n_bytes = len(header) + sum(array.nbytes for array in arrays)
+    if len(header) > MAX_HEADER_BYTES or n_bytes > MAX_FILE_BYTES:
         raise LimitExceeded(
-            f"a batch of {ends[-1]:,} bytes with a header of {len(header):,}: the limits of one batch file are "
+            f"a batch of {n_bytes:,} bytes with a header of {len(header):,}: the limits of one batch file are "
             f"{MAX_FILE_BYTES:,} and {MAX_HEADER_BYTES:,}; make smaller batches, or fewer fields"
         )
     # Views of bytes: a zero-dimensional or empty array has no buffer that every writer takes.
@@ -104,7 +100,18 @@ def encode(columns: Columns, label: Label) -> list[Buffer]:
     return [bytes(header), *contents]
 
 
-def _header(tensors: Mapping[str, Any], label: Label) -> bytearray:
+@lru_cache(maxsize=256)
+def _described(tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> str:
+    """The part of the header that is the same for all batches of the same shapes."""
+    told, start = {}, 0
+    for name, dtype, shape in tensors:
+        end = start + math.prod(shape) * numpy_dtype(dtype).itemsize
+        told[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    return json.dumps(told, separators=(",", ":"))[1:]
+
+
+def _header(described: str, label: Label) -> bytearray:
     told = {
         "checksum": _ZEROS.decode(),
         "hash": CHECKSUM,
@@ -117,7 +124,9 @@ def _header(tensors: Mapping[str, Any], label: Label) -> bytearray:
     }
     if label.tombstone:
         told["tombstone"] = label.tombstone
-    text = json.dumps({"__metadata__": told, **tensors}, separators=(",", ":")).encode("ascii")
+    metadata = json.dumps(told, separators=(",", ":"))
+    comma = "," if len(described) > 1 else ""
+    text = f'{{"__metadata__":{metadata}{comma}{described}'.encode("ascii")
     length = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT - 8
     return bytearray(length.to_bytes(8, "little") + text.ljust(length))
 

@@ -86,7 +86,7 @@ def load_config(
     """
     path = Path(path)
     source = read_source(path)
-    shared = Layer(str(path), names_in(path, source))
+    shared = Layer("", names_in(path, source))
     chosen, problems = _read_overrides(overrides)
     dataset = _dataset_of({**shared.values, **chosen.values})
     looked_in = candidates(path)

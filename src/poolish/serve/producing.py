@@ -54,9 +54,12 @@ class SplitProducer:
         self._number = max(self._number, self.log.next_number())
         return max(0, self._number - self._progress.positions()[0])
 
-    def why_wait(self) -> str | None:
-        """Why there is no room for another batch, in words; None if there is."""
+    def look(self) -> tuple[int, str | None]:
+        """How many batches wait to be read, and why there is no room for another, in words; None if there is."""
         backlog = self.backlog()
+        return backlog, self._why_wait(backlog)
+
+    def _why_wait(self, backlog: int) -> str | None:
         if backlog >= self.limits.max_backlog:
             return f"{backlog} batches wait for the trainer"
         # Counting costs a listing, so it is done only when what came since the last time may be too much.

@@ -18,7 +18,7 @@ import numpy as np
 from poolish.errors import ConfigError, StoreFull
 from poolish.files import check_name
 from poolish.seeds import generator
-from poolish.serve.fitting import columns_of
+from poolish.serve.fitting import Promise
 from poolish.serve.producing import Limits, SplitProducer
 from poolish.serve.queue_log import QueueLog, sweep_purged
 from poolish.serve.queue_meta import QueueMeta, batch_schema_of
@@ -75,6 +75,7 @@ class DataProviderBase:
         self.setup()
         self.meta: dict[str, Any] = self.build_meta()
         self.schema: Schema = batch_schema_of(self.meta)
+        self._promise = Promise(self.schema)
 
     # -- what a subclass says
 
@@ -94,8 +95,7 @@ class DataProviderBase:
 
     def n_batches(self, split: str) -> int | None:
         """How many batches this provider makes of a split in its life (``max_batches``); None for no end."""
-        limit: int | None = getattr(self, "max_batches", None)
-        return limit
+        return self.config.max_batches
 
     # -- making and publishing
 
@@ -126,7 +126,7 @@ class DataProviderBase:
         producer = self._producer(split)
         batch = self.make_batch(split, producer.counter)
         place = f"provider {self.name!r}, split {split!r}, batch {producer.counter}"
-        columns, rows = columns_of(batch, self.schema, place)
+        columns, rows = self._promise.columns_of(batch, place)
         return producer.publish(columns, rows)
 
     def run(
@@ -218,12 +218,9 @@ class DataProviderBase:
         return n_batches is not None and self._producer(split).counter >= n_batches
 
     def _hungriest(self, splits: list[str]) -> str | None:
-        fed = {}
-        for split in splits:
-            why = self._producer(split).why_wait()
-            if why is None:
-                fed[split] = self._producer(split).backlog()
-        return min(fed, key=fed.__getitem__) if fed else None
+        looks = {split: self._producer(split).look() for split in splits}
+        hungry = [split for split, (_, why_wait) in looks.items() if why_wait is None]
+        return min(hungry, key=looks.__getitem__) if hungry else None
 
     def _wait_for_room(self, splits: list[str]) -> None:
         """Until something has happened that may have made room, or for a moment."""
@@ -232,7 +229,7 @@ class DataProviderBase:
         for split in splits:
             self._producer(split).watch(self._watch)
         # Asked after the watch has begun: what happens from here on wakes it.
-        reasons = {split: self._producer(split).why_wait() for split in splits}
+        reasons = {split: self._producer(split).look()[1] for split in splits}
         if None not in reasons.values():
             self._waiting = "; ".join(f"{split}: {why}" for split, why in reasons.items())
             for split in splits:

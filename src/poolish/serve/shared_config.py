@@ -53,6 +53,7 @@ class SharedConfig(BaseModel):
     max_backlog_bytes: Annotated[Bytes, Field(ge=1)] = parse_bytes("8gb")
     min_free_bytes: Bytes = parse_bytes("64mb")
     durability: Literal["process", "power"] = "process"
+    max_batches: int | None = Field(default=None, ge=1)
 
     _workspace: Path | None = PrivateAttr(default=None)
     _looked_in: tuple[Path, ...] = PrivateAttr(default=())
@@ -83,6 +84,6 @@ class SharedConfig(BaseModel):
         """All settings, those that poolish knows and the others; the values are not copied.
 
         >>> list(SharedConfig(dataset="char", batch_size=32, block_size=256, lr=0.1).names())[-2:]
-        ['durability', 'lr']
+        ['max_batches', 'lr']
         """
         return {name: getattr(self, name) for name in type(self).model_fields} | (self.model_extra or {})

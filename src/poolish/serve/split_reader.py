@@ -25,7 +25,7 @@ import numpy as np
 from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, StaleSchema, Starved
 from poolish.files import open_regular
 from poolish.serve.batch_file import Array, Label, as_bytes, check_size, decode, mapped
-from poolish.serve.fitting import check_columns
+from poolish.serve.fitting import Promise
 from poolish.serve.marks import RunMarks, acknowledged
 from poolish.serve.provider_notes import providers
 from poolish.serve.queue_log import QueueLog
@@ -62,6 +62,7 @@ class SplitReader:
     def __init__(self, log: QueueLog, rank: int, world_size: int, *, acknowledge: str, on_corrupt: str) -> None:
         self.log, self.rank, self.world_size = log, rank, world_size
         self._acknowledge, self._on_corrupt = acknowledge, on_corrupt
+        self._promise = Promise(log.meta.schema)
         self._marks = RunMarks(log, rank, world_size)
         self._marks.claim()
         self._position: int | None = None
@@ -186,10 +187,10 @@ class SplitReader:
                 f"{path}: its schema is {label.schema}, this queue's {meta.schema.fingerprint}; discard the queue with "
                 f"`poolish queue purge {self.log.path}` and fill it anew"
             )
-        if columns.keys() != set(meta.schema.names):
+        if columns.keys() != self._promise.names:
             raise SchemaError(f"{path}: has {sorted(columns)}, batch_schema {meta.schema.names}")
-        check_columns(columns, meta.schema, str(path), "the provider wrote something else")
-        ordered = {name: columns[name] for name in meta.schema.names}
+        self._promise.check(columns, str(path), "the provider wrote something else")
+        ordered = {name: columns[name] for name in self._promise.names}
         return Batch(number, label, ordered, data, as_bytes(data).nbytes)
 
     def _kept(self, batch: Batch) -> Batch:

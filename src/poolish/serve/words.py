@@ -33,34 +33,33 @@ class Words:
         self.path = path
         self._layout = struct.Struct(f"<{n}Q")
         self._fd = -1
+        self._is_writable = False
 
     def write(self, *numbers: int) -> None:
         """Put these numbers in place of the others, in one system call."""
-        if self._fd < 0:
-            self._fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
+        if not self._is_writable:
+            self.close()
+            self._fd, self._is_writable = open_regular(self.path, os.O_RDWR | os.O_CREAT), True
         packed = self._layout.pack(*numbers)
         with explain_full(self.path):
             os.pwrite(self._fd, packed + checksum(packed).to_bytes(8, "little"), 0)
 
     def read(self) -> tuple[int, ...] | None:
         """The numbers, or None if there are none that are whole."""
-        try:
-            fd = self._fd if self._fd >= 0 else open_regular(self.path, os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        try:
-            for _ in range(_TRIES):
-                data = os.pread(fd, self._layout.size + 8, 0)
-                packed = data[: self._layout.size]
-                if len(data) == self._layout.size + 8 and checksum(packed) == int.from_bytes(data[-8:], "little"):
-                    return self._layout.unpack(packed)
-            return None
-        finally:
-            if fd != self._fd:
-                os.close(fd)
+        if self._fd < 0:
+            try:
+                self._fd = open_regular(self.path, os.O_RDONLY)
+            except FileNotFoundError:
+                return None
+        for _ in range(_TRIES):
+            data = os.pread(self._fd, self._layout.size + 8, 0)
+            packed = data[: self._layout.size]
+            if len(data) == self._layout.size + 8 and checksum(packed) == int.from_bytes(data[-8:], "little"):
+                return self._layout.unpack(packed)
+        return None
 
     def close(self) -> None:
         """Let the file go; the next use opens it again."""
-        fd, self._fd = self._fd, -1
+        fd, self._fd, self._is_writable = self._fd, -1, False
         if fd >= 0:
             os.close(fd)
