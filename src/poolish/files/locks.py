@@ -30,7 +30,8 @@ class Lock:
     """A lock that at most one process (and in it, one ``Lock``) holds, until it is released or its process ends.
 
     By default a lock that is taken is a ``StoreLocked`` at once, naming the holder; with ``timeout_s`` only when that
-    time has passed. Forked children do not hold it, and cannot release it.
+    time has passed. Forked children do not hold it, and cannot release it. ``keep_open`` is for a lock that is taken
+    again and again: between times the file stays open, until ``close``, and is not signed anew.
 
     >>> writer, second = Lock(folder / "lock"), Lock(folder / "lock")
     >>> with writer:
@@ -47,13 +48,15 @@ class Lock:
         path: str | os.PathLike[str],
         *,
         timeout_s: float = 0.0,
+        keep_open: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.path = Path(path)
         self.timeout_s = timeout_s
         self._clock, self._sleep = clock, sleep
-        self._fd = -1
+        self._fd = self._kept = -1
+        self._keep_open = keep_open
 
     @property
     def is_held(self) -> bool:
@@ -63,7 +66,7 @@ class Lock:
     def acquire(self) -> None:
         """Take the lock, or raise ``StoreLocked``."""
         deadline, pause_s = self._clock() + self.timeout_s, 50e-6
-        while (fd := _take(self.path)) is None:
+        while (fd := self._take()) is None:
             if self._clock() >= deadline:
                 raise StoreLocked(_who_holds(self.path), filename=self.path)
             self._sleep(pause_s)
@@ -77,7 +80,34 @@ class Lock:
         if is_held(fd):
             # Unlock before closing: a copy of the descriptor that we do not know of then loses the lock too.
             fcntl.flock(fd, fcntl.LOCK_UN)
+            if self._keep_open and self._kept < 0:
+                self._kept = fd
+            else:
+                let_go(fd)
+
+    def close(self) -> None:
+        """Give the lock up, and the file that was kept open."""
+        self.release()
+        fd, self._kept = self._kept, -1
+        if is_held(fd):
             let_go(fd)
+
+    def _take(self) -> int | None:
+        """A descriptor that holds the lock, or None if another one does."""
+        fd, self._kept = self._kept, -1
+        if not is_held(fd):  # none was kept, or by the process that this one was forked from
+            return _take(self.path)
+        try:
+            if not try_lock(fd):
+                self._kept = fd
+                return None
+            if _is_still_at(self.path, fd):
+                return fd
+        except BaseException:
+            let_go(fd)
+            raise
+        let_go(fd)
+        return _take(self.path)
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -135,7 +165,7 @@ def _who_holds(path: Path) -> str:
 
 def _read_note(path: Path) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return b""
     try:

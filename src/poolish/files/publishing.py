@@ -21,6 +21,7 @@ import re
 import secrets
 import sys
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
@@ -79,13 +80,23 @@ class Partial:
 
     def __init__(self, directory: str | os.PathLike[str], name: str) -> None:
         self.path, self._fd = _create(Path(directory), name)
+        self._raw: _Raw | None = None
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, for those who write whole buffers themselves."""
+        return self._fd
+
+    @cached_property
+    def file(self) -> BinaryIO:
+        """The file to write to."""
         self._raw = _Raw(self._fd, self.path)
-        self.file: BinaryIO = io.BufferedWriter(self._raw)
+        return io.BufferedWriter(self._raw)
 
     def finish(self, *, durable: bool) -> None:
         """Hand everything to the system, and if ``durable`` to the disk."""
         self._check_ours()
-        if not self.file.closed:
+        if self._raw is not None and not self.file.closed:
             self.file.flush()
         if durable:
             sync(self._fd, self.path)
@@ -113,7 +124,8 @@ class Partial:
             with suppress(OSError):  # renamed already, or a broken disk: then sweep() comes after us
                 os.unlink(self.path)
             # Not file.close(): it would write what is still in its buffer.
-            self._raw.close()
+            if self._raw is not None:
+                self._raw.close()
             let_go(self._fd)
         self._fd = -1
 

@@ -54,7 +54,13 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 _START = b'{"__metadata__":{"checksum":"'
 _DIGITS = slice(8 + len(_START), 8 + len(_START) + 16)
 _ZEROS = b"0" * 16
-_USUAL = re.compile(rb'\{"__metadata__":(\{[^{}]*\}),("[^"].*\})\} *', re.DOTALL)
+#: A header as ``encode`` writes it for a living batch; any other is read as JSON.
+_USUAL = re.compile(
+    rb'\{"__metadata__":\{"checksum":"[0-9a-f]{16}","hash":"xxh3_64","poolish":"1","queue":"([0-9a-z]{1,64})",'
+    rb'"schema":"([0-9a-f]{16})","rows":"([0-9]{1,18})","provider":"([A-Za-z0-9._-]{1,128})",'
+    rb'"counter":"([0-9]{1,18})"\}(?:,([^ ].*?))?\} *',
+    re.DOTALL,
+)
 
 Array = NDArray[Any]
 #: Name -> dtype, and the array that carries the bits (bfloat16 and float8 have none of their own in NumPy).
@@ -112,21 +118,14 @@ def _described(tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> str:
 
 
 def _header(described: str, label: Label) -> bytearray:
-    told = {
-        "checksum": _ZEROS.decode(),
-        "hash": CHECKSUM,
-        "poolish": VERSION,
-        "queue": label.queue,
-        "schema": label.schema,
-        "rows": str(label.rows),
-        "provider": label.provider,
-        "counter": str(label.counter),
-    }
-    if label.tombstone:
-        told["tombstone"] = label.tombstone
-    metadata = json.dumps(told, separators=(",", ":"))
+    told = (
+        f'"checksum":"{_ZEROS.decode()}","hash":"{CHECKSUM}","poolish":"{VERSION}","queue":{json.dumps(label.queue)},'
+        f'"schema":{json.dumps(label.schema)},"rows":"{label.rows}","provider":{json.dumps(label.provider)},'
+        f'"counter":"{label.counter}"'
+    )
+    stone = f',"tombstone":{json.dumps(label.tombstone)}' if label.tombstone else ""
     comma = "," if len(described) > 1 else ""
-    text = f'{{"__metadata__":{metadata}{comma}{described}'.encode("ascii")
+    text = f'{{"__metadata__":{{{told}{stone}}}{comma}{described}'.encode("ascii")
     length = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT - 8
     return bytearray(length.to_bytes(8, "little") + text.ljust(length))
 
@@ -143,7 +142,17 @@ def decode(
     if verify:
         _check(header, view, place)
     label, tensors = _parsed(header, place)
-    return label, _arrays(tensors, data, len(header), view.nbytes, place)
+    try:
+        layout, n_bytes = _layout(tensors)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _corrupt(place, f"its tensors are described wrongly: {error!r}") from None
+    if len(header) + n_bytes != view.nbytes:
+        raise _corrupt(place, f"its tensors end at {len(header) + n_bytes:,}, the file at {view.nbytes:,}")
+    arrays = {
+        name: (dtype, np.ndarray(shape, carrier, data, len(header) + begin))
+        for name, dtype, carrier, shape, begin in layout
+    }
+    return label, arrays
 
 
 def read_label(path: Path) -> Label:
@@ -169,7 +178,7 @@ def check_size(fd: int, path: Path) -> int:
     """How large an open file is, if a batch can be so large."""
     n_bytes = os.fstat(fd).st_size
     if n_bytes > MAX_FILE_BYTES:
-        raise LimitExceeded(f"{path}: {n_bytes:,} bytes, the limit of a batch file is {MAX_FILE_BYTES:,}")
+        raise _corrupt(path, f"{n_bytes:,} bytes, the limit is {MAX_FILE_BYTES:,}")
     if n_bytes < 8:
         raise _corrupt(path, f"{n_bytes} bytes are no batch")
     return n_bytes
@@ -200,33 +209,28 @@ def _check(header: bytes, view: memoryview, place: Path | str) -> None:
         raise _corrupt(place, f"its checksum is {found}, written was {noted}")
 
 
-def _parsed(header: bytes, place: Path | str) -> tuple[Label, dict[str, Any]]:
+def _parsed(header: bytes, place: Path | str) -> tuple[Label, bytes]:
+    """The label, and the rest of the header, which describes the tensors."""
+    usual = _USUAL.fullmatch(header, 8)
+    if usual:
+        queue, schema, rows, provider, counter, tensors = usual.groups()
+        label = Label(queue.decode(), schema.decode(), int(rows), provider.decode(), int(counter))
+        return label, tensors or b""
     try:
-        told, tensors = _split(header[8:], place)
-        if told["poolish"] != VERSION or told["hash"] != CHECKSUM:
-            raise ValueError(f"version {told['poolish']!r} with {told['hash']!r} is not known here")
-        if not all(isinstance(value, str) for value in told.values()):
-            raise ValueError("not all of its metadata is text")
-        rows, counter = _count(told["rows"]), _count(told["counter"])
-        label = Label(told["queue"], told["schema"], rows, told["provider"], counter, told.get("tombstone", ""))
+        whole = parse_json(header[8:].decode("ascii"), place)
+        label = _label(whole.pop("__metadata__"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt(place, f"its header is wrong: {error!r}") from None
-    return label, tensors
+    return label, json.dumps(whole)[1:-1].encode("ascii")
 
 
-def _split(text: bytes, place: Path | str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The metadata and the tensors of a header. All batches of a queue mostly have the same tensors: read once."""
-    match = _USUAL.fullmatch(text)
-    if match:
-        return parse_json(match[1].decode("ascii"), place), _tensors(match[2])
-    whole = parse_json(text.decode("ascii"), place)
-    return whole.pop("__metadata__"), whole
-
-
-@lru_cache(maxsize=256)
-def _tensors(text: bytes) -> dict[str, Any]:
-    tensors: dict[str, Any] = parse_json("{" + text.decode("ascii") + "}", "header")
-    return tensors
+def _label(told: Mapping[str, Any]) -> Label:
+    if told["poolish"] != VERSION or told["hash"] != CHECKSUM:
+        raise ValueError(f"version {told['poolish']!r} with {told['hash']!r} is not known here")
+    if not all(isinstance(value, str) for value in told.values()):
+        raise ValueError("not all of its metadata is text")
+    rows, counter = _count(told["rows"]), _count(told["counter"])
+    return Label(told["queue"], told["schema"], rows, told["provider"], counter, told.get("tombstone", ""))
 
 
 def _count(digits: object) -> int:
@@ -235,32 +239,23 @@ def _count(digits: object) -> int:
     return int(digits)
 
 
-def _arrays(
-    tensors: Mapping[str, Any], data: bytes | mmap.mmap | Array, origin: int, end: int, place: Path | str
-) -> dict[str, tuple[str, Array]]:
-    arrays: dict[str, tuple[str, Array]] = {}
-    begin = 0
-    for name, told in tensors.items():
-        try:
-            dtype, shape, n_bytes = _tensor(told, begin)
-            arrays[name] = dtype, np.ndarray(shape, numpy_dtype(dtype), data, origin + begin)
-        except (ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
-            raise _corrupt(place, f"tensor {name!r} is described wrongly: {error!r}") from None
-        begin += n_bytes
-    if origin + begin != end:
-        raise _corrupt(place, f"its tensors end at {origin + begin:,}, the file at {end:,}")
-    return arrays
+#: name, dtype, what carries it in NumPy, shape, first byte
+Layout = tuple[tuple[str, str, np.dtype[Any], tuple[int, ...], int], ...]
 
 
-def _tensor(told: Mapping[str, Any], begin: int) -> tuple[str, tuple[int, ...], int]:
-    """dtype, shape and bytes of a tensor, which must begin where the one before it ended."""
-    dtype, shape = DTYPES[told["dtype"]], tuple(told["shape"])
-    if len(shape) > 32 or not all(type(size) is int and 0 <= size <= MAX_FILE_BYTES for size in shape):
-        raise ValueError(f"shape {shape}")
-    n_bytes = math.prod(shape) * numpy_dtype(dtype).itemsize
-    if list(told["data_offsets"]) != [begin, begin + n_bytes]:
-        raise ValueError(f"offsets {told['data_offsets']}")
-    return dtype, shape, n_bytes
+@lru_cache(maxsize=256)  # most batches of a queue have the same
+def _layout(tensors: bytes) -> tuple[Layout, int]:
+    layout, begin = [], 0
+    for name, told in parse_json("{" + tensors.decode("ascii") + "}", "header").items():
+        dtype, shape = DTYPES[told["dtype"]], tuple(told["shape"])
+        if len(shape) > 32 or not all(type(size) is int and 0 <= size <= MAX_FILE_BYTES for size in shape):
+            raise ValueError(f"{name!r} has shape {shape}")
+        end = begin + math.prod(shape) * numpy_dtype(dtype).itemsize
+        if list(told["data_offsets"]) != [begin, end]:  # no gaps, no overlaps, in order
+            raise ValueError(f"{name!r} has offsets {told['data_offsets']}")
+        layout.append((name, dtype, numpy_dtype(dtype), shape, begin))
+        begin = end
+    return tuple(layout), begin
 
 
 def _corrupt(place: Path | str, why: str) -> CorruptDataError:

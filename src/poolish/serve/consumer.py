@@ -15,6 +15,7 @@ from poolish.serve.queue_meta import FILE, QueueMeta, not_found
 from poolish.serve.reading_ahead import ReadingAhead
 from poolish.serve.split_reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.watching import Watch
+from poolish.serve.words import MAX_NUMBER
 
 ACKNOWLEDGE = ("on_read", "on_step", "on_checkpoint")
 ON_CORRUPT = ("raise", "cached")
@@ -104,6 +105,7 @@ class DatasetConsumer:
     def _next(self, split: str) -> Any:
         with self._lock:
             reader = self._reader(split)
+            reader.begin_unless_begun()
             reader.asked()
             batch, made = self._ahead_of(split).take(self.timeout_s) if self.prefetch else self._read(reader)
             given = self._given(batch, made)
@@ -114,7 +116,7 @@ class DatasetConsumer:
 
     def _read(self, reader: SplitReader) -> tuple[Batch, Any]:
         number = reader.number()
-        if not os.path.exists(reader.log.path_of(number)):
+        if not os.path.lexists(reader.log.path_of(number)):
             reader.let_go()
             reader.wait(number, self.timeout_s, self._watch)
         return reader.read(number), None
@@ -190,6 +192,7 @@ class DatasetConsumer:
         Needed with ``acknowledge="on_checkpoint"``, harmless otherwise. Call it on rank 0 or on every rank.
         """
         with self._lock:
+            self._check_usable()
             for split, told in self._checked(self.state_dict() if state is None else state).items():
                 if split in self._readers:
                     self._readers[split].commit(told["position"])
@@ -199,6 +202,8 @@ class DatasetConsumer:
         self._close(is_clean=True)
 
     def _close(self, *, is_clean: bool) -> None:
+        if os.getpid() != self._pid:  # the parent's threads, locks and marks are the parent's
+            return
         with self._lock:
             self._is_closed = True
             while self._ahead:
@@ -223,11 +228,14 @@ class DatasetConsumer:
     # -- inside
 
     def _reader(self, split: str) -> SplitReader:
+        self._check_usable()
+        return self._open(split)
+
+    def _check_usable(self) -> None:
         if self._is_closed:
             raise QueueError(f"{self!r} is closed; make a new one")
         if os.getpid() != self._pid:
             raise QueueError(f"{self!r} belongs to the process that this one was forked from; make one here")
-        return self._open(split)
 
     def _open(self, split: str) -> SplitReader:
         if split not in self._readers:
@@ -334,7 +342,7 @@ def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             split: {"queue": told["queue"], "position": told["position"]} for split, told in state["splits"].items()
         }
         if state["version"] != 1 or not all(
-            isinstance(told["queue"], str) and type(told["position"]) is int and told["position"] >= 0
+            isinstance(told["queue"], str) and type(told["position"]) is int and 0 <= told["position"] < MAX_NUMBER
             for told in splits.values()
         ):
             raise ValueError("another version, or no positions")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from poolish.serve.marks import Progress
 from poolish.serve.provider_notes import providers
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import FILE, not_found
+from poolish.serve.repair import purge
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,15 @@ def _status(log: QueueLog) -> SplitStatus:
     )
 
 
-def verify_queue(path: str | os.PathLike[str]) -> dict[str, list[str]]:
-    """Read every batch that is there and check it; by split, what is wrong with it in words. Changes nothing."""
-    return {log.path.name: _problems(log) for log in queues(path)}
+def verify_queue(path: str | os.PathLike[str], *, on_file: Callable[[], object] = lambda: None) -> dict[str, list[str]]:
+    """Read every batch that is there and check it; by split, what is wrong with it in words. Changes nothing.
+
+    ``on_file`` is called after each file, for showing progress.
+    """
+    return {log.path.name: _problems(log, on_file) for log in queues(path)}
 
 
-def _problems(log: QueueLog) -> list[str]:
+def _problems(log: QueueLog, on_file: Callable[[], object]) -> list[str]:
     problems = []
     numbers, watermark = log.numbers(), log.consumed().watermark
     kept = [number for number in numbers if number >= watermark]
@@ -96,23 +101,30 @@ def _problems(log: QueueLog) -> list[str]:
             continue  # read and deleted meanwhile
         except CorruptDataError as error:
             problems.append(str(error))
+        finally:
+            on_file()
     return problems
 
 
 def purge_queue(path: str | os.PathLike[str]) -> dict[str, int]:
     """Discard a queue, or one split of it, in one step each; how many batches went, by split."""
-    return {log.path.name: log.purge() for log in queues(path)}
+    return {folder.name: purge(folder) for folder in queue_folders(path)}
 
 
 def queues(path: str | os.PathLike[str]) -> list[QueueLog]:
     """The queues at a path: a dataset's directory, its queue, or one split of it."""
+    return [QueueLog.open(folder) for folder in queue_folders(path)]
+
+
+def queue_folders(path: str | os.PathLike[str]) -> list[Path]:
+    """Where the queues at a path are, whether or not they are whole."""
     at = Path(path)
-    if (at / FILE).is_file():
-        return [QueueLog.open(at)]
+    if os.path.lexists(at / FILE):
+        return [at]
     for place in (at / "queue", at):
         found = sorted(place.glob(f"[!.]*/{FILE}")) if place.is_dir() else []
         if found:
-            return [QueueLog.open(file.parent) for file in found]
+            return [file.parent for file in found]
     if not at.exists():
         raise not_found(at)
     raise QueueError(f"{at}: no queue in it; give data/<dataset>, its queue, or a split of that")

@@ -7,7 +7,8 @@ holds two positions, both counted as if all ranks stood where this one does:
     done    ... and may be deleted                                         rank 0 raises the watermark to the lowest
 
 ``run.json`` names the newest run. Rank 0 writes it when it begins, and sets the marks that a dead run with the same
-start left behind back to the start: a rank that has not begun yet has read nothing.
+start left behind back to the start: a rank that has not begun yet has read nothing. Marks of older runs are removed
+once the watermark has passed their start: until then they may be those of ranks that began before rank 0.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from poolish.errors import CorruptDataError
-from poolish.files import Lock, read_json, write_json
+from poolish.files import Lock
+from poolish.serve.provider_notes import is_alive
 from poolish.serve.queue_log import QueueLog
+from poolish.serve.sealed import read_sealed, write_sealed
 from poolish.serve.words import Words
 
 _RUN = "run.json"
@@ -31,9 +34,12 @@ class RunMarks:
 
     def __init__(self, log: QueueLog, rank: int, world_size: int) -> None:
         self.log, self.rank, self.world_size = log, rank, world_size
-        self._lock = Lock(log.path / "marks" / f"{rank}.lock", timeout_s=_TAKE_OVER_S)
+        self._lock = Lock(self._lock_of(rank), timeout_s=_TAKE_OVER_S)
         self._marks: list[Words] = []
         self.start = 0
+
+    def _lock_of(self, rank: int) -> Path:
+        return self.log.path / "marks" / f"{rank}.lock"
 
     def claim(self) -> None:
         """Be this rank, alone: two readers of one rank would train everything twice."""
@@ -50,12 +56,15 @@ class RunMarks:
         self._marks = [Words(folder / str(rank), 2) for rank in range(self.world_size)]
         if self.rank == 0:
             with self.log.locked():
-                for mark in self._marks[1:]:
-                    if mark.path.exists():
+                for rank, mark in enumerate(self._marks):
+                    if rank and mark.path.exists() and not is_alive(self._lock_of(rank)):
                         mark.write(start, start)
-                write_json(self.log.path / _RUN, {"start": start, "world_size": self.world_size}, durable=False)
-                _remove_others(folder)
-        self.write(start, start)
+                self._marks[0].write(start, start)
+                run = {"start": start, "world_size": self.world_size}
+                write_sealed(self.log.path / _RUN, run, durable=False)
+                _remove_older(folder, self.log.consumed().watermark)
+        else:
+            self.write(start, start)
 
     def write(self, read: int, done: int) -> None:
         """Set this rank's mark."""
@@ -99,12 +108,8 @@ class Progress:
         return [lowest([mark], self._start) for mark in self._marks]
 
     def _look(self) -> None:
-        try:
-            status = os.stat(self.log.path / _RUN)
-        except FileNotFoundError:
-            return
-        seen = status.st_ino, status.st_ctime_ns
-        if seen == self._seen:
+        seen = _identity(self.log)
+        if seen is None or seen == self._seen:
             return
         self.close()
         start, world_size = newest_run(self.log)
@@ -121,7 +126,7 @@ class Progress:
 def newest_run(log: QueueLog) -> tuple[int, int]:
     """Where the newest run began, and how many ranks it has."""
     path = log.path / _RUN
-    told = read_json(path)
+    told = read_sealed(path)
     try:
         start, world_size = told["start"], told["world_size"]
         if type(start) is not int or type(world_size) is not int or start < 0 or not 0 < world_size <= 1_000_000:
@@ -133,11 +138,23 @@ def newest_run(log: QueueLog) -> tuple[int, int]:
 
 def acknowledged(log: QueueLog) -> int:
     """What is done for certain: the watermark, or what all ranks of the newest run noted before they were killed."""
-    progress = Progress(log)
+    while True:
+        before, progress = _identity(log), Progress(log)
+        try:
+            done = max(progress.positions()[1], log.consumed().watermark)
+        finally:
+            progress.close()
+        # A run that began meanwhile may have removed the marks that we were looking at.
+        if _identity(log) == before:
+            return done
+
+
+def _identity(log: QueueLog) -> tuple[int, int] | None:
     try:
-        return max(log.consumed().watermark, progress.positions()[1])
-    finally:
-        progress.close()
+        status = os.stat(log.path / _RUN)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_ctime_ns
 
 
 def lowest(marks: list[Words], start: int) -> tuple[int, int]:
@@ -150,8 +167,9 @@ def _folder(path: Path, start: int, world_size: int) -> Path:
     return path / "marks" / f"{start}-{world_size}"
 
 
-def _remove_others(folder: Path) -> None:
+def _remove_older(folder: Path, watermark: int) -> None:
     for other in folder.parent.iterdir():
-        if other.is_dir() and other != folder:
+        start = other.name.partition("-")[0]
+        if other.is_dir() and other != folder and start.isdecimal() and int(start) < watermark:
             with suppress(OSError):
                 shutil.rmtree(other)

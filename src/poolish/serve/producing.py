@@ -10,6 +10,7 @@ from poolish.serve.batch_file import Columns, Label, encode
 from poolish.serve.marks import Progress
 from poolish.serve.provider_notes import ProviderNotes
 from poolish.serve.queue_log import QueueLog
+from poolish.serve.repair import recover
 from poolish.serve.watching import Watch
 
 
@@ -33,7 +34,7 @@ class SplitProducer:
         self._progress = Progress(log)
         self._counter: int | None = None
         try:
-            log.recover()
+            recover(log)
             self._number = log.next_number()
             self._notes.write(self.counter, self._number)
         except BaseException:

@@ -20,8 +20,9 @@ from poolish.files import check_name
 from poolish.seeds import generator
 from poolish.serve.fitting import Promise
 from poolish.serve.producing import Limits, SplitProducer
-from poolish.serve.queue_log import QueueLog, sweep_purged
+from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import QueueMeta, batch_schema_of
+from poolish.serve.repair import sweep_purged
 from poolish.serve.watching import Watch
 
 if TYPE_CHECKING:

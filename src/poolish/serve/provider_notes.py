@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from poolish.errors import ConfigError, CorruptDataError, StoreLocked
-from poolish.files import Lock, check_name, read_json, write_json
+from poolish.files import Lock, check_name, open_regular
 from poolish.serve.batch_file import read_label
 from poolish.serve.queue_log import QueueLog
+from poolish.serve.sealed import read_sealed, write_sealed
 
 _EVERY_S = 1.0
 
@@ -53,20 +54,22 @@ class ProviderNotes:
     def next_counter(self) -> int:
         """How many batches this provider has published."""
         note = read_note(self._path)
-        counters = [note.counter, self.log.consumed().counters.get(self._name, -1) + 1]
+        counters = [note.counter]
         for number in self.log.numbers():
             if number >= note.number:
                 with suppress(CorruptDataError, FileNotFoundError):
                     label = read_label(self.log.path_of(number))
                     if label.provider == self._name:
                         counters.append(label.counter + 1)
+        # Last, because what was deleted while we looked at the files is counted here.
+        counters.append(self.log.consumed().counters.get(self._name, -1) + 1)
         return max(counters)
 
     def write(self, counter: int, number: int, *, finished: bool = False, now: bool = True) -> None:
         """Note it down; unless it must be ``now``, not more often than once a second."""
         clock = time.monotonic()
         if now or clock - self._written_at >= _EVERY_S:
-            write_json(self._path, asdict(Note(counter, number, finished)), durable=False)
+            write_sealed(self._path, asdict(Note(counter, number, finished)), durable=False)
             self._written_at = clock
 
     def release(self) -> None:
@@ -77,7 +80,7 @@ class ProviderNotes:
 def read_note(path: Path) -> Note:
     """What a provider noted down; nothing, if nothing can be read: the log itself knows."""
     try:
-        told = read_json(path)
+        told = read_sealed(path)
         note = Note(told["counter"], told["number"], told["finished"])
     except (FileNotFoundError, CorruptDataError, KeyError, TypeError):
         return Note()
@@ -90,14 +93,15 @@ def providers(log: QueueLog) -> dict[str, tuple[Note, bool]]:
     found = {}
     with suppress(FileNotFoundError):
         for lock in sorted((log.path / "providers").glob("*.lock")):
-            found[lock.stem] = read_note(lock.with_suffix(".json")), _is_held(lock)
+            found[lock.stem] = read_note(lock.with_suffix(".json")), is_alive(lock)
     return found
 
 
-def _is_held(path: Path) -> bool:
+def is_alive(path: Path) -> bool:
+    """Whether somebody holds a lock."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
+        fd = open_regular(path, os.O_RDONLY)
+    except (OSError, CorruptDataError):
         return False
     try:
         # Shared, so that those who only ask do not keep each other, and for a moment only.

@@ -26,28 +26,27 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+import stat
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poolish.errors import CorruptDataError, QueueError, StaleSchema
-from poolish.files import Lock, Partial, publish, sweep, sync_directory, write_all, write_json
-from poolish.serve.batch_file import Label, encode, read_label
+from poolish.files import Lock, Partial, sync_directory, write_all
+from poolish.serve.batch_file import Label, read_label
 from poolish.serve.queue_meta import FILE, QueueMeta
 from poolish.serve.slots import Slots
-from poolish.serve.words import Words
+from poolish.serve.words import MAX_NUMBER, Words
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _BATCH = re.compile(r"([0-9]{12,18})\.safetensors")
-_LOCK_TIMEOUT_S = 60.0
-_MAX_MISSING = 10_000
-_FOLDERS = ("tmp", "marks", "providers", "dead")
+LOCK_TIMEOUT_S = 60.0
+FOLDERS = ("tmp", "marks", "providers", "dead")
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,13 @@ class QueueLog:
         self.path, self.meta = path, meta
         self._prefix = f"{path}/"  # joining paths costs as much as a system call
         self._meta_path = f"{path}/{FILE}"
-        self._tmp, self._lock = path / "tmp", path / "lock"
         self._seen = _identity(self._meta_path)
+        self._tmp = path / "tmp"
         self._next = Words(path / "next", 1)
         self._consumed = Slots(path / "consumed")
+        self._lock = _QueueLock(self)
+        for folder in FOLDERS:
+            _check_folder(path / folder)
 
     @classmethod
     def open(cls, path: Path) -> QueueLog:
@@ -78,16 +80,39 @@ class QueueLog:
     @classmethod
     def create(cls, path: Path, meta: QueueMeta) -> QueueLog:
         """The queue for batches as ``meta`` says: the one that is there, if it is for such batches, else a new one."""
-        for folder in _FOLDERS:
-            (path / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        with Lock(path / "lock", timeout_s=_LOCK_TIMEOUT_S):
-            if (path / FILE).exists():
-                found = QueueMeta.read(path)
-                if found.fingerprint == meta.fingerprint:
-                    return cls(path, found)
-                _refuse_stale(path, found, meta)
+        for _ in range(100):
+            for folder in FOLDERS:
+                (path / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                with Lock(path / "lock", timeout_s=LOCK_TIMEOUT_S):
+                    return cls._create(path, meta)
+            except FileNotFoundError:
+                continue  # it was purged while we waited for its lock
+        raise QueueError(f"{path}: it is removed again and again while a provider wants to fill it; who does that?")
+
+    @classmethod
+    def _create(cls, path: Path, meta: QueueMeta) -> QueueLog:
+        if not (path / FILE).exists():
             meta.write(path)
             return cls(path, meta)
+        found = QueueMeta.read(path)
+        if found.fingerprint != meta.fingerprint:
+            cls(path, found)._refuse_stale(meta)
+            meta.write(path)
+            return cls(path, meta)
+        if found.limits != meta.limits:  # the newest provider's count
+            found = replace(found, limits=meta.limits)
+            found.write(path)
+        return cls(path, found)
+
+    def _refuse_stale(self, meta: QueueMeta) -> None:
+        watermark = self.consumed().watermark
+        n_batches = sum(1 for number in self.numbers() if number >= watermark)
+        if n_batches:
+            raise StaleSchema(
+                f"{self.path}: holds {n_batches:,} batches of fingerprint {self.meta.fingerprint}, this provider makes "
+                f"{meta.fingerprint}; let the trainer read them, or discard them: poolish queue purge {self.path}"
+            )
 
     def path_of(self, number: int) -> Path:
         """Where the batch of a number is, was or will be."""
@@ -95,30 +120,34 @@ class QueueLog:
 
     def numbers(self) -> list[int]:
         """The numbers whose files are there, in order. Costs a listing: 10 ms for 10,000 files."""
-        with _told(self):
+        with missing_told(self):
             found = (_BATCH.fullmatch(name) for name in os.listdir(self.path))
         return sorted(int(match[1]) for match in found if match)
 
     def n_bytes(self) -> int:
-        """How many bytes the log takes. Costs a listing and a look at each file."""
-        with _told(self), os.scandir(self.path) as entries:
-            return sum(entry.stat().st_size for entry in entries if _BATCH.fullmatch(entry.name))
+        """How many bytes the log takes that are not done. Costs a listing and a look at each file."""
+        watermark, n_bytes = self.consumed().watermark, 0
+        with missing_told(self), os.scandir(self.path) as entries:
+            for entry in entries:
+                match = _BATCH.fullmatch(entry.name)
+                if match and int(match[1]) >= watermark:
+                    with suppress(FileNotFoundError):  # deleted meanwhile
+                        n_bytes += entry.stat(follow_symlinks=False).st_size
+        return n_bytes
 
     def free_bytes(self) -> int:
         """How many bytes the disk has left."""
-        status = os.statvfs(self.path)
+        with missing_told(self):
+            status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> _QueueLock:
         """Hold the queue's lock, sure that this is still the queue that was opened."""
-        with _told(self), Lock(self._lock, timeout_s=_LOCK_TIMEOUT_S):
-            self.check_same()
-            yield
+        return self._lock
 
     def check_same(self) -> None:
         """Raise if the queue was removed, or purged and made anew, since it was opened."""
-        with _told(self):
+        with missing_told(self):
             now = _identity(self._meta_path)
         if now != self._seen:
             if QueueMeta.read(self.path).queue != self.meta.queue:
@@ -132,8 +161,8 @@ class QueueLog:
 
         After this returns a kill loses nothing of it, and if the queue is durable, neither does a power cut.
         """
-        with _told(self), Partial(self._tmp, provider) as partial:
-            write_all(partial.file.fileno(), buffers)
+        with missing_told(self), Partial(self._tmp, provider) as partial:
+            write_all(partial.fd, buffers)
             partial.finish(durable=self.meta.is_durable)
             with self.locked():
                 number = self._link(partial)
@@ -158,7 +187,8 @@ class QueueLog:
         return found[0] if found else self._count_next()
 
     def _count_next(self) -> int:
-        return max([self.consumed().watermark, *(number + 1 for number in self.numbers()[-1:])])
+        numbers = self.numbers()
+        return max([self.consumed().watermark, *(number + 1 for number in numbers[-1:])])
 
     # -- done
 
@@ -183,102 +213,82 @@ class QueueLog:
             before = self.consumed()
             if watermark <= before.watermark:
                 return 0
+            if watermark > self.next_number() and watermark > self._count_next():
+                raise CorruptDataError(
+                    f"{self.path}: a mark says that all below {watermark:,} is done, but the log ends at "
+                    f"{self._count_next():,}; remove {self.path / 'marks'} and resume from a checkpoint"
+                )
             counters = dict(before.counters)
             for number in range(before.watermark, watermark):
-                label = (labels or {}).get(number) or self._label(number)
+                label = (labels or {}).get(number) or self.label(number)
                 if label is not None and label.provider:
                     counters[label.provider] = max(label.counter, counters.get(label.provider, 0))
             self._next.write(max(self.next_number(), watermark))
             told = {"watermark": watermark, "counters": counters}
             self._consumed.write(told, durable=self.meta.is_durable)
         # No lock for the rest: a number below the watermark is never used again.
-        for number in range(before.watermark, watermark):
-            with suppress(FileNotFoundError):
-                os.unlink(self.path_of(number))
+        self.delete(range(before.watermark, watermark))
         return watermark - before.watermark
 
-    def _label(self, number: int) -> Label | None:
+    def delete(self, numbers: Iterable[int]) -> None:
+        """Remove the files of numbers that are done."""
+        for number in numbers:
+            with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                os.unlink(self.path_of(number))
+
+    def delete_done(self) -> None:
+        """Remove what somebody was done with who was killed before he could delete it."""
+        watermark = self.consumed().watermark
+        self.delete(number for number in self.numbers() if number < watermark)
+
+    def note_next(self, number: int) -> None:
+        """Write down a next number that was counted; the lock is held."""
+        self._next.write(number)
+
+    def label(self, number: int) -> Label | None:
+        """What the batch of a number says about itself, if it can be read."""
         try:
             return read_label(self.path_of(number))
-        except (FileNotFoundError, CorruptDataError):
+        except (OSError, CorruptDataError):
             return None
-
-    # -- faults
-
-    def recover(self) -> None:
-        """Clean up after those who were killed, and after a power cut."""
-        with _told(self):
-            sweep(self.path / "tmp")
-            sweep(self.path)
-        with self.locked():
-            watermark, numbers = self.consumed().watermark, self.numbers()
-            for number in numbers:
-                if number < watermark:
-                    with suppress(FileNotFoundError):
-                        os.unlink(self.path_of(number))
-            kept = [number for number in numbers if number >= watermark]
-            for number in self._missing(watermark, kept):
-                # Only a power cut can do this, to files that were not synced.
-                self._bury(number, "its file is missing: lost in a power cut, or removed by hand")
-            found = self._next.read() or (0,)
-            self._next.write(max(found[0], watermark, *(number + 1 for number in kept[-1:])))
-
-    def _missing(self, watermark: int, kept: list[int]) -> list[int]:
-        n_missing = kept[-1] + 1 - watermark - len(kept) if kept else 0
-        if n_missing > _MAX_MISSING:
-            raise CorruptDataError(
-                f"{self.path}: {n_missing:,} numbers are missing between {watermark:,} and {kept[-1]:,}; "
-                "remove the file that does not belong here, or purge the queue"
-            )
-        return sorted(set(range(watermark, watermark + len(kept) + n_missing)) - set(kept))
-
-    def bury(self, number: int, reason: str) -> None:
-        """Move a corrupt batch to dead/ and leave a tombstone, which keeps its number."""
-        with self.locked():
-            self._bury(number, reason)
-
-    def _bury(self, number: int, reason: str) -> None:
-        dead = self.path / "dead"
-        label = self._label(number)
-        if label is not None and label.tombstone:
-            return
-        told = {"number": number, "reason": reason, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        write_json(dead / f"{number:012d}.json", told, durable=False)
-        with suppress(FileNotFoundError, FileExistsError):
-            os.link(self.path_of(number), dead / f"{number:012d}.safetensors")
-        provider, counter = (label.provider, label.counter) if label else ("", 0)
-        stone = Label(self.meta.queue, self.meta.schema.fingerprint, 0, provider, counter, reason)
-        with publish(self.path_of(number), durable=False) as file:
-            write_all(file.fileno(), encode({}, stone))
-
-    def purge(self) -> int:
-        """Remove the queue in one step; running providers and consumers notice. How many batches went with it."""
-        with self.locked():
-            n_batches = len(self.numbers())
-            away = self.path.with_name(f".purged-{self.path.name}-{os.urandom(8).hex()}")
-            os.rename(self.path, away)
-        shutil.rmtree(away)
-        return n_batches
 
     def close(self) -> None:
         """Let go of open files."""
         self._next.close()
+        self._lock.close()
 
 
-def sweep_purged(queue: Path) -> None:
-    """Remove what is left of queues whose purge was killed."""
-    for name in os.listdir(queue):
-        if name.startswith(".purged-"):
-            shutil.rmtree(queue / name, ignore_errors=True)
+class _QueueLock:
+    """The lock of a queue, for ``with``; threads of one process wait for each other too."""
+
+    def __init__(self, log: QueueLog) -> None:
+        self._log = log
+        self._threads = threading.Lock()
+        self._lock = Lock(log.path / "lock", timeout_s=LOCK_TIMEOUT_S, keep_open=True)
+
+    def __enter__(self) -> None:
+        with missing_told(self._log):
+            self._threads.acquire()
+            try:
+                self._lock.acquire()
+                self._log.check_same()
+            except BaseException:
+                self.__exit__()
+                raise
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        self._threads.release()
+
+    def close(self) -> None:
+        self._lock.close()
 
 
-def _refuse_stale(path: Path, found: QueueMeta, meta: QueueMeta) -> None:
-    n_batches = sum(1 for name in os.listdir(path) if _BATCH.fullmatch(name))
-    if n_batches:
-        raise StaleSchema(
-            f"{path}: holds {n_batches:,} batches of fingerprint {found.fingerprint}, this provider makes "
-            f"{meta.fingerprint}; let the trainer read them, or discard them: poolish queue purge {path}"
-        )
+def _check_folder(path: Path) -> None:
+    """A link could lead anywhere, and what lies there is not ours to delete."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise CorruptDataError(f"{path}: not a directory of a queue; remove it, or purge the queue")
 
 
 def _identity(path: str) -> tuple[int, int, int]:
@@ -287,12 +297,12 @@ def _identity(path: str) -> tuple[int, int, int]:
 
 
 def _number(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < MAX_NUMBER:
         raise TypeError(f"{value!r} is no number")
     return value
 
 
-class _told:
+class missing_told:
     """Say that the queue is gone where a file of it is. A class for the sake of speed, as ``explain_full`` is."""
 
     __slots__ = ("_log",)
@@ -304,8 +314,8 @@ class _told:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, FileNotFoundError) and not (self._log.path / FILE).exists():
+        if isinstance(error, FileNotFoundError):
             raise QueueError(
-                f"{self._log.path}: the queue was removed meanwhile; start `poolish prepare CONFIG` again, "
-                "then the trainer"
+                f"{self._log.path}: the queue was removed meanwhile ({error.filename} is missing); "
+                "start `poolish prepare CONFIG` again, then the trainer"
             ) from error

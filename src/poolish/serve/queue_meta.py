@@ -1,7 +1,8 @@
-"""What a queue says about itself before its first batch: ``meta.json``, written once and never changed.
+"""What a queue says about itself before its first batch: ``meta.json``, written once; only limits may change.
 
     {"format": "poolish.queue", "version": 1, "queue": random id, "split": ..., "fingerprint": ...,
-     "schema": fingerprint of the batch_schema, "batch_schema": [...], "meta": what build_meta() said, "limits": {...}}
+     "schema": fingerprint of the batch_schema, "batch_schema": [...], "meta": what build_meta() said, "limits": {...},
+     "checksum": of all that}
 
 The fingerprint covers the schema and the rest of the meta data: a new vocabulary makes batches just as stale as a
 new shape does.
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from poolish.errors import CorruptDataError, QueueNotFound, SchemaError
-from poolish.files import checksum_hex, read_json, write_json
+from poolish.files import checksum_hex
 from poolish.schema import Schema
 from poolish.serve.batch_file import NAMES
+from poolish.serve.sealed import read_sealed, write_sealed
 
 FILE = "meta.json"
 
@@ -64,19 +66,21 @@ class QueueMeta:
             "meta": self.meta,
             "limits": self.limits,
         }
-        write_json(directory / FILE, value, durable=self.is_durable)
+        write_sealed(directory / FILE, value, durable=self.is_durable)
 
     @classmethod
     def read(cls, directory: Path) -> QueueMeta:
         """The description in a queue's directory."""
         path = directory / FILE
         try:
-            told = read_json(path)
+            told = read_sealed(path)
         except (FileNotFoundError, NotADirectoryError):
             raise not_found(directory) from None
         try:
             return cls._from(told, path)
-        except (KeyError, TypeError, AttributeError, SchemaError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, CorruptDataError):
+                raise
             raise CorruptDataError(
                 f"{path}: not the description of a queue ({error!r}); purge the queue: poolish queue purge {directory}"
             ) from None

@@ -32,12 +32,14 @@ class ReadingAhead:
 
     def take(self, timeout_s: float | None) -> tuple[Batch, Any]:
         """The next batch and what its stage made of it. After an error the next call reads it again."""
+        while self._ahead and self._ahead[0][0] < self._reader.number():
+            self._ahead.popleft()  # handed out: only now, so that an interrupted call finds it again
         self.fill()
         number, future = self._ahead[0]
         if not future.done():
             self._reader.let_go()
         try:
-            staged = future.result(timeout_s)
+            return future.result(timeout_s)
         except TimeoutError as error:
             if future.done():  # it is the batch's own error, not the end of our patience
                 self.forget()
@@ -47,13 +49,13 @@ class ReadingAhead:
         except Exception:
             self.forget()
             raise
-        self._ahead.popleft()
-        return staged
 
     def fill(self) -> None:
         """Begin to read what comes next, up to ``depth`` batches."""
-        while len(self._ahead) < self._depth:
-            number = self._reader.number(len(self._ahead))
+        first = self._reader.number()
+        n_old = sum(1 for number, _ in self._ahead if number < first)
+        for i in range(len(self._ahead) - n_old, self._depth):
+            number = self._reader.number(i)
             self._ahead.append((number, self._pool.submit(self._read, number)))
 
     def forget(self) -> None:

@@ -65,8 +65,7 @@ class Slots:
             )
         fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
         try:
-            with explain_full(self.path, len(text)):
-                os.pwrite(fd, _HEAD.pack(len(text), checksum(text)) + text, (turn % 2) * SLOT_BYTES)
+            _write_at(fd, _HEAD.pack(len(text), checksum(text)) + text, (turn % 2) * SLOT_BYTES, self.path)
             if durable:
                 sync(fd, self.path)
         finally:
@@ -82,3 +81,11 @@ class Slots:
             return None
         value = parse_json(text.decode("ascii"), self.path)
         return value if isinstance(value, dict) and type(value.get("turn")) is int else None
+
+
+def _write_at(fd: int, data: bytes, start: int, path: Path) -> None:
+    """All of it: a disk that becomes full in the middle is an error, and the other slot holds."""
+    with explain_full(path, len(data)):
+        written = 0
+        while written < len(data):
+            written += os.pwrite(fd, data[written:], start + written)

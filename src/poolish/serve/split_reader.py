@@ -13,11 +13,10 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +27,15 @@ from poolish.serve.batch_file import Array, Label, as_bytes, check_size, decode,
 from poolish.serve.fitting import Promise
 from poolish.serve.marks import RunMarks, acknowledged
 from poolish.serve.provider_notes import providers
-from poolish.serve.queue_log import QueueLog
+from poolish.serve.queue_log import QueueLog, missing_told
+from poolish.serve.repair import LOST, bury
 from poolish.serve.watching import Watch
 
 _TOGETHER = 16  # numbers that are deleted together, or fewer if they are large
 _TOGETHER_BYTES = 32 * 2**20
 _LOOK_AROUND_S = 0.5  # how often a wait looks at more than its own file
 _SAY_S = 10.0
+_LOST_S = 2.0  # a network file system may show a number before its file
 
 logger = logging.getLogger("poolish.serve")
 #: Gives writable memory for a batch of so many bytes.
@@ -54,6 +55,7 @@ class Batch:
     columns: dict[str, tuple[str, Array]]
     data: mmap.mmap | Array
     n_bytes: int
+    is_replacement: bool = False
 
 
 class SplitReader:
@@ -70,7 +72,6 @@ class SplitReader:
         self._labels: dict[int, Label] = {}
         self._pending_bytes = 0
         self._last_fd = -1
-        self._swapping = threading.Lock()  # batches are read by several threads where they are read ahead
         self.last_number: int | None = None
         self.n_replaced = 0
         self.waited_s = 0.0
@@ -80,10 +81,12 @@ class SplitReader:
     @property
     def position(self) -> int:
         """The group's position."""
+        return acknowledged(self.log) if self._position is None else self._position
+
+    def begin_unless_begun(self) -> None:
+        """Start where nobody is done, unless a state said where."""
         if self._position is None:
             self.begin(None)
-        assert self._position is not None
-        return self._position
 
     def begin(self, position: int | None) -> None:
         """Start a run at a position; without one, at the first batch that nobody is done with."""
@@ -93,8 +96,10 @@ class SplitReader:
         self._marks.begin(start)
         self._position, self._done, self._labels, self._pending_bytes = start, start, {}, 0
         self.last_number = None
-        if self.rank == 0 and position is None:
-            self.log.raise_watermark(done)
+        if self.rank == 0:
+            if position is None:
+                self.log.raise_watermark(done)
+            self.log.delete_done()
 
     def check_start(self, start: int) -> None:
         """Raise if some of what follows ``start`` is gone."""
@@ -119,6 +124,7 @@ class SplitReader:
     def handed_out(self, batch: Batch) -> None:
         """The arrays of a batch go to the trainer."""
         position = self.position + self.world_size
+        self._keep(batch)  # before it is done, for then its file may go
         if self.rank == 0:
             self._labels[batch.number] = batch.label
             self._pending_bytes += batch.n_bytes
@@ -162,17 +168,18 @@ class SplitReader:
     def read(self, number: int, allocate: Allocate | None = None) -> Batch:
         """The batch of a number whose file is there, verified; a corrupt one by the policy that the user chose."""
         try:
-            return self._kept(self._load(number, allocate))
+            return self._load(number, allocate)
         except (CorruptDataError, SchemaError):
             pass
         try:  # once more: it may have been the reading
-            return self._kept(self._load(number, allocate))
+            return self._load(number, allocate)
         except (CorruptDataError, SchemaError) as error:
             return self._replace(number, error, allocate)
 
     def _load(self, number: int, allocate: Allocate | None) -> Batch:
         path = self.log.path_of(number)
-        data = mapped(path) if allocate is None else copied(path, allocate)
+        with missing_told(self.log):
+            data = mapped(path) if allocate is None else copied(path, allocate)
         return self._decoded(number, data, path)
 
     def _decoded(self, number: int, data: mmap.mmap | Array, path: Path) -> Batch:
@@ -193,25 +200,26 @@ class SplitReader:
         ordered = {name: columns[name] for name in self._promise.names}
         return Batch(number, label, ordered, data, as_bytes(data).nbytes)
 
-    def _kept(self, batch: Batch) -> Batch:
-        if self._on_corrupt == "cached":
-            # A descriptor keeps the file when its name is gone, and what the trainer does to its copy is not in it.
+    def _keep(self, batch: Batch) -> None:
+        """Remember the batch in case that a later one is corrupt.
+
+        By a descriptor, which keeps the file when its name is gone. What the trainer does to its arrays is not in it.
+        """
+        if self._on_corrupt == "cached" and not batch.is_replacement:
             fd = open_regular(self.log.path_of(batch.number), os.O_RDONLY)
-            with self._swapping:
-                fd, self._last_fd = self._last_fd, fd
+            fd, self._last_fd = self._last_fd, fd
             if fd >= 0:
                 os.close(fd)
-        return batch
 
     def _replace(self, number: int, error: CorruptDataError | SchemaError, allocate: Allocate | None) -> Batch:
         if not isinstance(error, _Buried):
-            self.log.bury(number, str(error))
+            bury(self.log, number, str(error))
         if self._on_corrupt == "cached":
             replacement = self._last_good(number, allocate)
             if replacement is not None:
                 self.n_replaced += 1
                 logger.warning("%s; batch %d is trained again in its place", error, replacement.number)
-                return Batch(number, replacement.label, replacement.columns, replacement.data, 0)
+                return replace(replacement, number=number, n_bytes=0, is_replacement=True)
         dead = self.log.path / "dead" / f"{number:012d}.json"
         raise CorruptDataError(
             f"batch {number} of {self.log.meta.split!r} cannot be trained: {error} (see {dead}); "
@@ -219,13 +227,19 @@ class SplitReader:
         ) from error
 
     def _last_good(self, number: int, allocate: Allocate | None) -> Batch | None:
-        """The nearest batch before this one that can still be read, else the nearest after it."""
+        """The nearest batch of this rank before this one, else the nearest that can be read at all.
+
+        Those between the position and ``number`` are read ahead, so their files are there; what was handed out may be
+        deleted, but the last of it is kept.
+        """
+        for earlier in range(number - self.world_size, self.position - 1, -self.world_size):
+            with suppress(CorruptDataError, SchemaError, QueueError):
+                return self._load(earlier, allocate)
         if self._last_fd >= 0:
-            data = _filled(self._last_fd, self.log.path, allocate or _plain)
-            return self._decoded(number, data, self.log.path)
-        others = sorted(self.log.numbers(), key=lambda other: (other > number, abs(other - number)))
-        for other in others:
-            with suppress(CorruptDataError, SchemaError, OSError):
+            with suppress(CorruptDataError, SchemaError):
+                return self._decoded(number, _filled(self._last_fd, self.log.path, allocate or _plain), self.log.path)
+        for other in sorted(self.log.numbers(), key=lambda other: (other > number, abs(other - number))):
+            with suppress(CorruptDataError, SchemaError, QueueError):
                 return self._load(other, allocate)
         return None
 
@@ -236,20 +250,20 @@ class SplitReader:
     ) -> None:
         """Until the file of ``number`` is there. ``Starved`` says what was waited for and why it did not come."""
         path = self.log.path_of(number)
-        if os.path.exists(path):
+        if os.path.lexists(path):
             return
         watch.add(self.log.path)  # before the next look, so that what comes in between is told
         begun = looked = time.monotonic()
         say_at = begun + _SAY_S
-        self._look_around(number)
-        while not os.path.exists(path):
+        self._look_around(number, 0.0)
+        while not os.path.lexists(path):
             if is_over():
                 return
             now = time.monotonic()
             if timeout_s is not None and now - begun >= timeout_s:
                 raise self.starved(number, timeout_s)
             if now - looked >= _LOOK_AROUND_S:
-                self._look_around(number)
+                self._look_around(number, now - begun)
                 looked = now
             if now >= say_at:
                 logger.warning("%s", self.told(number, now - begun))
@@ -258,10 +272,12 @@ class SplitReader:
             watch.wait(left)
         self.waited_s += time.monotonic() - begun
 
-    def _look_around(self, number: int) -> None:
+    def _look_around(self, number: int, waited_s: float) -> None:
         """Raise if the file will never come."""
         self.log.check_same()
         self._check_commit()
+        if waited_s > _LOST_S and number < self.log.next_number() and not os.path.lexists(self.log.path_of(number)):
+            bury(self.log, number, LOST)
         known = providers(self.log)
         round_end = number - self.rank + self.world_size
         is_finished = known and all(note.finished and not is_alive for note, is_alive in known.values())

@@ -16,11 +16,11 @@ from collections import deque
 import numpy as np
 import torch
 
-from poolish.schema import numpy_dtype
 from poolish.serve.batch_file import Array
 from poolish.serve.split_reader import Batch
 
 _ROUND = 2**20
+_CARRIED = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}  # NumPy has none of them: their bits came in integers
 
 
 def tensors(batch: Batch, device: torch.device | None = None) -> dict[str, torch.Tensor]:
@@ -33,7 +33,7 @@ def tensors(batch: Batch, device: torch.device | None = None) -> dict[str, torch
 
 def _tensor(dtype: str, array: Array) -> torch.Tensor:
     tensor = torch.from_numpy(array)
-    return tensor if numpy_dtype(dtype).name == dtype else tensor.view(getattr(torch, dtype))
+    return tensor.view(getattr(torch, dtype)) if dtype in _CARRIED else tensor
 
 
 class CudaStage:

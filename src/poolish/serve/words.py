@@ -16,11 +16,13 @@ from pathlib import Path
 
 from poolish.files import checksum, explain_full, open_regular
 
+#: Larger numbers are damage or malice: at a million batches a second this takes 36,000 years.
+MAX_NUMBER = 2**60
 _TRIES = 100
 
 
 class Words:
-    """``n`` numbers from 0 to 2**64 - 1 at a path; ``read`` gives None where there are none.
+    """``n`` numbers from 0 up to ``MAX_NUMBER`` at a path; ``read`` gives None where there are none.
 
     >>> mark = Words(folder / "mark", 2)
     >>> mark.read()
@@ -55,7 +57,8 @@ class Words:
             data = os.pread(self._fd, self._layout.size + 8, 0)
             packed = data[: self._layout.size]
             if len(data) == self._layout.size + 8 and checksum(packed) == int.from_bytes(data[-8:], "little"):
-                return self._layout.unpack(packed)
+                numbers = self._layout.unpack(packed)
+                return numbers if max(numbers) < MAX_NUMBER else None
         return None
 
     def close(self) -> None:

@@ -1,0 +1,117 @@
+"""The commands and their options; what they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from poolish.cli.failures import explained
+from poolish.cli.new import new_workspace
+from poolish.cli.prepare import Task, prepare_in
+from poolish.cli.queue import purge, show_status, verify
+
+app = typer.Typer(
+    name="poolish",
+    help="Datasets that change while you train.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+queue_app = typer.Typer(help="Look at a queue, check it, discard it.", no_args_is_help=True)
+app.add_typer(queue_app, name="queue")
+
+#: What a workspace's own prepare.py runs.
+prepare_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+QueuePath = Annotated[Path, typer.Argument(metavar="PATH", help="data/<dataset>, its queue, or one split of that.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        from poolish import __version__
+
+        typer.echo(f"poolish {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Datasets that change while you train."""
+
+
+@app.command("new")
+def new(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="The name, or the path, of the folder to make.")],
+    toml: Annotated[bool, typer.Option("--toml", help="Write the shared config as TOML instead of Python.")] = False,
+) -> None:
+    """Make a workspace (provider, config, trainer, test) that runs at once."""
+    with explained(OSError):
+        new_workspace(name, is_toml=toml)
+
+
+@app.command("prepare")
+@prepare_app.command()
+def prepare(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The shared config, a .py or .toml file.")],
+    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="How many processes make batches.")] = 1,
+    overrides: Annotated[
+        list[str], typer.Option("--set", metavar="NAME=VALUE", help="Override a setting of the config; repeatable.")
+    ] = [],  # noqa: B006 - typer makes a new list for each call
+    batches: Annotated[
+        Optional[int],  # noqa: UP045 - typer reads this when it runs
+        typer.Option(
+            "--batches", min=0, help="End when each worker has made N batches of each split, earlier runs included."
+        ),
+    ] = None,
+    workspace: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--workspace", help="The folder that holds data/; otherwise it is searched around the config."),
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--name", help="Workers are NAME0, NAME1, ...; change it to fill one queue from two places.")
+    ] = "w",
+    worker: Annotated[Optional[int], typer.Option(hidden=True)] = None,  # noqa: UP045
+    report: Annotated[Optional[int], typer.Option(hidden=True)] = None,  # noqa: UP045
+) -> None:
+    """Fill the queue of a dataset, as fast as the trainer empties it, until Ctrl-C."""
+    settings = tuple(overrides) if batches is None else (*overrides, f"max_batches={batches}")
+    raise typer.Exit(prepare_in(Task(config, settings, workspace, name), workers, worker, report))
+
+
+@queue_app.command("status")
+def queue_status(path: QueuePath, json: AsJson = False) -> None:
+    """Show how each split stands: published, read, acknowledged, waiting, and who fills it."""
+    with explained(OSError):
+        show_status(path, as_json=json)
+
+
+@queue_app.command("verify")
+def queue_verify(path: QueuePath, json: AsJson = False) -> None:
+    """Read and check every batch that is there; exit code 1 if anything is wrong."""
+    with explained(OSError):
+        raise typer.Exit(verify(path, as_json=json))
+
+
+@queue_app.command("purge")
+def queue_purge(
+    path: QueuePath,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Discard a queue, or one split of it, with all its batches."""
+    with explained(OSError):
+        raise typer.Exit(purge(path, is_sure=yes))
+
+
+@app.command("versions")
+def versions() -> None:
+    """Print what is installed here: the first lines of a useful bug report."""
+    from poolish.versions import show_versions
+
+    show_versions()

@@ -1,0 +1,182 @@
+"""One line that says how the work goes: redrawn in place on a terminal, written now and then elsewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from poolish.cli.interrupts import Interrupt
+from poolish.cli.reports import Report
+
+_WINDOW_S = 5.0
+_LINE_EVERY_S = 10.0
+_CHANGE_EVERY_S = 1.0
+
+
+class Display(Protocol):
+    """Where the work is shown; ``last`` is what was shown last."""
+
+    last: Report
+
+    def show(self, report: Report) -> None:
+        """This is how it stands."""
+
+    def say(self, text: str) -> None:
+        """Something to be kept on the screen."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+def display(title: str, interrupt: Interrupt) -> Display:
+    """The display that fits where this runs."""
+    console = Console(stderr=True, highlight=False)
+    # rich calls a pipe a terminal when FORCE_COLOR is set: colours are welcome there, a line that moves is not.
+    if console.is_terminal and not console.is_dumb_terminal and sys.stderr.isatty():
+        return LiveLine(title, interrupt, console)
+    return PlainLines(title, console)
+
+
+class Pace:
+    """Batches a second over the last few seconds.
+
+    >>> pace = Pace()
+    >>> for second in range(60):
+    ...     pace.add(second, 3 * second)
+    >>> pace.rate
+    3.0
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, total: int) -> None:
+        """So many batches have been made until now."""
+        self._seen.append((now, total))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= _WINDOW_S:
+            self._seen.popleft()
+
+    @property
+    def rate(self) -> float:
+        """0 before there is anything to tell."""
+        if len(self._seen) < 2:
+            return 0.0
+        (start, before), (now, total) = self._seen[0], self._seen[-1]
+        return (total - before) / max(now - start, 1e-9)
+
+
+class LiveLine:
+    """The line on a terminal, with what the work waits for under it."""
+
+    def __init__(self, title: str, interrupt: Interrupt, console: Console) -> None:
+        self._title, self._interrupt, self._console = title, interrupt, console
+        self.last, self._pace = Report(), Pace()
+        self._spinner = Spinner("dots")
+        # Only what was meant for the screen moves above the line; a file that stdout was sent to stays what it is.
+        self._live = Live(
+            console=console,
+            get_renderable=self._draw,
+            refresh_per_second=8,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+        )
+
+    def show(self, report: Report) -> None:
+        """Draw this from now on."""
+        self._pace.add(time.monotonic(), report.total)
+        self.last = report
+
+    def say(self, text: str) -> None:
+        """Print above the line."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def _draw(self) -> Group:
+        report = self.last
+        line = Table.grid(padding=(0, 2))
+        line.add_row(
+            self._spinner,
+            Text(self._title, style="bold"),
+            Text(counts(report.made) or "starting", style="green"),
+            Text(speed(self._pace.rate)),
+            Text(f"backlog {counts(report.backlog)}" if report.backlog else "", style="cyan"),
+        )
+        for column in line.columns:
+            column.no_wrap = True
+        below = "the batch in the making is finished first; Ctrl-C again ends at once" if self._interrupt.count else ""
+        below = below or (f"waiting: {report.waiting}" if report.waiting else "")
+        return Group(line, Text(f"   {below}", style="yellow")) if below else Group(line)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+
+class PlainLines:
+    """A line every ten seconds, and when it begins to wait for something else: for files and pipes."""
+
+    def __init__(self, title: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._title, self._console, self._clock = title, console, clock
+        self.last, self._pace = Report(), Pace()
+        self._kind = ""
+        self._written = clock()
+
+    def show(self, report: Report) -> None:
+        """Write a line if it is time for one."""
+        now = self._clock()
+        self.last = report
+        self._pace.add(now, report.total)
+        kind = kind_of(report.waiting)
+        is_new = kind not in ("", self._kind) and now - self._written >= _CHANGE_EVERY_S
+        if is_new or now - self._written >= _LINE_EVERY_S:
+            self._written, self._kind = now, kind or self._kind
+            self.say(sentence(self._title, report, self._pace.rate))
+
+    def say(self, text: str) -> None:
+        """Write a line."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def sentence(title: str, report: Report, rate: float) -> str:
+    """The same as one line of text.
+
+    >>> sentence("char", Report({"train": 1200, "val": 64}, {"train": 9, "val": 64}), 81.25)
+    'char: made train 1,200, val 64; 81 batches/s; backlog train 9, val 64'
+    """
+    parts = [f"{title}: made {counts(report.made) or 'nothing yet'}", speed(rate)]
+    parts += [f"backlog {counts(report.backlog)}"] if report.backlog else []
+    parts += [f"waiting: {report.waiting}"] if report.waiting else []
+    return "; ".join(parts)
+
+
+def counts(by_split: Mapping[str, int]) -> str:
+    """Numbers by split, as text."""
+    return ", ".join(f"{split} {n:,}" for split, n in by_split.items())
+
+
+def speed(rate: float) -> str:
+    """A rate as text, with digits where there are few."""
+    return f"{rate:,.0f} batches/s" if rate >= 10 or rate == 0 else f"{rate:.1f} batches/s"
+
+
+def kind_of(waiting: str) -> str:
+    """A reason without its numbers: 63 or 64 batches that wait are the same reason."""
+    return re.sub(r"\d[\d,.]*", "#", waiting)

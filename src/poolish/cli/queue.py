@@ -1,0 +1,124 @@
+"""``poolish queue``: what a queue holds, whether it is whole, and getting rid of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from poolish.cli.failures import FAILED, MISUSED, tell
+from poolish.serve import purge_queue, queue_status, verify_queue
+from poolish.serve.inspection import SplitStatus
+
+_WIDE = 160  # without a terminal there is no width to keep to
+_COLUMNS = ("published", "read", "acknowledged", "waiting", "on disk", "size", "dead")
+
+
+def show_status(path: Path, *, as_json: bool = False) -> None:
+    """Print how each split stands."""
+    status = queue_status(path)
+    if as_json:
+        told = {split: {**asdict(found), "waiting": found.waiting} for split, found in status.items()}
+        print(json.dumps(told, indent=2))
+        return
+    table = Table(title=f"queue of {path}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("split")
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    table.add_column("providers")
+    for found in status.values():
+        table.add_row(*_row(found))
+    _console().print(table)
+
+
+def _row(found: SplitStatus) -> list[Text]:
+    numbers = (found.published, found.read, found.acknowledged, found.waiting, found.on_disk)
+    return [
+        Text(found.split, style="bold"),
+        *(Text(f"{n:,}") for n in numbers),
+        Text(size(found.n_bytes)),
+        Text(f"{found.dead:,}", style="bold red" if found.dead else ""),
+        _providers(found),
+    ]
+
+
+def _providers(found: SplitStatus) -> Text:
+    """Who fills it and how many each has made, the living ones in green."""
+    known = sorted({*found.made, *found.alive})
+    parts = [
+        Text(f"{name} {found.made.get(name, 0):,} {'alive' if name in found.alive else 'ended'}", style=style)
+        for name in known
+        for style in ["green" if name in found.alive else "dim"]
+    ]
+    return Text(", ").join(parts) if parts else Text("none", style="dim")
+
+
+def verify(path: Path, *, as_json: bool = False) -> int:
+    """Print what is wrong, split by split; the exit code."""
+    n_files = {split: found.on_disk for split, found in queue_status(path).items()}
+    problems = _verified(path, sum(n_files.values()), is_shown=not as_json and sys.stderr.isatty())
+    if as_json:
+        print(json.dumps(problems, indent=2))
+    else:
+        console = _console()
+        for split, found in problems.items():
+            verdict = f"{len(found):,} wrong" if found else "whole"
+            console.print(f"{split}: {n_files.get(split, 0):,} batches, ", end="")
+            console.print(Text(verdict, style="bold red" if found else "green"))
+            for problem in found:
+                console.print(Text(f"  {problem}"), soft_wrap=True)
+    return FAILED if any(problems.values()) else 0
+
+
+def _verified(path: Path, n_files: int, *, is_shown: bool) -> dict[str, list[str]]:
+    with Progress(console=Console(stderr=True), transient=True, disable=not is_shown) as progress:
+        progress.add_task(f"reading {n_files:,} batches", total=None)
+        return verify_queue(path)
+
+
+def purge(path: Path, *, is_sure: bool = False) -> int:
+    """Discard the queue, if the user means it; the exit code."""
+    if not is_sure:
+        if not sys.stdin.isatty():
+            tell(f"error: {path} was not purged: there is no terminal to ask at; add --yes to discard its batches")
+            return MISUSED
+        if not typer.confirm(_question(path)):
+            print("nothing was discarded")
+            return FAILED
+    for split, n_batches in purge_queue(path).items():
+        print(f"{split}: {n_batches:,} batches discarded")
+    return 0
+
+
+def _question(path: Path) -> str:
+    status = queue_status(path)
+    what = ", ".join(f"{found.on_disk:,} batches of {split}" for split, found in status.items())
+    n_bytes = sum(found.n_bytes for found in status.values())
+    alive = sorted({name for found in status.values() for name in found.alive})
+    still = f" They are still being made, by {', '.join(alive)}, which will end." if alive else ""
+    return f"Discard {what} ({size(n_bytes)}) in {path}?{still}"
+
+
+def size(n_bytes: float) -> str:
+    """Bytes as people read them.
+
+    >>> size(900), size(1_572_864)
+    ('900 B', '1.5 MiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:,.0f} B" if unit == "B" else f"{n_bytes:,.1f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:,.1f} TiB"
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
