@@ -68,6 +68,7 @@ def test_three_settings_are_enough():
         "max_backlog_bytes": 8 * 2**30,
         "min_free_bytes": 64 * 2**20,
         "durability": "process",
+        "max_batches": None,
     }
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from poolish.cli.failures import FAILED, MISUSED, tell
+from poolish.cli.live import counts
 from poolish.serve import purge_queue, queue_status, verify_queue
 from poolish.serve.inspection import SplitStatus
 
@@ -32,10 +33,12 @@ def show_status(path: Path, *, as_json: bool = False) -> None:
     table.add_column("split")
     for column in _COLUMNS:
         table.add_column(column, justify="right")
-    table.add_column("providers")
     for found in status.values():
         table.add_row(*_row(found))
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    for line in _providers(status):
+        console.print(line, soft_wrap=True)
 
 
 def _row(found: SplitStatus) -> list[Text]:
@@ -45,19 +48,22 @@ def _row(found: SplitStatus) -> list[Text]:
         *(Text(f"{n:,}") for n in numbers),
         Text(size(found.n_bytes)),
         Text(f"{found.dead:,}", style="bold red" if found.dead else ""),
-        _providers(found),
     ]
 
 
-def _providers(found: SplitStatus) -> Text:
-    """Who fills it and how many each has made, the living ones in green."""
-    known = sorted({*found.made, *found.alive})
-    parts = [
-        Text(f"{name} {found.made.get(name, 0):,} {'alive' if name in found.alive else 'ended'}", style=style)
-        for name in known
-        for style in ["green" if name in found.alive else "dim"]
+def _providers(status: dict[str, SplitStatus]) -> list[Text]:
+    """Who fills the queue and how much each has made, a line each, the living ones in green."""
+    made: dict[str, dict[str, int]] = {}
+    for split, found in status.items():
+        for name, n in found.made.items():
+            made.setdefault(name, {})[split] = n
+    alive = {name for found in status.values() for name in found.alive}
+    lines = [
+        Text(f"provider {name}, {'alive' if name in alive else 'ended'}: made {counts(n)}", style=style)
+        for name, n in sorted(made.items())
+        for style in ["green" if name in alive else "dim"]
     ]
-    return Text(", ").join(parts) if parts else Text("none", style="dim")
+    return lines or [Text("no provider has filled it yet", style="dim")]
 
 
 def verify(path: Path, *, as_json: bool = False) -> int:
@@ -86,7 +92,7 @@ def _verified(path: Path, n_files: int, *, is_shown: bool) -> dict[str, list[str
 def purge(path: Path, *, is_sure: bool = False) -> int:
     """Discard the queue, if the user means it; the exit code."""
     if not is_sure:
-        if not sys.stdin.isatty():
+        if not is_at_terminal():
             tell(f"error: {path} was not purged: there is no terminal to ask at; add --yes to discard its batches")
             return MISUSED
         if not typer.confirm(_question(path)):
@@ -95,6 +101,11 @@ def purge(path: Path, *, is_sure: bool = False) -> int:
     for split, n_batches in purge_queue(path).items():
         print(f"{split}: {n_batches:,} batches discarded")
     return 0
+
+
+def is_at_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty()
 
 
 def _question(path: Path) -> str:

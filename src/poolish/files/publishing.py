@@ -19,6 +19,7 @@ import io
 import os
 import re
 import secrets
+import stat
 import sys
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -69,6 +70,8 @@ class Partial:
     """A file in the making, in steps, for those who learn its final name only when it is written.
 
     Write to ``file``, then ``finish``, then ``link`` or ``rename``. Leaving the block removes the temporary name.
+    ``over`` is a file in the same file system that nobody needs any more: it is written over, where it can be had for
+    oneself, because a file that is there already costs less than a new one.
 
     >>> with Partial(folder, "batch") as partial:
     ...     n_bytes = partial.file.write(b"rows")
@@ -78,8 +81,9 @@ class Partial:
     b'rows'
     """
 
-    def __init__(self, directory: str | os.PathLike[str], name: str) -> None:
-        self.path, self._fd = _create(Path(directory), name)
+    def __init__(self, directory: str | os.PathLike[str], name: str, *, over: str | None = None) -> None:
+        taken = _take_over(over, os.fspath(directory), name) if over else None
+        self.path, self._fd = taken or _create(os.fspath(directory), name)
         self._raw: _Raw | None = None
 
     @property
@@ -152,9 +156,34 @@ class _Raw(io.FileIO):
             return os.write(self.fileno(), data)
 
 
-def _create(directory: Path, name: str) -> tuple[Path, int]:
+def _partial_name(directory: str, name: str) -> Path:
+    return Path(f"{directory}/.{name[:50]}.{secrets.token_hex(8)}.partial")
+
+
+def _take_over(over: str, directory: str, name: str) -> tuple[Path, int] | None:
+    """A file that was somebody's, under a name of ours, locked; None if another was quicker or still has a hold."""
+    path = _partial_name(directory, name)
+    try:
+        os.rename(over, path)  # this decides who has it
+        fd = open_held(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if try_lock(fd) and status.st_nlink == 1 and stat.S_ISREG(status.st_mode):
+            return path, fd
+    except BaseException:
+        let_go(fd)
+        raise
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    let_go(fd)
+    return None
+
+
+def _create(directory: str, name: str) -> tuple[Path, int]:
     while True:
-        path = directory / f".{name[:50]}.{secrets.token_hex(8)}.partial"
+        path = _partial_name(directory, name)
         with explain_full(path):
             fd = open_held(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:

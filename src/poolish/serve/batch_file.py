@@ -18,7 +18,7 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_FILE_BYTES = 2 * 2**30
+#: Files up to this size are read by copying, so that they can be written over when they are done (queue_log.delete);
+#: larger ones are mapped, which for them is quicker, and deleted.
+COPIED_BYTES = 4 * 2**20
 MAX_HEADER_BYTES = 65_536
 ALIGNMENT = 64
 VERSION = "1"
@@ -165,16 +168,33 @@ def read_label(path: Path) -> Label:
     return _parsed(start[: _header_end(memoryview(start), path)], path)[0]
 
 
-def mapped(path: Path) -> mmap.mmap:
-    """The bytes of a file, to be changed by whoever reads them without changing the file (copy on write)."""
+#: Gives writable memory for so many bytes.
+Allocate = Callable[[int], Array]
+
+
+def read_file(path: Path, allocate: Allocate | None = None) -> mmap.mmap | Array:
+    """The bytes of a file, to be changed by whoever reads them without changing the file.
+
+    In memory that ``allocate`` gives; by default in new memory, or for large files mapped, copy on write.
+    """
     fd = open_regular(path, os.O_RDONLY)
     try:
-        return mmap.mmap(fd, check_size(fd, path), access=mmap.ACCESS_COPY)
+        n_bytes = _check_size(fd, path)
+        if allocate is None and n_bytes > COPIED_BYTES:
+            return mmap.mmap(fd, n_bytes, access=mmap.ACCESS_COPY)
+        target = np.empty(n_bytes, np.uint8) if allocate is None else allocate(n_bytes)
+        view, filled = as_bytes(target), 0
+        while filled < n_bytes:
+            n_read = os.preadv(fd, [view[filled:]], filled)
+            if n_read == 0:
+                raise _corrupt(path, "it became shorter while it was read")
+            filled += n_read
+        return target
     finally:
         os.close(fd)
 
 
-def check_size(fd: int, path: Path) -> int:
+def _check_size(fd: int, path: Path) -> int:
     """How large an open file is, if a batch can be so large."""
     n_bytes = os.fstat(fd).st_size
     if n_bytes > MAX_FILE_BYTES:

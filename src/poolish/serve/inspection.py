@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poolish.errors import CorruptDataError, QueueError
-from poolish.serve.batch_file import decode, mapped
+from poolish.serve.batch_file import decode, read_file
 from poolish.serve.marks import Progress
 from poolish.serve.provider_notes import providers
 from poolish.serve.queue_log import QueueLog
@@ -92,7 +92,7 @@ def _problems(log: QueueLog, on_file: Callable[[], object]) -> list[str]:
     for number in kept:
         file = log.path_of(number)
         try:
-            label, _ = decode(mapped(file), file)
+            label, _ = decode(read_file(file), file)
             if label.tombstone:
                 problems.append(f"batch {number} is dead: {label.tombstone}")
             elif label.schema != log.meta.schema.fingerprint or label.queue != log.meta.queue:
@@ -100,7 +100,8 @@ def _problems(log: QueueLog, on_file: Callable[[], object]) -> list[str]:
         except FileNotFoundError:
             continue  # read and deleted meanwhile
         except CorruptDataError as error:
-            problems.append(str(error))
+            if number >= log.consumed().watermark:  # else it was written over meanwhile
+                problems.append(str(error))
         finally:
             on_file()
     return problems

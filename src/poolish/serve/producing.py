@@ -70,6 +70,9 @@ class SplitProducer:
                 return f"{self._counted / 2**20:,.0f} MiB are kept until the trainer acknowledges them (commit)"
         free = self.log.free_bytes()
         if free - self._last < self.limits.min_free_bytes:
+            self.log.drop_free()
+            free = self.log.free_bytes()
+        if free - self._last < self.limits.min_free_bytes:
             return f"the disk has {free / 2**20:,.0f} MiB left: make room there"
         return None
 

@@ -4,6 +4,7 @@
       meta.json                        what the batches are; its random id is the queue's
       000000000042.safetensors ...     the log
       tmp/                             batches in the making, locked by their writers
+      free/                            files that are done, to be written over
       lock                             held for microseconds while a number is taken or the watermark raised
       next                             a number that is not taken yet, seldom too low (words)
       consumed                         watermark: all below is done; per provider the highest counter deleted (slots)
@@ -13,7 +14,7 @@
 
 A batch's life:
 
-    tmp/.w0.<random>.partial --link under the lock--> <number> --read--> done --watermark raised, then--> unlinked
+    tmp/.w0.<random>.partial --link under the lock--> <number> --read--> done --watermark raised, then--> free/ or gone
                                                           `-- corrupt --> dead/<number>, a tombstone keeps the number
 
 What is never true, whoever is killed when: a number used twice, a number below the watermark given out, a gap between
@@ -36,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from poolish.errors import CorruptDataError, QueueError, StaleSchema
 from poolish.files import Lock, Partial, sync_directory, write_all
-from poolish.serve.batch_file import Label, read_label
+from poolish.serve.batch_file import COPIED_BYTES, Label, read_label
 from poolish.serve.queue_meta import FILE, QueueMeta
 from poolish.serve.slots import Slots
 from poolish.serve.words import MAX_NUMBER, Words
@@ -46,7 +47,12 @@ if TYPE_CHECKING:
 
 _BATCH = re.compile(r"([0-9]{12,18})\.safetensors")
 LOCK_TIMEOUT_S = 60.0
-FOLDERS = ("tmp", "marks", "providers", "dead")
+FOLDERS = ("tmp", "free", "marks", "providers", "dead")
+
+#: How many files wait in free/ at most. ext4 looks at every inode that was deleted in the last minutes before it makes
+#: a new one, so where files come and go a thousand times a second, making one takes 450 us; renaming an old one 20.
+#: To write over pages that are there is cheaper too: 60 us for 1 MiB instead of 140 to 280.
+_MAX_FREE = 64
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class QueueLog:
         self._meta_path = f"{path}/{FILE}"
         self._seen = _identity(self._meta_path)
         self._tmp = path / "tmp"
+        self._free_folder, self._free = f"{path}/free", list[str]()
         self._next = Words(path / "next", 1)
         self._consumed = Slots(path / "consumed")
         self._lock = _QueueLock(self)
@@ -161,8 +168,10 @@ class QueueLog:
 
         After this returns a kill loses nothing of it, and if the queue is durable, neither does a power cut.
         """
-        with missing_told(self), Partial(self._tmp, provider) as partial:
-            write_all(partial.fd, buffers)
+        with missing_told(self), Partial(self._tmp, provider, over=self._a_free_file()) as partial:
+            n_bytes = write_all(partial.fd, buffers)
+            if os.fstat(partial.fd).st_size != n_bytes:  # it was a larger batch before
+                os.ftruncate(partial.fd, n_bytes)
             partial.finish(durable=self.meta.is_durable)
             with self.locked():
                 number = self._link(partial)
@@ -170,6 +179,18 @@ class QueueLog:
         if self.meta.is_durable:
             sync_directory(self.path)
         return number
+
+    def _a_free_file(self) -> str | None:
+        """One that may be written over; another provider may be quicker."""
+        if not self._free:
+            self._free = os.listdir(self._free_folder)
+        return f"{self._free_folder}/{self._free.pop()}" if self._free else None
+
+    def drop_free(self) -> None:
+        """Give back the space of files that wait to be written over."""
+        for name in os.listdir(self._free_folder):
+            with suppress(OSError):
+                os.unlink(f"{self._free_folder}/{name}")
 
     def _link(self, partial: Partial) -> int:
         number = self.next_number()
@@ -231,10 +252,18 @@ class QueueLog:
         return watermark - before.watermark
 
     def delete(self, numbers: Iterable[int]) -> None:
-        """Remove the files of numbers that are done."""
+        """Remove the files of numbers that are done, or set them aside to be written over."""
+        with missing_told(self):
+            room = _MAX_FREE - len(os.listdir(self._free_folder))
         for number in numbers:
+            path = f"{self._prefix}{number:012d}.safetensors"
             with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
-                os.unlink(self.path_of(number))
+                status = os.lstat(path)
+                if room > 0 and 0 < status.st_size <= COPIED_BYTES and stat.S_ISREG(status.st_mode):
+                    os.rename(path, f"{self._free_folder}/{number}")
+                    room -= 1
+                else:
+                    os.unlink(path)
 
     def delete_done(self) -> None:
         """Remove what somebody was done with who was killed before he could delete it."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
-from poolish.serve.split_reader import Allocate, Batch, SplitReader
+from poolish.serve.batch_file import Allocate
+from poolish.serve.split_reader import Batch, SplitReader
 from poolish.serve.watching import Watch
 
 _MAX_THREADS = 4

@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, StaleSchema, Starved
-from poolish.files import open_regular
-from poolish.serve.batch_file import Array, Label, as_bytes, check_size, decode, mapped
+from poolish.serve.batch_file import Allocate, Array, Label, as_bytes, decode, read_file
 from poolish.serve.fitting import Promise
 from poolish.serve.marks import RunMarks, acknowledged
 from poolish.serve.provider_notes import providers
@@ -38,8 +37,6 @@ _SAY_S = 10.0
 _LOST_S = 2.0  # a network file system may show a number before its file
 
 logger = logging.getLogger("poolish.serve")
-#: Gives writable memory for a batch of so many bytes.
-Allocate = Callable[[int], Array]
 
 
 class EndOfQueue(Exception):
@@ -71,7 +68,7 @@ class SplitReader:
         self._done = 0
         self._labels: dict[int, Label] = {}
         self._pending_bytes = 0
-        self._last_fd = -1
+        self._last: Array | None = None
         self.last_number: int | None = None
         self.n_replaced = 0
         self.waited_s = 0.0
@@ -179,7 +176,7 @@ class SplitReader:
     def _load(self, number: int, allocate: Allocate | None) -> Batch:
         path = self.log.path_of(number)
         with missing_told(self.log):
-            data = mapped(path) if allocate is None else copied(path, allocate)
+            data = read_file(path, allocate)
         return self._decoded(number, data, path)
 
     def _decoded(self, number: int, data: mmap.mmap | Array, path: Path) -> Batch:
@@ -201,17 +198,16 @@ class SplitReader:
         return Batch(number, label, ordered, data, as_bytes(data).nbytes)
 
     def _keep(self, batch: Batch) -> None:
-        """Remember the batch in case that a later one is corrupt.
-
-        By a descriptor, which keeps the file when its name is gone. What the trainer does to its arrays is not in it.
-        """
+        """Remember the batch in case that a later one is corrupt: a copy, for the arrays are the trainer's."""
         if self._on_corrupt == "cached" and not batch.is_replacement:
-            fd = open_regular(self.log.path_of(batch.number), os.O_RDONLY)
-            fd, self._last_fd = self._last_fd, fd
-            if fd >= 0:
-                os.close(fd)
+            self._last = np.frombuffer(as_bytes(batch.data), np.uint8).copy()
 
     def _replace(self, number: int, error: CorruptDataError | SchemaError, allocate: Allocate | None) -> Batch:
+        if number < self.log.consumed().watermark:
+            raise QueueError(
+                f"{self.log.path}: batch {number} was acknowledged and deleted while it was read here; is there "
+                "another trainer on this queue? Start this one again"
+            ) from error
         if not isinstance(error, _Buried):
             bury(self.log, number, str(error))
         if self._on_corrupt == "cached":
@@ -235,9 +231,10 @@ class SplitReader:
         for earlier in range(number - self.world_size, self.position - 1, -self.world_size):
             with suppress(CorruptDataError, SchemaError, QueueError):
                 return self._load(earlier, allocate)
-        if self._last_fd >= 0:
-            with suppress(CorruptDataError, SchemaError):
-                return self._decoded(number, _filled(self._last_fd, self.log.path, allocate or _plain), self.log.path)
+        if self._last is not None:
+            data = self._last.copy() if allocate is None else allocate(self._last.nbytes)
+            data[:] = self._last
+            return self._decoded(number, data, self.log.path)
         for other in sorted(self.log.numbers(), key=lambda other: (other > number, abs(other - number))):
             with suppress(CorruptDataError, SchemaError, QueueError):
                 return self._load(other, allocate)
@@ -325,34 +322,7 @@ class SplitReader:
         finally:
             self._marks.close()
             self.log.close()
-            if self._last_fd >= 0:
-                os.close(self._last_fd)
-                self._last_fd = -1
 
 
 class _Buried(CorruptDataError):
     """A tombstone stands in the place of the batch."""
-
-
-def copied(path: Path, allocate: Allocate) -> Array:
-    """The bytes of a file in memory that ``allocate`` gave."""
-    fd = open_regular(path, os.O_RDONLY)
-    try:
-        return _filled(fd, path, allocate)
-    finally:
-        os.close(fd)
-
-
-def _filled(fd: int, path: Path, allocate: Allocate) -> Array:
-    target = allocate(check_size(fd, path))
-    view, filled = as_bytes(target), 0
-    while filled < view.nbytes:
-        n_read = os.preadv(fd, [view[filled:]], filled)
-        if n_read == 0:
-            raise CorruptDataError(f"{path}: it became shorter while it was read")
-        filled += n_read
-    return target
-
-
-def _plain(n_bytes: int) -> Array:
-    return np.empty(n_bytes, np.uint8)

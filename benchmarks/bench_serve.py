@@ -1,0 +1,372 @@
+"""Batches from one process to another: how many, how soon, and what the waiting ones cost.
+
+    python -m benchmarks.bench_serve                    # all that this machine can
+    python -m benchmarks.bench_serve throughput wake    # some: throughput, wake, read, backlog, cuda
+
+Provider and consumer are two processes, as they are for users. Files lie in the system's temporary folder (TMPDIR);
+nothing is synced, every batch is checksummed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import serve_peers as peers
+from benchmarks.harness import Measure, Missing, compare, needs, per_call
+from poolish import DataProviderBase, DatasetConsumer
+
+BATCH, BLOCK = 64, 1024
+N_BATCHES = 1_000
+ARRAYS = {name: np.arange(BATCH * BLOCK, dtype=np.int64).reshape(BATCH, BLOCK) for name in ("x", "y")}
+
+
+class Constant(DataProviderBase):
+    """The same arrays again and again: what is measured is the way, not the making."""
+
+    def setup(self) -> None:
+        """Make the arrays."""
+        shape = (self.config.batch_size, self.config.block_size)
+        self.arrays = {name: np.arange(shape[0] * shape[1], dtype=np.int64).reshape(shape) for name in ("x", "y")}
+
+    def build_meta(self) -> dict[str, Any]:
+        """Two fields, x and y."""
+        shape = [self.config.block_size]
+        return {"batch_schema": [{"name": name, "dtype": "int64", "shape": shape} for name in ("x", "y")]}
+
+    def sample_batch(self, split: str, rng: np.random.Generator) -> dict[str, Any]:
+        """What was made before."""
+        return self.arrays
+
+
+def provider(
+    folder: Path, *, name: str = "w0", batch_size: int = BATCH, block_size: int = BLOCK, **more: Any
+) -> Constant:
+    """A provider of one split."""
+    names = {"dataset": "bench", "batch_size": batch_size, "block_size": block_size, "splits": ("train",), **more}
+    return Constant(names, path=folder, name=name)
+
+
+@contextmanager
+def child(function: Callable[[], object]) -> Iterator[int]:
+    """A forked process that runs a function until it is killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+        finally:
+            os._exit(0)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def folders() -> Iterator[Path]:
+    """Empty folders, one after the other."""
+    with tempfile.TemporaryDirectory(prefix="poolish-bench-") as root:
+        for i in count():
+            yield Path(root) / str(i)
+
+
+# --- throughput ------------------------------------------------------------------------------------------------------
+
+
+def throughput() -> None:
+    """Batches of 1 MiB a second, one process to another."""
+    fresh = folders()
+
+    def ours() -> float:
+        folder = next(fresh)
+        provider(folder).open().close()
+        with child(lambda: provider(folder).run()), DatasetConsumer(folder, timeout_s=30) as consumer:
+            return rate(consumer)
+
+    def through(make: Callable[[Path], Any]) -> Measure:
+        def measure() -> float:
+            lane = make(next(fresh))
+            with child(lambda: lane.fill(ARRAYS)):
+                return rate(lane.batches())
+
+        return measure
+
+    compare(
+        "serve, 1 MiB batches, one provider, one consumer",
+        "batches/s",
+        ours,
+        {
+            "bare files: writev, rename, mmap": through(peers.bare_files),
+            "torch DataLoader, 1 worker": needs("torch", lambda _: lambda: rate(peers.torch_loader(ARRAYS))),
+            "multiprocessing.Queue": through(peers.Queue),
+            "npz files, polled": through(peers.npz_files),
+            "safetensors files, polled": needs("safetensors", lambda _: through(peers.safetensors_files)),
+            "Arrow IPC files, polled": through(peers.arrow_files),
+        },
+    )
+
+
+def rate(batches: Any) -> float:
+    """How many batches a second come, once the first few have."""
+    batches = iter(batches)
+    for _ in range(50):
+        peers.touch(next(batches))
+    begin = time.perf_counter()
+    for _ in range(N_BATCHES):
+        peers.touch(next(batches))
+    return N_BATCHES / (time.perf_counter() - begin)
+
+
+# --- waking up -------------------------------------------------------------------------------------------------------
+
+
+def wake() -> None:
+    """From the moment a batch is published to the moment that a waiting consumer has it (small batches)."""
+    fresh = folders()
+    delays: dict[str, list[float]] = {}
+
+    def measure(name: str, make: Callable[[Path], tuple[Callable[[], object], Callable[[], object]]]) -> Measure:
+        def once() -> float:
+            publish, take = make(next(fresh))
+            found = delays_of(publish, take, 200)
+            delays.setdefault(name, []).extend(found)
+            return statistics.median(found) * 1e6
+
+        return once
+
+    def ours(folder: Path) -> tuple[Callable[[], object], Callable[[], object]]:
+        maker = provider(folder, batch_size=1, block_size=8)
+        maker.open().close()
+        consumer = DatasetConsumer(folder, output="numpy", timeout_s=30)
+        return lambda: maker.publish("train"), lambda: consumer.get_batch("train")
+
+    def queue(folder: Path) -> tuple[Callable[[], object], Callable[[], object]]:
+        lane = peers.Queue(folder)
+        small = {name: array[:1, :8] for name, array in ARRAYS.items()}
+        return lambda: lane._queue.put(small), lane._queue.get
+
+    def polled(folder: Path) -> tuple[Callable[[], object], Callable[[], object]]:
+        folder.mkdir(parents=True)
+        numbers, expected = count(), count()
+
+        def publish() -> None:
+            (folder / "writing").write_bytes(bytes(128))
+            os.rename(folder / "writing", folder / str(next(numbers)))
+
+        def take() -> None:
+            path = folder / str(next(expected))
+            while not path.exists():
+                time.sleep(0.001)
+            path.read_bytes()
+
+        return publish, take
+
+    compare(
+        "serve, wake-up, median",
+        "us",
+        measure("poolish", ours),
+        {"multiprocessing.Queue": measure("queue", queue), "files polled every 1 ms": measure("polled", polled)},
+    )
+    p99 = {name: float(np.percentile(found, 99)) * 1e6 for name, found in delays.items()}
+    compare(
+        "serve, wake-up, 99th percentile of the same",
+        "us",
+        lambda: p99["poolish"],
+        {"multiprocessing.Queue": lambda: p99["queue"], "files polled every 1 ms": lambda: p99["polled"]},
+        rounds=1,
+    )
+
+
+def delays_of(publish: Callable[[], object], take: Callable[[], object], n: int) -> list[float]:
+    """How long after each publish has returned its batch is there; a little less than nothing counts as nothing."""
+    reading, writing = os.pipe()
+
+    def publish_now_and_then() -> None:
+        rng = np.random.default_rng(0)
+        for _ in range(n):
+            time.sleep(rng.uniform(0.002, 0.005))
+            publish()
+            os.write(writing, time.monotonic_ns().to_bytes(8, "little"))
+        time.sleep(60)
+
+    with child(publish_now_and_then):
+        found = []
+        for _ in range(n):
+            take()
+            got = time.monotonic_ns()
+            found.append(max(0.0, (got - int.from_bytes(os.read(reading, 8), "little")) / 1e9))
+    os.close(reading)
+    os.close(writing)
+    return found
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read() -> None:
+    """A batch of 1 MiB that is there, from its file to tensors: opened, verified, acknowledged."""
+    fresh = folders()
+    folder = next(fresh)
+    maker = provider(folder, max_backlog=100_000).open()
+    consumer = DatasetConsumer(folder, timeout_s=30)
+
+    def publish() -> None:
+        for _ in range(100):
+            maker.publish("train")
+
+    def ours(_: object) -> None:
+        for _ in range(100):
+            peers.touch(consumer.get_batch("train"))
+
+    def official(library: Any) -> Measure:
+        from safetensors.torch import load_file, save_file
+        from torch import from_numpy
+
+        path = next(fresh)
+        save_file({name: from_numpy(array) for name, array in ARRAYS.items()}, path)
+        return per_call(lambda: peers.touch(load_file(path)), unit="us", calls=100)
+
+    whole = per_call(ours, unit="us", prepare=publish)
+    compare(
+        "serve, from a 1 MiB file to tensors",
+        "us",
+        lambda: whole() / 100,
+        {"safetensors.torch.load_file (no checksum)": needs("safetensors", official)},
+    )
+
+
+def backlog() -> None:
+    """Taking a small batch where 10,000 wait, against where 10 do."""
+    fresh = folders()
+
+    def waiting(n: int) -> Measure:
+        folder = next(fresh)
+        maker = provider(folder, batch_size=1, block_size=8, max_backlog=1_000_000).open()
+        for _ in range(n):
+            maker.publish("train")
+        consumer = DatasetConsumer(folder, output="numpy", timeout_s=30)
+
+        def publish() -> None:
+            for _ in range(10):
+                maker.publish("train")
+
+        def take(_: object) -> None:
+            for _ in range(10):
+                consumer.get_batch("train")
+
+        whole = per_call(take, unit="us", prepare=publish)
+        return lambda: whole() / 10
+
+    compare("serve, get_batch where 10,000 wait", "us", waiting(10_000), {"where 10 wait": waiting(10)}, rounds=50)
+
+
+# --- CUDA ------------------------------------------------------------------------------------------------------------
+
+
+def cuda() -> None:
+    """How long a GPU whose step takes 5 ms waits for batches of 64 MiB, of all the time; and with plain copies."""
+    shares = needs("torch", _cuda_measures)
+    if isinstance(shares, Missing):
+        compare("serve, GPU", "ms", lambda: 0.0, {"": shares}, rounds=1)
+        return
+    ours, plain = shares()
+    compare(
+        "serve, 64 MiB batches to a GPU whose step takes 5 ms: time a step beyond 5 ms",
+        "ms",
+        ours,
+        {"plain: get_batch on the CPU, then .to('cuda')": plain},
+        rounds=3,
+    )
+
+
+def _cuda_measures(torch: Any) -> Any:
+    if not torch.cuda.is_available():
+        return Missing("no CUDA device here")
+    n_steps, n_providers = 300, 10
+    weights = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+
+    def busy(n: int) -> None:
+        value = weights
+        for _ in range(n):
+            value = weights @ value
+
+    def seconds(n: int) -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        busy(n)
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    seconds(10)
+    n_products = max(1, round(0.005 / (seconds(50) / 50)))
+
+    def step(x: Any, y: Any) -> None:
+        x.view(-1)[:1024].add_(y.view(-1)[:1024])  # the step needs the batch
+        busy(n_products)
+
+    def train(take: Callable[[], Any]) -> float:
+        """Seconds a step, the device always busy with at most two steps."""
+        events: list[Any] = []
+        for i in range(n_steps + 20):
+            if i == 20:
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+            step(*take())
+            events.append(torch.cuda.Event())
+            events[-1].record()
+            if len(events) > 1:
+                events.pop(0).synchronize()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / n_steps
+
+    def bare() -> float:
+        x = torch.zeros(8 * 2**20 // 2, dtype=torch.int64, device="cuda")
+        return train(lambda: (x, x))
+
+    fresh = folders()
+
+    def waiting(**options: Any) -> Measure:
+        def once() -> float:
+            folder = next(fresh)
+            size = {"batch_size": 512, "block_size": 8192, "max_backlog": 48}
+            provider(folder, **size).open().close()
+
+            def provide(i: int) -> None:
+                provider(folder, name=f"w{i}", **size).run()
+
+            children = [child(lambda i=i: provide(i)) for i in range(n_providers)]
+            for each in children:
+                each.__enter__()
+            try:
+                with DatasetConsumer(folder, timeout_s=60, **options) as consumer:
+                    time.sleep(2)
+                    if options:
+                        whole = train(lambda: consumer.get_batch("train"))
+                    else:
+                        whole = train(lambda: tuple(t.to("cuda") for t in consumer.get_batch("train")))
+            finally:
+                for each in children:
+                    each.__exit__(None, None, None)
+            return (whole - bare()) * 1e3
+
+        return once
+
+    return lambda: (waiting(device="cuda", prefetch=4), waiting())
+
+
+PARTS = {"throughput": throughput, "wake": wake, "read": read, "backlog": backlog, "cuda": cuda}
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()
