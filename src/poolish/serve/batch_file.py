@@ -4,8 +4,9 @@
     header      JSON, padded with spaces so that the tensors begin at a multiple of 64
     tensors     one behind the other, no gaps, widest elements first, so that each lies where its type wants it
 
-The header's ``__metadata__`` is the batch's label: which queue, which schema, how many rows, made by whom. Its first
-entry is the checksum of the whole file, taken while its sixteen digits were zeros: one flipped bit anywhere is seen.
+The header's ``__metadata__`` is the batch's label: which queue, which schema, how many rows, made by whom. It begins
+with two checksums, each taken while its own sixteen digits were zeros: of the whole file, so that one flipped bit
+anywhere is seen, and before that of the header alone, for those who read only the label.
 
 ``safetensors.save`` copies every tensor twice and has no place for a checksum (1,260 us for 1 MiB against 300), so the
 writer is ours; the tests read its files with the official library.
@@ -55,11 +56,13 @@ NAMES = {
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 _START = b'{"__metadata__":{"checksum":"'
+_BETWEEN = b'","header":"'
 _DIGITS = slice(8 + len(_START), 8 + len(_START) + 16)
+_HEADER_DIGITS = slice(_DIGITS.stop + len(_BETWEEN), _DIGITS.stop + len(_BETWEEN) + 16)
 _ZEROS = b"0" * 16
 #: A header as ``encode`` writes it for a living batch; any other is read as JSON.
 _USUAL = re.compile(
-    rb'\{"__metadata__":\{"checksum":"[0-9a-f]{16}","hash":"xxh3_64","poolish":"1","queue":"([0-9a-z]{1,64})",'
+    rb'\{"__metadata__":\{"checksum":"[0-9a-f]{16}","header":"[0-9a-f]{16}","hash":"xxh3_64","poolish":"1","queue":"([0-9a-z]{1,64})",'
     rb'"schema":"([0-9a-f]{16})","rows":"([0-9]{1,18})","provider":"([A-Za-z0-9._-]{1,128})",'
     rb'"counter":"([0-9]{1,18})"\}(?:,([^ ].*?))?\} *',
     re.DOTALL,
@@ -105,6 +108,7 @@ def encode(columns: Columns, label: Label) -> list[Buffer]:
         )
     # Views of bytes: a zero-dimensional or empty array has no buffer that every writer takes.
     contents = [array.reshape(-1).view(np.uint8).data for array in arrays if array.nbytes]
+    header[_HEADER_DIGITS] = checksum_hex(header).encode()
     header[_DIGITS] = checksum_hex(header, *contents).encode()
     return [bytes(header), *contents]
 
@@ -122,7 +126,7 @@ def _described(tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> str:
 
 def _header(described: str, label: Label) -> bytearray:
     told = (
-        f'"checksum":"{_ZEROS.decode()}","hash":"{CHECKSUM}","poolish":"{VERSION}","queue":{json.dumps(label.queue)},'
+        f'"checksum":"{_ZEROS.decode()}","header":"{_ZEROS.decode()}","hash":"{CHECKSUM}","poolish":"{VERSION}","queue":{json.dumps(label.queue)},'
         f'"schema":{json.dumps(label.schema)},"rows":"{label.rows}","provider":{json.dumps(label.provider)},'
         f'"counter":"{label.counter}"'
     )
@@ -162,10 +166,16 @@ def read_label(path: Path) -> Label:
     """The label alone, without reading the tensors: for counting and deleting."""
     fd = open_regular(path, os.O_RDONLY)
     try:
-        start = os.pread(fd, 8 + MAX_HEADER_BYTES, 0)
+        start = os.pread(fd, 4096, 0)
+        if len(start) >= 8 and int.from_bytes(start[:8], "little") > len(start) - 8:
+            start = os.pread(fd, 8 + MAX_HEADER_BYTES, 0)
     finally:
         os.close(fd)
-    return _parsed(start[: _header_end(memoryview(start), path)], path)[0]
+    header = bytearray(start[: _header_end(memoryview(start), path)])
+    written, header[_DIGITS], header[_HEADER_DIGITS] = bytes(header), _ZEROS, _ZEROS
+    if checksum_hex(header).encode() != written[_HEADER_DIGITS]:
+        raise _corrupt(path, "the checksum of its header is wrong")
+    return _parsed(written, path)[0]
 
 
 #: Gives writable memory for so many bytes.
@@ -210,12 +220,13 @@ def as_bytes(data: bytes | mmap.mmap | Array) -> memoryview:
 
 
 def _header_end(view: memoryview, place: Path | str) -> int:
-    if view.nbytes < _DIGITS.stop:
+    if view.nbytes < _HEADER_DIGITS.stop:
         raise _corrupt(place, f"{view.nbytes} bytes are no batch")
     length = int.from_bytes(view[:8], "little")
     if length > MAX_HEADER_BYTES:
         raise _corrupt(place, f"a header of {length:,} bytes, the limit is {MAX_HEADER_BYTES:,}")
-    if 8 + length > view.nbytes or (8 + length) % ALIGNMENT or view[8 : _DIGITS.start] != _START:
+    begins_well = view[8 : _DIGITS.start] == _START and view[_DIGITS.stop : _HEADER_DIGITS.start] == _BETWEEN
+    if 8 + length > view.nbytes or (8 + length) % ALIGNMENT or not begins_well:
         raise _corrupt(place, "it does not begin as a batch does")
     return 8 + length
 
@@ -267,16 +278,20 @@ Layout = tuple[tuple[str, str, np.dtype[Any], tuple[int, ...], int], ...]
 def _layout(tensors: bytes) -> tuple[Layout, int]:
     layout, begin = [], 0
     for name, told in parse_json("{" + tensors.decode("ascii") + "}", "header").items():
-        dtype, shape = DTYPES[told["dtype"]], tuple(told["shape"])
-        if len(shape) > 32 or not all(type(size) is int and 0 <= size <= MAX_FILE_BYTES for size in shape):
+        if name == "__metadata__":
+            raise ValueError("its metadata stands there twice")
+        dtype, shape, offsets = DTYPES[told["dtype"]], tuple(told["shape"]), list(told["data_offsets"])
+        if len(shape) > 32 or not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"{name!r} has shape {shape}")
+        if math.prod(max(size, 1) for size in shape) > MAX_FILE_BYTES:
+            raise ValueError(f"{name!r} is too large")
         end = begin + math.prod(shape) * numpy_dtype(dtype).itemsize
-        if list(told["data_offsets"]) != [begin, end]:  # no gaps, no overlaps, in order
-            raise ValueError(f"{name!r} has offsets {told['data_offsets']}")
+        if offsets != [begin, end] or not all(type(offset) is int for offset in offsets):  # no gaps, no overlaps
+            raise ValueError(f"{name!r} has offsets {offsets}")
         layout.append((name, dtype, numpy_dtype(dtype), shape, begin))
         begin = end
     return tuple(layout), begin
 
 
 def _corrupt(place: Path | str, why: str) -> CorruptDataError:
-    return CorruptDataError(f"{place}: not a whole batch, {why}")
+    return CorruptDataError(f"{place}: not a whole batch, {why[:500]}")

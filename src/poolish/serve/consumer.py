@@ -116,7 +116,7 @@ class DatasetConsumer:
 
     def _read(self, reader: SplitReader) -> tuple[Batch, Any]:
         number = reader.number()
-        if not os.path.lexists(reader.log.path_of(number)):
+        if not reader.is_there(number):
             reader.let_go()
             reader.wait(number, self.timeout_s, self._watch)
         return reader.read(number), None

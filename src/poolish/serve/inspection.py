@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from poolish.errors import CorruptDataError, QueueError
-from poolish.serve.batch_file import decode, read_file
+from poolish.errors import CorruptDataError, QueueError, SchemaError
+from poolish.serve.batch_file import read_file
+from poolish.serve.fitting import Promise
 from poolish.serve.marks import Progress
 from poolish.serve.provider_notes import providers
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import FILE, not_found
 from poolish.serve.repair import purge
+from poolish.serve.split_reader import Buried, decoded
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def verify_queue(path: str | os.PathLike[str], *, on_file: Callable[[], object] 
 
 
 def _problems(log: QueueLog, on_file: Callable[[], object]) -> list[str]:
-    problems = []
+    problems, promise = [], Promise(log.meta.schema)
     numbers, watermark = log.numbers(), log.consumed().watermark
     kept = [number for number in numbers if number >= watermark]
     missing = sorted(set(range(watermark, watermark + len(kept))) - set(kept))
@@ -92,14 +94,12 @@ def _problems(log: QueueLog, on_file: Callable[[], object]) -> list[str]:
     for number in kept:
         file = log.path_of(number)
         try:
-            label, _ = decode(read_file(file), file)
-            if label.tombstone:
-                problems.append(f"batch {number} is dead: {label.tombstone}")
-            elif label.schema != log.meta.schema.fingerprint or label.queue != log.meta.queue:
-                problems.append(f"{file}: a batch of another queue or schema")
+            decoded(log.meta, promise, read_file(file), file)
+        except Buried as error:
+            problems.append(str(error))
         except FileNotFoundError:
             continue  # read and deleted meanwhile
-        except CorruptDataError as error:
+        except (CorruptDataError, SchemaError, QueueError) as error:
             if number >= log.consumed().watermark:  # else it was written over meanwhile
                 problems.append(str(error))
         finally:

@@ -17,6 +17,7 @@ from poolish.serve.split_reader import Batch, SplitReader
 from poolish.serve.watching import Watch
 
 _MAX_THREADS = 4
+_STEP_S = 0.05  # how long ``forget`` and ``close`` may have to wait for a thread that waits
 
 
 class ReadingAhead:
@@ -78,7 +79,7 @@ class ReadingAhead:
 
     def _read(self, number: int) -> tuple[Batch, Any]:
         # Without a timeout: how long the trainer has waited is known only where it waits.
-        self._reader.wait(number, None, self._watch(), self._is_over.is_set)
+        self._reader.wait(number, None, self._watch(), is_over=self._is_over.is_set, step_s=_STEP_S)
         if self._is_over.is_set():
             raise CancelledError
         batch = self._reader.read(number, self._allocate)

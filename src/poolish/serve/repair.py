@@ -45,7 +45,8 @@ def _missing(log: QueueLog, watermark: int, kept: list[int]) -> list[int]:
 def bury(log: QueueLog, number: int, reason: str) -> None:
     """Move a corrupt batch to dead/ and leave a tombstone, which keeps its number."""
     with log.locked():
-        _bury(log, number, reason)
+        if number >= log.consumed().watermark:  # else it was done with meanwhile, and nothing is made below that
+            _bury(log, number, reason[:500])
 
 
 def _bury(log: QueueLog, number: int, reason: str) -> None:

@@ -27,6 +27,7 @@ from poolish.serve.fitting import Promise
 from poolish.serve.marks import RunMarks, acknowledged
 from poolish.serve.provider_notes import providers
 from poolish.serve.queue_log import QueueLog, missing_told
+from poolish.serve.queue_meta import QueueMeta
 from poolish.serve.repair import LOST, bury
 from poolish.serve.watching import Watch
 
@@ -140,7 +141,8 @@ class SplitReader:
                 f"{self.log.path}: commit of batch {position}, but only those below {self.position} were handed out; "
                 "commit a state that this consumer's state_dict() gave"
             )
-        if self._acknowledge == "on_checkpoint" and self.rank == 0 and position > self._done:
+        has_begun = self._position is not None
+        if self._acknowledge == "on_checkpoint" and self.rank == 0 and has_begun and position > self._done:
             self._set_done(self.position, position)
             self.let_go()
 
@@ -180,22 +182,8 @@ class SplitReader:
         return self._decoded(number, data, path)
 
     def _decoded(self, number: int, data: mmap.mmap | Array, path: Path) -> Batch:
-        label, columns = decode(data, path)
-        meta = self.log.meta
-        if label.tombstone:
-            raise _Buried(f"{path}: this batch is dead: {label.tombstone}")
-        if label.queue != meta.queue:
-            raise QueueError(f"{path}: a batch of another queue; the queue was purged meanwhile? Start this side again")
-        if label.schema != meta.schema.fingerprint:
-            raise StaleSchema(
-                f"{path}: its schema is {label.schema}, this queue's {meta.schema.fingerprint}; discard the queue with "
-                f"`poolish queue purge {self.log.path}` and fill it anew"
-            )
-        if columns.keys() != self._promise.names:
-            raise SchemaError(f"{path}: has {sorted(columns)}, batch_schema {meta.schema.names}")
-        self._promise.check(columns, str(path), "the provider wrote something else")
-        ordered = {name: columns[name] for name in self._promise.names}
-        return Batch(number, label, ordered, data, as_bytes(data).nbytes)
+        label, columns = decoded(self.log.meta, self._promise, data, path)
+        return Batch(number, label, columns, data, as_bytes(data).nbytes)
 
     def _keep(self, batch: Batch) -> None:
         """Remember the batch in case that a later one is corrupt: a copy, for the arrays are the trainer's."""
@@ -208,7 +196,7 @@ class SplitReader:
                 f"{self.log.path}: batch {number} was acknowledged and deleted while it was read here; is there "
                 "another trainer on this queue? Start this one again"
             ) from error
-        if not isinstance(error, _Buried):
+        if not isinstance(error, Buried):
             bury(self.log, number, str(error))
         if self._on_corrupt == "cached":
             replacement = self._last_good(number, allocate)
@@ -242,18 +230,34 @@ class SplitReader:
 
     # -- waiting
 
+    def is_there(self, number: int) -> bool:
+        """Whether the round of ``number`` is published, the batches of all ranks.
+
+        All or none: at the end of a queue a rank that got one batch more than the others would wait for them for ever.
+        The log has no gaps, so the last of a round stands for all.
+        """
+        return os.path.lexists(self.log.path_of(number - self.rank + self.world_size - 1))
+
     def wait(
-        self, number: int, timeout_s: float | None, watch: Watch, is_over: Callable[[], bool] = lambda: False
+        self,
+        number: int,
+        timeout_s: float | None,
+        watch: Watch,
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+        step_s: float = _LOOK_AROUND_S,
     ) -> None:
-        """Until the file of ``number`` is there. ``Starved`` says what was waited for and why it did not come."""
-        path = self.log.path_of(number)
-        if os.path.lexists(path):
+        """Until the batch of ``number`` is there. ``Starved`` says what was waited for and why it did not come.
+
+        ``is_over``, asked every ``step_s`` at least, ends it early.
+        """
+        if self.is_there(number):
             return
         watch.add(self.log.path)  # before the next look, so that what comes in between is told
         begun = looked = time.monotonic()
         say_at = begun + _SAY_S
         self._look_around(number, 0.0)
-        while not os.path.lexists(path):
+        while not self.is_there(number):
             if is_over():
                 return
             now = time.monotonic()
@@ -265,14 +269,19 @@ class SplitReader:
             if now >= say_at:
                 logger.warning("%s", self.told(number, now - begun))
                 say_at = now + 3 * _SAY_S
-            left = _LOOK_AROUND_S if timeout_s is None else min(_LOOK_AROUND_S, begun + timeout_s - now)
-            watch.wait(left)
+            watch.wait(step_s if timeout_s is None else min(step_s, begun + timeout_s - now))
         self.waited_s += time.monotonic() - begun
 
     def _look_around(self, number: int, waited_s: float) -> None:
         """Raise if the file will never come."""
         self.log.check_same()
         self._check_commit()
+        watermark = self.log.consumed().watermark
+        if number < watermark:
+            raise ResumeError(
+                f"{self.log.path}: this rank waits for batch {number}, but all below {watermark} were acknowledged by "
+                "another run and deleted; end the other trainer, or start this one again"
+            )
         if waited_s > _LOST_S and number < self.log.next_number() and not os.path.lexists(self.log.path_of(number)):
             bury(self.log, number, LOST)
         known = providers(self.log)
@@ -324,5 +333,26 @@ class SplitReader:
             self.log.close()
 
 
-class _Buried(CorruptDataError):
+class Buried(CorruptDataError):
     """A tombstone stands in the place of the batch."""
+
+
+def decoded(
+    meta: QueueMeta, promise: Promise, data: mmap.mmap | Array, path: Path
+) -> tuple[Label, dict[str, tuple[str, Array]]]:
+    """The label and the arrays of a batch file, if it is whole, of this queue, and as its schema says."""
+    label, columns = decode(data, path)
+    if label.tombstone:
+        raise Buried(f"{path}: this batch is dead: {label.tombstone}")
+    if label.queue != meta.queue:
+        raise QueueError(f"{path}: a batch of another queue; the queue was purged meanwhile? Start this side again")
+    if label.schema != meta.schema.fingerprint:
+        raise StaleSchema(
+            f"{path}: its schema is {label.schema}, this queue's {meta.schema.fingerprint}; discard the queue with "
+            f"`poolish queue purge {path.parent}` and fill it anew"
+        )
+    if columns.keys() != promise.names:
+        raise SchemaError(f"{path}: has {sorted(columns)}, batch_schema {meta.schema.names}")
+    if promise.check(columns, str(path), "the provider wrote something else") != label.rows:
+        raise SchemaError(f"{path}: its label says {label.rows} rows, its arrays do not")
+    return label, {name: columns[name] for name in promise.names}
