@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks import serve_peers as peers
 from benchmarks.harness import Measure, Missing, compare, needs, per_call
 from poolish import DataProviderBase, DatasetConsumer
+from poolish.serve import queue_status
 
 BATCH, BLOCK = 64, 1024
 N_BATCHES = 1_000
@@ -275,14 +276,19 @@ def backlog() -> None:
 
 
 def cuda() -> None:
-    """How long a GPU whose step takes 5 ms waits for batches of 64 MiB, of all the time; and with plain copies."""
-    shares = needs("torch", _cuda_measures)
-    if isinstance(shares, Missing):
-        compare("serve, GPU", "ms", lambda: 0.0, {"": shares}, rounds=1)
+    """How much longer a step of 5 ms on a GPU takes where each needs a batch of 64 MiB that waits in the queue.
+
+    The queue is filled before: at 13 GB/s providers and consumer together need more than 16 cores.
+    """
+    share = needs("torch", _cuda_measures)
+    if isinstance(share, Missing):
+        compare(
+            "serve, 64 MiB batches to a GPU whose step takes 5 ms: longer by", "ms", lambda: 0.0, {"": share}, rounds=1
+        )
         return
-    ours, plain = shares()
+    ours, plain = share()
     compare(
-        "serve, 64 MiB batches to a GPU whose step takes 5 ms: time a step beyond 5 ms",
+        "serve, 64 MiB batches to a GPU whose step takes 5 ms: longer by",
         "ms",
         ours,
         {"plain: get_batch on the CPU, then .to('cuda')": plain},
@@ -293,7 +299,7 @@ def cuda() -> None:
 def _cuda_measures(torch: Any) -> Any:
     if not torch.cuda.is_available():
         return Missing("no CUDA device here")
-    n_steps, n_providers = 300, 10
+    n_warm, n_steps, n_providers = 40, 200, 10
     weights = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
 
     def busy(n: int) -> None:
@@ -308,61 +314,64 @@ def _cuda_measures(torch: Any) -> Any:
         torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    seconds(10)
-    n_products = max(1, round(0.005 / (seconds(50) / 50)))
-
-    def step(x: Any, y: Any) -> None:
-        x.view(-1)[:1024].add_(y.view(-1)[:1024])  # the step needs the batch
-        busy(n_products)
+    seconds(50)
+    n_products = max(1, round(0.005 / (seconds(200) / 200)))
 
     def train(take: Callable[[], Any]) -> float:
-        """Seconds a step, the device always busy with at most two steps."""
+        """Milliseconds a step; the host is at most two steps ahead of the device."""
         events: list[Any] = []
-        for i in range(n_steps + 20):
-            if i == 20:
+        begin = 0.0
+        for i in range(n_warm + n_steps):
+            if i == n_warm:
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
-            step(*take())
+            x, y = take()
+            x.view(-1)[:1024].add_(y.view(-1)[:1024])  # the step needs the batch
+            busy(n_products)
             events.append(torch.cuda.Event())
             events[-1].record()
             if len(events) > 1:
                 events.pop(0).synchronize()
         torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / n_steps
+        return (time.perf_counter() - begin) / n_steps * 1e3
 
     def bare() -> float:
-        x = torch.zeros(8 * 2**20 // 2, dtype=torch.int64, device="cuda")
+        x = torch.zeros(2**22, dtype=torch.int64, device="cuda")
         return train(lambda: (x, x))
 
-    fresh = folders()
-
-    def waiting(**options: Any) -> Measure:
+    def longer(take_from: Callable[[DatasetConsumer], Callable[[], Any]], **options: Any) -> Measure:
         def once() -> float:
-            folder = next(fresh)
-            size = {"batch_size": 512, "block_size": 8192, "max_backlog": 48}
-            provider(folder, **size).open().close()
-
-            def provide(i: int) -> None:
-                provider(folder, name=f"w{i}", **size).run()
-
-            children = [child(lambda i=i: provide(i)) for i in range(n_providers)]
-            for each in children:
-                each.__enter__()
-            try:
+            with tempfile.TemporaryDirectory(prefix="poolish-bench-") as root:
+                folder = Path(root) / "data"
+                fill(folder, n_warm + n_steps + 20, n_providers)
                 with DatasetConsumer(folder, timeout_s=60, **options) as consumer:
-                    time.sleep(2)
-                    if options:
-                        whole = train(lambda: consumer.get_batch("train"))
-                    else:
-                        whole = train(lambda: tuple(t.to("cuda") for t in consumer.get_batch("train")))
-            finally:
-                for each in children:
-                    each.__exit__(None, None, None)
-            return (whole - bare()) * 1e3
+                    with_batches = train(take_from(consumer))
+            step = bare()
+            print(f"# a step takes {step:.3f} ms, with batches {with_batches:.3f} ms", file=sys.stderr)
+            return max(with_batches - step, 1e-3)
 
         return once
 
-    return lambda: (waiting(device="cuda", prefetch=4), waiting())
+    def plain(consumer: DatasetConsumer) -> Callable[[], Any]:
+        return lambda: tuple(tensor.to("cuda") for tensor in consumer.get_batch("train"))
+
+    staged = longer(lambda consumer: lambda: consumer.get_batch("train"), device="cuda", prefetch=12)
+    return lambda: (staged, longer(plain))
+
+
+def fill(folder: Path, n_batches: int, n_providers: int) -> None:
+    """Put batches of 64 MiB into a queue, by several processes."""
+    size = {"batch_size": 512, "block_size": 8192, "max_backlog": n_batches, "max_backlog_bytes": "1tb"}
+    provider(folder, **size).open().close()
+
+    def provide(i: int) -> None:
+        provider(folder, name=f"w{i}", **size).run()
+
+    with ExitStack() as children:
+        for i in range(n_providers):
+            children.enter_context(child(lambda i=i: provide(i)))
+        while queue_status(folder)["train"].published < n_batches:
+            time.sleep(0.05)
 
 
 PARTS = {"throughput": throughput, "wake": wake, "read": read, "backlog": backlog, "cuda": cuda}

@@ -28,8 +28,11 @@ def prepare_main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(name: str, argv: Sequence[str] | None, program: str) -> NoReturn:
-    app = getattr(_apps(), name)
-    app(args=None if argv is None else list(argv), prog_name=program)
+    try:
+        app = getattr(_apps(), name)
+        app(args=None if argv is None else list(argv), prog_name=program)
+    except KeyboardInterrupt:  # while loading; a command that runs has its own way to end
+        sys.exit(130)
     sys.exit(0)
 
 

@@ -60,22 +60,34 @@ def new(
 @prepare_app.command()
 def prepare(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The shared config, a .py or .toml file.")],
-    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="How many processes make batches.")] = 1,
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", metavar="N", min=1, help="How many processes make batches.")
+    ] = 1,
     overrides: Annotated[
         list[str], typer.Option("--set", metavar="NAME=VALUE", help="Override a setting of the config; repeatable.")
     ] = [],  # noqa: B006 - typer makes a new list for each call
     batches: Annotated[
         Optional[int],  # noqa: UP045 - typer reads this when it runs
         typer.Option(
-            "--batches", min=0, help="End when each worker has made N batches of each split, earlier runs included."
+            "--batches",
+            metavar="N",
+            min=1,
+            help="End when each worker has made N batches of each split, earlier runs included.",
         ),
     ] = None,
     workspace: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--workspace", help="The folder that holds data/; otherwise it is searched around the config."),
+        typer.Option(
+            "--workspace",
+            metavar="PATH",
+            help="The folder that holds data/; otherwise it is searched around the config.",
+        ),
     ] = None,
     name: Annotated[
-        str, typer.Option("--name", help="Workers are NAME0, NAME1, ...; change it to fill one queue from two places.")
+        str,
+        typer.Option(
+            "--name", metavar="NAME", help="Workers are NAME0, NAME1, ...; change it to fill one queue from two places."
+        ),
     ] = "w",
     worker: Annotated[Optional[int], typer.Option(hidden=True)] = None,  # noqa: UP045
     report: Annotated[Optional[int], typer.Option(hidden=True)] = None,  # noqa: UP045

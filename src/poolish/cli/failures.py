@@ -18,7 +18,7 @@ from poolish.errors import ConfigError, PoolishError
 
 #: Where lines come from that stand between the command and the user's code: poolish, Python, installed libraries.
 _BETWEEN = (
-    str(Path(__file__).resolve().parent.parent),
+    str(Path(__file__).parent.parent),
     "<frozen ",
     *(sysconfig.get_path(kind) for kind in ("stdlib", "platlib", "purelib")),
 )
@@ -34,9 +34,9 @@ class Failure:
     code: int = FAILED
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def of(cls, error: BaseException, code: int | None = None) -> Failure:
         """The failure that an error makes."""
-        return cls(describe(error), exit_code(error))
+        return cls(describe(error), exit_code(error) if code is None else code)
 
 
 def exit_code(error: BaseException) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Counts the wishes to end, and raises ``KeyboardInterrupt`` for those beyond ``patience``.
+    """Counts the wishes to end, calling ``on_wish`` for each; those beyond ``patience`` raise ``KeyboardInterrupt``.
 
     >>> with Interrupt(patience=1) as interrupt:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -21,6 +22,7 @@ class Interrupt:
     def __init__(self, patience: int = 0) -> None:
         self.patience = patience
         self.count = 0
+        self.on_wish: Callable[[], object] = lambda: None
         self._first: int = signal.SIGINT
         self._before: dict[int, Any] = {}
 
@@ -40,6 +42,7 @@ class Interrupt:
             self._first = number
         if self.count > self.patience:
             raise KeyboardInterrupt
+        self.on_wish()
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}

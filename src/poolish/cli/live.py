@@ -76,7 +76,11 @@ class Pace:
 
 
 class LiveLine:
-    """The line on a terminal, with what the work waits for under it."""
+    """The line on a terminal, with what the work waits for under it.
+
+    It is drawn when there is news and not by a thread: a provider may fork, and a lock that a thread holds at that
+    moment would be held in the child for ever.
+    """
 
     def __init__(self, title: str, interrupt: Interrupt, console: Console) -> None:
         self._title, self._interrupt, self._console = title, interrupt, console
@@ -86,15 +90,16 @@ class LiveLine:
         self._live = Live(
             console=console,
             get_renderable=self._draw,
-            refresh_per_second=8,
+            auto_refresh=False,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),
         )
 
     def show(self, report: Report) -> None:
-        """Draw this from now on."""
+        """Draw this."""
         self._pace.add(time.monotonic(), report.total)
         self.last = report
+        self._live.refresh()
 
     def say(self, text: str) -> None:
         """Print above the line."""
@@ -117,10 +122,12 @@ class LiveLine:
         return Group(line, Text(f"   {below}", style="yellow")) if below else Group(line)
 
     def __enter__(self) -> Self:
-        self._live.start()
+        self._live.start(refresh=True)
+        self._interrupt.on_wish = self._live.refresh  # the batch in the making may take long
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._interrupt.on_wish = lambda: None
         self._live.stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -23,10 +24,11 @@ def new_workspace(path: Path, *, is_toml: bool = False) -> None:
 
 
 def _print_steps(console: Console, path: Path, config: str) -> None:
+    enter = f"cd {shlex.quote(str(path))}"
     steps = [
-        ("fill the queue, in one terminal:", [f"cd {path}", f"python prepare.py {config}"]),
-        ("train on it, in another:", [f"cd {path}", f"python train.py {config}"]),
-        ("and test the provider:", [f"cd {path}", "pytest"]),
+        ("fill the queue, in one terminal:", [enter, f"python prepare.py {config}"]),
+        ("train on it, in another:", [enter, f"python train.py {config}"]),
+        ("and test the provider:", [enter, "pytest"]),
     ]
     for what, commands in steps:
         console.print(f"\n{what}")

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolish.cli.failures import Failure, tell
+from poolish.cli.failures import MISUSED, Failure, tell
 from poolish.cli.interrupts import Interrupt
 from poolish.cli.live import Display, counts, display, speed
 from poolish.cli.reports import Report, Sender
@@ -92,7 +92,8 @@ def _prepare(task: Task, workers: int, interrupt: Interrupt) -> tuple[Report | N
     except KeyboardInterrupt:
         interrupt.count = max(1, interrupt.count)
     except Exception as error:
-        failure = Failure.of(error)
+        # Before there is a display, there is no config: whatever its file raises, it is the config that is wrong.
+        failure = Failure.of(error, None if shown else MISUSED)
     return shown.last if shown else None, failure
 
 

@@ -85,8 +85,8 @@ def verify(path: Path, *, as_json: bool = False) -> int:
 
 def _verified(path: Path, n_files: int, *, is_shown: bool) -> dict[str, list[str]]:
     with Progress(console=Console(stderr=True), transient=True, disable=not is_shown) as progress:
-        progress.add_task(f"reading {n_files:,} batches", total=None)
-        return verify_queue(path)
+        bar = progress.add_task(f"reading {n_files:,} batches", total=n_files)
+        return verify_queue(path, on_file=lambda: progress.advance(bar))
 
 
 def purge(path: Path, *, is_sure: bool = False) -> int:

@@ -26,6 +26,7 @@ from poolish.cli.live import Display
 from poolish.cli.reports import Report, join
 
 _LOOK_EVERY_S = 0.1
+_RETURN = "\r"
 _ENDED_AS_ASKED = {0, 128 + signal.SIGTERM, -signal.SIGTERM}
 
 #: Given the file descriptor to report to, the command line of a worker.
@@ -113,7 +114,8 @@ class Worker:
     def read(self, shown: Display) -> None:
         """Take what the worker has told and printed."""
         for line in self._output.read():
-            shown.say(f"{self.name} | {line}")
+            # A progress bar goes back to the start of its line again and again: what it said last is shown.
+            shown.say(f"{self.name} | {line.rstrip(_RETURN).rpartition(_RETURN)[2]}")
         for line in self._reports.read():
             told = json.loads(line)
             if "error" in told:

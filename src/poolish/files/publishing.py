@@ -169,8 +169,8 @@ def _take_over(over: str, directory: str, name: str) -> tuple[Path, int] | None:
     except OSError:
         return None
     try:
-        status = os.fstat(fd)
-        if try_lock(fd) and status.st_nlink == 1 and stat.S_ISREG(status.st_mode):
+        # The lock first: until we have it, a sweeper may take the file for a dead one.
+        if try_lock(fd) and os.fstat(fd).st_nlink == 1 and stat.S_ISREG(os.fstat(fd).st_mode):
             return path, fd
     except BaseException:
         let_go(fd)

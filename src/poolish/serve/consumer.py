@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,6 +74,7 @@ class DatasetConsumer:
         is_cuda = self.device is not None and self.device.type == "cuda"
         self.prefetch = _prefetch(prefetch, _AHEAD_ON_CUDA if is_cuda else 0)
         self._stage = _cuda_stage(self.device) if is_cuda else None
+        self._deleting = ThreadPoolExecutor(1, "poolish-delete") if self.prefetch else None
         self._readers: dict[str, SplitReader] = {}
         self._ahead: dict[str, ReadingAhead] = {}
         self._lock = threading.RLock()
@@ -204,13 +208,16 @@ class DatasetConsumer:
     def _close(self, *, is_clean: bool) -> None:
         if os.getpid() != self._pid:  # the parent's threads, locks and marks are the parent's
             return
-        with self._lock:
+        # All of it, in this order, whatever one of them raises.
+        with self._lock, ExitStack() as closing:
             self._is_closed = True
-            while self._ahead:
-                self._ahead.popitem()[1].close()
+            closing.callback(self._watch.close)
+            if self._deleting is not None:
+                closing.callback(self._deleting.shutdown)
             while self._readers:
-                self._readers.popitem()[1].close(is_clean=is_clean)
-            self._watch.close()
+                closing.callback(partial(self._readers.popitem()[1].close, is_clean=is_clean))
+            while self._ahead:
+                closing.callback(self._ahead.popitem()[1].close)
 
     def __enter__(self) -> Self:
         return self
@@ -242,7 +249,12 @@ class DatasetConsumer:
             self._meta(split)
             log = QueueLog.open(self.path / split)
             self._readers[split] = SplitReader(
-                log, self.rank, self.world_size, acknowledge=self.acknowledge, on_corrupt=self.on_corrupt
+                log,
+                self.rank,
+                self.world_size,
+                acknowledge=self.acknowledge,
+                on_corrupt=self.on_corrupt,
+                later=self._deleting.submit if self._deleting else None,
             )
         return self._readers[split]
 
@@ -309,7 +321,7 @@ def _one_of(value: str, known: tuple[str, ...], name: str) -> str:
 def _timeout(timeout_s: float | None) -> float | None:
     if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
         raise ConfigError(f"timeout_s={timeout_s!r}: seconds, or None to wait for ever")
-    return timeout_s
+    return None if timeout_s is None or timeout_s > threading.TIMEOUT_MAX else timeout_s
 
 
 def _prefetch(prefetch: int | None, default: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from poolish.errors import StoreFull
+from poolish.errors import QueueError, StoreFull
 from poolish.serve.batch_file import Columns, Label, encode
 from poolish.serve.marks import Progress
 from poolish.serve.provider_notes import ProviderNotes
@@ -33,6 +33,7 @@ class SplitProducer:
         self._notes.claim()
         self._progress = Progress(log)
         self._counter: int | None = None
+        self._noted = True
         try:
             recover(log)
             self._number = log.next_number()
@@ -86,9 +87,16 @@ class SplitProducer:
         number = self.log.publish(buffers, self._name)
         self._counter, self._number = counter + 1, number + 1
         self._last = sum(memoryview(buffer).nbytes for buffer in buffers)
+        self._noted = False
         with suppress(StoreFull):  # the note only saves time
-            self._notes.write(self._counter, self._number, now=False)
+            self._noted = self._notes.write(self._counter, self._number, now=False)
         return number
+
+    def note(self) -> None:
+        """Note how far this came, if that is not noted: for those who look at the queue while this waits."""
+        if not self._noted:
+            with suppress(StoreFull):
+                self._noted = self._notes.write(self.counter, self._number)
 
     def watch(self, watch: Watch) -> None:
         """Wake ``watch`` when room may have come."""
@@ -96,10 +104,11 @@ class SplitProducer:
         if self._progress.folder is not None:
             watch.add(self._progress.folder)
 
-    def close(self, *, finished: bool = False) -> None:
-        """Note how far this came and stop being this provider."""
+    def close(self, n_batches: int | None = None) -> None:
+        """Note how far this came, and whether that is all there will be, and stop being this provider."""
         try:
-            with suppress(StoreFull):
+            with suppress(StoreFull, QueueError, FileNotFoundError):  # the queue may be gone
+                finished = n_batches is not None and self.counter >= n_batches
                 self._notes.write(self.counter, self._number, finished=finished)
         finally:
             self._notes.release()

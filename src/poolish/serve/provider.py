@@ -8,14 +8,16 @@ before), never by how often the process was started.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from poolish.errors import ConfigError, StoreFull
+from poolish.errors import ConfigError, QueueError, StoreFull
 from poolish.files import check_name
 from poolish.seeds import generator
 from poolish.serve.fitting import Promise
@@ -26,8 +28,6 @@ from poolish.serve.repair import sweep_purged
 from poolish.serve.watching import Watch
 
 if TYPE_CHECKING:
-    import os
-
     from poolish.schema import Schema
     from poolish.serve.config import SharedConfig
 
@@ -70,6 +70,7 @@ class DataProviderBase:
         self._producers: dict[str, SplitProducer] = {}
         self._making: dict[str, int] = {}
         self._waiting = ""
+        self._pid = os.getpid()
         self._watch: Watch | None = None
         for setting, value in self.config.names().items():
             self._take(setting, value)
@@ -124,6 +125,10 @@ class DataProviderBase:
         If it fails (a batch that does not fit the schema, a full disk) nothing happened, and the next call makes the
         same batch again.
         """
+        if os.getpid() != self._pid:
+            raise QueueError(
+                f"{self!r} belongs to the process that this one was forked from; make one here, with a name"
+            )
         producer = self._producer(split)
         batch = self.make_batch(split, producer.counter)
         place = f"provider {self.name!r}, split {split!r}, batch {producer.counter}"
@@ -173,13 +178,13 @@ class DataProviderBase:
 
     def close(self) -> None:
         """Note how far this came, and let another provider have the name."""
-        while self._producers:
-            split, producer = self._producers.popitem()
-            n_batches = self.n_batches(split)
-            producer.close(finished=n_batches is not None and producer.counter >= n_batches)
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        with ExitStack() as closing:
+            if self._watch is not None:
+                closing.callback(self._watch.close)
+                self._watch = None
+            while self._producers:
+                split, producer = self._producers.popitem()
+                closing.callback(producer.close, self.n_batches(split))
 
     def __enter__(self) -> Self:
         return self.open()
@@ -235,6 +240,7 @@ class DataProviderBase:
             self._waiting = "; ".join(f"{split}: {why}" for split, why in reasons.items())
             for split in splits:
                 self._producer(split).log.check_same()
+                self._producer(split).note()
             self._watch.wait(_WAIT_S)
 
 

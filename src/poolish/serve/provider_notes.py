@@ -65,12 +65,14 @@ class ProviderNotes:
         counters.append(self.log.consumed().counters.get(self._name, -1) + 1)
         return max(counters)
 
-    def write(self, counter: int, number: int, *, finished: bool = False, now: bool = True) -> None:
-        """Note it down; unless it must be ``now``, not more often than once a second."""
+    def write(self, counter: int, number: int, *, finished: bool = False, now: bool = True) -> bool:
+        """Note it down; unless it must be ``now``, not more often than once a second. Whether it was."""
         clock = time.monotonic()
-        if now or clock - self._written_at >= _EVERY_S:
-            write_sealed(self._path, asdict(Note(counter, number, finished)), durable=False)
-            self._written_at = clock
+        if not now and clock - self._written_at < _EVERY_S:
+            return False
+        write_sealed(self._path, asdict(Note(counter, number, finished)), durable=False)
+        self._written_at = clock
+        return True
 
     def release(self) -> None:
         """Stop being this provider."""

@@ -100,6 +100,7 @@ class QueueLog:
     @classmethod
     def _create(cls, path: Path, meta: QueueMeta) -> QueueLog:
         if not (path / FILE).exists():
+            Slots(path / "consumed").reserve()
             meta.write(path)
             return cls(path, meta)
         found = QueueMeta.read(path)
@@ -183,8 +184,13 @@ class QueueLog:
     def _a_free_file(self) -> str | None:
         """One that may be written over; another provider may be quicker."""
         if not self._free:
-            self._free = os.listdir(self._free_folder)
-        return f"{self._free_folder}/{self._free.pop()}" if self._free else None
+            self._free = [name for name in os.listdir(self._free_folder) if name.isdecimal()]
+        while self._free:
+            path = f"{self._free_folder}/{self._free.pop()}"
+            with suppress(FileNotFoundError):
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    return path
+        return None
 
     def drop_free(self) -> None:
         """Give back the space of files that wait to be written over."""
@@ -225,15 +231,15 @@ class QueueLog:
                 f"{self._consumed.path}: no watermark in it ({error!r}); restore it, or purge the queue"
             ) from None
 
-    def raise_watermark(self, watermark: int, labels: Mapping[int, Label] | None = None) -> int:
-        """Everything below ``watermark`` is done and its files go; never lowered. How many numbers became done.
+    def raise_watermark(self, watermark: int, labels: Mapping[int, Label] | None = None) -> range:
+        """Everything below ``watermark`` is done; never lowered. The numbers that became done, to be deleted now.
 
         ``labels`` are those that the caller has read already; the others are read from their files.
         """
         with self.locked():
             before = self.consumed()
             if watermark <= before.watermark:
-                return 0
+                return range(0)
             if watermark > self.next_number() and watermark > self._count_next():
                 raise CorruptDataError(
                     f"{self.path}: a mark says that all below {watermark:,} is done, but the log ends at "
@@ -247,23 +253,33 @@ class QueueLog:
             self._next.write(max(self.next_number(), watermark))
             told = {"watermark": watermark, "counters": counters}
             self._consumed.write(told, durable=self.meta.is_durable)
-        # No lock for the rest: a number below the watermark is never used again.
-        self.delete(range(before.watermark, watermark))
-        return watermark - before.watermark
+        return range(before.watermark, watermark)
 
     def delete(self, numbers: Iterable[int]) -> None:
-        """Remove the files of numbers that are done, or set them aside to be written over."""
+        """Remove the files of numbers that are done, or set them aside to be written over.
+
+        Without the lock: a number below the watermark is never used again. What cannot be removed is left to
+        ``delete_done``.
+        """
         with missing_told(self):
             room = _MAX_FREE - len(os.listdir(self._free_folder))
         for number in numbers:
             path = f"{self._prefix}{number:012d}.safetensors"
-            with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
-                status = os.lstat(path)
-                if room > 0 and 0 < status.st_size <= COPIED_BYTES and stat.S_ISREG(status.st_mode):
-                    os.rename(path, f"{self._free_folder}/{number}")
+            with suppress(OSError):
+                if room > 0 and self._set_aside(path, number):
                     room -= 1
                 else:
                     os.unlink(path)
+
+    def _set_aside(self, path: str, number: int) -> bool:
+        status = os.lstat(path)
+        if not (stat.S_ISREG(status.st_mode) and 0 < status.st_size <= COPIED_BYTES):
+            return False
+        try:
+            os.rename(path, f"{self._free_folder}/{number}")
+        except OSError:  # on a full disk the other folder may have no room for a name
+            return False
+        return True
 
     def delete_done(self) -> None:
         """Remove what somebody was done with who was killed before he could delete it."""
@@ -305,9 +321,12 @@ class _QueueLock:
                 self.__exit__()
                 raise
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None = None, error: BaseException | None = None, traceback: object = None
+    ) -> None:
         self._lock.release()
         self._threads.release()
+        missing_told(self._log).__exit__(kind, error, traceback)
 
     def close(self) -> None:
         self._lock.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from poolish.errors import CorruptDataError, LimitExceeded
-from poolish.files import checksum, explain_full, open_regular, parse_json, sync
+from poolish.files import checksum, explain_full, grow, open_regular, parse_json, sync
 
 SLOT_BYTES = 65_536
 _HEAD = struct.Struct("<QQ")
@@ -46,11 +46,12 @@ class Slots:
             return None
         try:
             for _ in range(_TRIES):  # a writer may be in the middle of one slot, and quicker than we are
-                found = [value for value in (self._slot(fd, 0), self._slot(fd, 1)) if value is not None]
+                slots = [os.pread(fd, SLOT_BYTES, i * SLOT_BYTES) for i in (0, 1)]
+                found = [value for value in map(self._value, slots) if value is not None]
                 if found:
                     return max(found, key=lambda value: int(value["turn"]))
-            if os.fstat(fd).st_size == 0:
-                return None  # its first writer was killed before it wrote
+                if not any(any(slot[: _HEAD.size]) for slot in slots):
+                    return None  # reserved, and never written
         finally:
             os.close(fd)
         raise CorruptDataError(f"{self.path}: nothing in it can be read; restore it, or purge the queue")
@@ -71,8 +72,15 @@ class Slots:
         finally:
             os.close(fd)
 
-    def _slot(self, fd: int, i: int) -> dict[str, Any] | None:
-        data = os.pread(fd, SLOT_BYTES, i * SLOT_BYTES)
+    def reserve(self) -> None:
+        """Take the space now, so that a full disk does not keep a consumer from deleting."""
+        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
+        try:
+            grow(fd, 2 * SLOT_BYTES)
+        finally:
+            os.close(fd)
+
+    def _value(self, data: bytes) -> dict[str, Any] | None:
         if len(data) < _HEAD.size:
             return None
         length, noted = _HEAD.unpack(data[: _HEAD.size])

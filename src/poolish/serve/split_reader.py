@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, StaleSchema, Starved
+from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, StaleSchema, Starved, StoreFull
 from poolish.serve.batch_file import Allocate, Array, Label, as_bytes, decode, read_file
 from poolish.serve.fitting import Promise
 from poolish.serve.marks import RunMarks, acknowledged
@@ -35,6 +35,7 @@ _TOGETHER = 16  # numbers that are deleted together, or fewer if they are large
 _TOGETHER_BYTES = 32 * 2**20
 _LOOK_AROUND_S = 0.5  # how often a wait looks at more than its own file
 _SAY_S = 10.0
+_FOR_RANK_0_S = 30.0  # rank 0 may be writing the very checkpoint that it will commit
 _LOST_S = 2.0  # a network file system may show a number before its file
 
 logger = logging.getLogger("poolish.serve")
@@ -59,9 +60,19 @@ class Batch:
 class SplitReader:
     """Hands out this rank's batches of one split, each once, in order."""
 
-    def __init__(self, log: QueueLog, rank: int, world_size: int, *, acknowledge: str, on_corrupt: str) -> None:
+    def __init__(
+        self,
+        log: QueueLog,
+        rank: int,
+        world_size: int,
+        *,
+        acknowledge: str,
+        on_corrupt: str,
+        later: Callable[[Callable[[], object]], object] | None = None,
+    ) -> None:
         self.log, self.rank, self.world_size = log, rank, world_size
         self._acknowledge, self._on_corrupt = acknowledge, on_corrupt
+        self._later = later  # does something in the background
         self._promise = Promise(log.meta.schema)
         self._marks = RunMarks(log, rank, world_size)
         self._marks.claim()
@@ -91,7 +102,11 @@ class SplitReader:
         done = acknowledged(self.log)
         start = done if position is None else position
         self.check_start(start)
-        self._marks.begin(start)
+        try:
+            self._marks.begin(start)
+        except StoreFull:  # make room with what only waits to be written over
+            self.log.drop_free()
+            self._marks.begin(start)
         self._position, self._done, self._labels, self._pending_bytes = start, start, {}, 0
         self.last_number = None
         if self.rank == 0:
@@ -158,7 +173,11 @@ class SplitReader:
         """Delete what all ranks are done with."""
         if self.rank == 0 and self._position is not None:
             lowest = self._marks.lowest_done()
-            self.log.raise_watermark(lowest, self._labels)
+            done = self.log.raise_watermark(lowest, self._labels)
+            if self._later is None:
+                self.log.delete(done)
+            else:  # to delete a large file takes milliseconds, which the trainer should not wait for
+                self._later(lambda: self.log.delete(done))
             self._labels = {number: label for number, label in self._labels.items() if number >= lowest}
             self._pending_bytes = 0
 
@@ -275,7 +294,7 @@ class SplitReader:
     def _look_around(self, number: int, waited_s: float) -> None:
         """Raise if the file will never come."""
         self.log.check_same()
-        self._check_commit()
+        self._check_commit(waited_s)
         watermark = self.log.consumed().watermark
         if number < watermark:
             raise ResumeError(
@@ -290,15 +309,17 @@ class SplitReader:
         if is_finished and round_end > self.log.next_number():
             raise EndOfQueue
 
-    def _check_commit(self) -> None:
+    def _check_commit(self, waited_s: float) -> None:
         """Raise if the providers wait for this very consumer to acknowledge what it has read."""
-        if self._acknowledge != "on_checkpoint" or self._position is None or self._done >= self._position:
+        if self._acknowledge != "on_checkpoint" or self._position is None:
+            return
+        if self._position <= self.log.consumed().watermark or (self.rank and waited_s < _FOR_RANK_0_S):
             return
         limits = self.log.meta.limits
         kept = self.log.n_bytes()
         is_much = kept > limits.get("max_backlog_bytes", kept)
         is_full = self.log.free_bytes() < limits.get("min_free_bytes", 0)
-        if (is_much or is_full) and self.log.next_number() <= self._position:
+        if is_much or is_full:
             why = "the disk is almost full" if is_full else "that is more than max_backlog_bytes"
             raise QueueError(
                 f"{self.log.path}: {kept / 2**20:,.0f} MiB wait for a checkpoint and {why}, so nothing new can come; "

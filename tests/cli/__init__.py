@@ -1,0 +1,1 @@
+"""The ``poolish`` command, run as a user runs it."""
