@@ -125,7 +125,7 @@ class Queue:
 
 
 def torch_loader(arrays: Arrays) -> Iterator[Arrays]:
-    """torch's DataLoader with one worker: tensors through shared memory."""
+    """A DataLoader of torch with one worker: tensors through shared memory."""
     import torch
 
     class Endless(torch.utils.data.Dataset[Any]):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from poolish.errors import ConfigError, SchemaError
 from poolish.rows.arrays import stored
 from poolish.rows.refusal import Refusal
-from poolish.schema import Field, Schema, numpy_dtype
+from poolish.schema import Field, Schema
 from poolish.seeds import KeyedPermutation, key
 from poolish.serve.provider import DataProviderBase
 
@@ -73,9 +73,8 @@ class DatasetProvider(DataProviderBase):
 
     def build_meta(self) -> dict[str, Any]:
         """The schema of the rows; for orders by epoch also how many there are and how they are dealt out."""
-        schemas = {
-            split: _schema_of(_stacked({0: self._rows(split, [0])[0]}, self._columns)) for split in self._datasets
-        }
+        samples = {split: _stacked([0], self._rows(split, [0]), self._columns) for split in self._datasets}
+        schemas = {split: _schema_of(sample) for split, sample in samples.items()}
         first, *others = schemas.items()
         for split, schema in others:
             if schema != first[1]:
@@ -95,7 +94,7 @@ class DatasetProvider(DataProviderBase):
     def sample_batch(self, split: str, rng: np.random.Generator) -> Mapping[str, Any]:
         """The rows of this worker's next batch, stacked."""
         numbers = self._numbers(split, rng).tolist()
-        return _stacked(dict(zip(numbers, self._rows(split, numbers), strict=True)), self._columns or self.schema.names)
+        return _stacked(numbers, self._rows(split, numbers), self._columns or self.schema.names)
 
     def _numbers(self, split: str, rng: np.random.Generator) -> NDArray[np.int64]:
         size = self.config.batch_size
@@ -147,41 +146,37 @@ def _field(name: str, array: Any) -> Field:
     return Field(name, dtype, tuple(values.shape[1:]) or None)
 
 
-def _stacked(rows: Mapping[int, Any], columns: Sequence[str] | None) -> dict[str, Any]:
-    """Columns of rows, given by their numbers; all rows must be alike."""
-    named = {i: _named(row) for i, row in rows.items()}
-    first = next(iter(named.values()))
-    names = list(first) if columns is None else list(columns)
-    for i, row in named.items():
-        odd = [name for name in names if name not in row] or [name for name in row if name not in first]
-        if odd:
-            raise SchemaError(
-                f"row {i}: has {list(row)}, expected {names}; all rows of a dataset have the same columns"
-            )
-    return {name: _column({i: row[name] for i, row in named.items()}, name) for name in names}
+def _stacked(numbers: Sequence[int], rows: Sequence[Any], columns: Sequence[str] | None) -> dict[str, Any]:
+    """Columns of rows, whose numbers are for messages; all rows must be alike."""
+    named = [_named(row) for row in rows]
+    names = list(named[0]) if columns is None else list(columns)
+    for i, row in zip(numbers, named, strict=True):
+        if any(name not in row for name in names) or row.keys() != named[0].keys():
+            raise SchemaError(f"row {i}: has {list(row)}, expected {names}; all rows have the same columns")
+    return {name: _column(numbers, [row[name] for row in named], name) for name in names}
 
 
-def _column(values: Mapping[int, Any], name: str) -> Any:
-    parts = {i: _part(value, i, name) for i, value in values.items()}
-    dtype, first = next(iter(parts.values()))
-    for i, (other, part) in parts.items():
+def _column(numbers: Sequence[int], values: Sequence[Any], name: str) -> Any:
+    parts = [_part(i, value, name) for i, value in zip(numbers, values, strict=True)]
+    dtype, first = parts[0]
+    for i, (other, part) in zip(numbers, parts, strict=True):
         if other != dtype or part.shape != first.shape:
             raise SchemaError(
                 f"row {i}, column {name!r}: the rows before it have {dtype}{list(first.shape)}, got "
-                f"{other}{list(part.shape)}; make them alike, or leave the column out with columns="
+                f"{other}{list(part.shape)}; make them alike, or leave it out with columns="
             )
-    stacked = np.stack([part for _, part in parts.values()])
-    if numpy_dtype(dtype) == first.dtype and dtype not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+    stacked = np.stack([part for _, part in parts])
+    if dtype not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         return stacked
     import torch  # it came from there: NumPy has no such dtype
 
     return torch.from_numpy(stacked).view(getattr(torch, dtype))
 
 
-def _part(value: Any, i: int, name: str) -> tuple[str, NDArray[Any]]:
+def _part(i: int, value: Any, name: str) -> tuple[str, NDArray[Any]]:
     try:
         return stored(value)
     except (Refusal, ValueError) as error:
         raise SchemaError(
-            f"row {i}, column {name!r}: {error}; rows hold numbers or arrays: leave the column out with columns="
+            f"row {i}, column {name!r}: {error}; rows hold numbers or arrays: leave it out with columns="
         ) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,17 @@ def queue_status(path: str | os.PathLike[str]) -> dict[str, SplitStatus]:
     >>> status.published, status.read, status.waiting, status.made
     (1, 0, 1, {'w0': 1})
     """
-    return {log.path.name: _status(log) for log in queues(path)}
+    return {log.path.name: _status(log) for log in _opened(path)}
+
+
+def _opened(path: str | os.PathLike[str]) -> Iterator[QueueLog]:
+    """The queues at a path, each open while it is looked at."""
+    for folder in queue_folders(path):
+        log = QueueLog.open(folder)
+        try:
+            yield log
+        finally:
+            log.close()
 
 
 def _status(log: QueueLog) -> SplitStatus:
@@ -81,7 +91,7 @@ def verify_queue(path: str | os.PathLike[str], *, on_file: Callable[[], object] 
 
     ``on_file`` is called after each file, for showing progress.
     """
-    return {log.path.name: _problems(log, on_file) for log in queues(path)}
+    return {log.path.name: _problems(log, on_file) for log in _opened(path)}
 
 
 def _problems(log: QueueLog, on_file: Callable[[], object]) -> list[str]:
@@ -112,13 +122,8 @@ def purge_queue(path: str | os.PathLike[str]) -> dict[str, int]:
     return {folder.name: purge(folder) for folder in queue_folders(path)}
 
 
-def queues(path: str | os.PathLike[str]) -> list[QueueLog]:
-    """The queues at a path: a dataset's directory, its queue, or one split of it."""
-    return [QueueLog.open(folder) for folder in queue_folders(path)]
-
-
 def queue_folders(path: str | os.PathLike[str]) -> list[Path]:
-    """Where the queues at a path are, whether or not they are whole."""
+    """Where the queues at a path are, whole or not: a dataset's directory, its queue, or one split of it."""
     at = Path(path)
     if os.path.lexists(at / FILE):
         return [at]

@@ -73,6 +73,8 @@ class QueueLog:
         self._seen = _identity(self._meta_path)
         self._tmp = path / "tmp"
         self._free_folder, self._free = f"{path}/free", list[str]()
+        # For deleting: through this, what is deleted is ours even if another queue stands at the path by now.
+        self._folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._next = Words(path / "next", 1)
         self._consumed = Slots(path / "consumed")
         self._lock = _QueueLock(self)
@@ -88,8 +90,7 @@ class QueueLog:
     def create(cls, path: Path, meta: QueueMeta) -> QueueLog:
         """The queue for batches as ``meta`` says: the one that is there, if it is for such batches, else a new one."""
         for _ in range(100):
-            for folder in FOLDERS:
-                (path / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(path)
             try:
                 with Lock(path / "lock", timeout_s=LOCK_TIMEOUT_S):
                     return cls._create(path, meta)
@@ -264,19 +265,20 @@ class QueueLog:
         with missing_told(self):
             room = _MAX_FREE - len(os.listdir(self._free_folder))
         for number in numbers:
-            path = f"{self._prefix}{number:012d}.safetensors"
+            name = f"{number:012d}.safetensors"
             with suppress(OSError):
-                if room > 0 and self._set_aside(path, number):
+                if room > 0 and self._set_aside(name, number):
                     room -= 1
                 else:
-                    os.unlink(path)
+                    os.unlink(name, dir_fd=self._folder_fd)
 
-    def _set_aside(self, path: str, number: int) -> bool:
-        status = os.lstat(path)
+    def _set_aside(self, name: str, number: int) -> bool:
+        fd = self._folder_fd
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if not (stat.S_ISREG(status.st_mode) and 0 < status.st_size <= COPIED_BYTES):
             return False
         try:
-            os.rename(path, f"{self._free_folder}/{number}")
+            os.rename(name, f"free/{number}", src_dir_fd=fd, dst_dir_fd=fd)
         except OSError:  # on a full disk the other folder may have no room for a name
             return False
         return True
@@ -301,6 +303,9 @@ class QueueLog:
         """Let go of open files."""
         self._next.close()
         self._lock.close()
+        fd, self._folder_fd = self._folder_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class _QueueLock:
@@ -330,6 +335,12 @@ class _QueueLock:
 
     def close(self) -> None:
         self._lock.close()
+
+
+def make_folders(path: Path) -> None:
+    """The folders of a queue; copies of a queue may lack those that were empty."""
+    for folder in FOLDERS:
+        (path / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _check_folder(path: Path) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
+from queue import SimpleQueue
 from typing import Any
 
 from poolish.serve.batch_file import Allocate
@@ -27,7 +28,7 @@ class ReadingAhead:
         self, reader: SplitReader, depth: int, stage: Callable[[Batch], Any], allocate: Allocate | None = None
     ) -> None:
         self._reader, self._depth, self._stage, self._allocate = reader, depth, stage, allocate
-        self._pool = ThreadPoolExecutor(min(depth, _MAX_THREADS), "poolish-read")
+        self._pool = _DaemonPool(min(depth, _MAX_THREADS))
         self._ahead: deque[tuple[int, Future[tuple[Batch, Any]]]] = deque()
         self._is_over = threading.Event()
         self._mine, self._watches = threading.local(), list[Watch]()
@@ -73,7 +74,7 @@ class ReadingAhead:
         """End the threads."""
         self.forget()
         self._is_over.set()
-        self._pool.shutdown()
+        self._pool.close()
         for watch in self._watches:
             watch.close()
 
@@ -92,3 +93,40 @@ class ReadingAhead:
             self._watches.append(self._mine.watch)
         watch: Watch = self._mine.watch
         return watch
+
+
+class _DaemonPool:
+    """Threads that do work in the order it comes and do not keep a program alive.
+
+    A trainer that ends without closing its consumer would otherwise wait for ever for a thread that waits for a batch:
+    those of ``ThreadPoolExecutor`` are joined at exit, before anything could tell them to stop.
+    """
+
+    def __init__(self, n_threads: int) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._run, name="poolish-read", daemon=True) for _ in range(n_threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, function: Callable[[int], Any], number: int) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(number))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._work.put(work)
+        return future
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()

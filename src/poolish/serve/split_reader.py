@@ -26,7 +26,7 @@ from poolish.serve.batch_file import Allocate, Array, Label, as_bytes, decode, r
 from poolish.serve.fitting import Promise
 from poolish.serve.marks import RunMarks, acknowledged
 from poolish.serve.provider_notes import providers
-from poolish.serve.queue_log import QueueLog, missing_told
+from poolish.serve.queue_log import QueueLog, make_folders, missing_told
 from poolish.serve.queue_meta import QueueMeta
 from poolish.serve.repair import LOST, bury
 from poolish.serve.watching import Watch
@@ -75,6 +75,7 @@ class SplitReader:
         self._later = later  # does something in the background
         self._promise = Promise(log.meta.schema)
         self._marks = RunMarks(log, rank, world_size)
+        make_folders(log.path)
         self._marks.claim()
         self._position: int | None = None
         self._done = 0
