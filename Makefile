@@ -34,7 +34,7 @@ NATIVE  := $(wildcard $(KERNELS)/*.pyx $(KERNELS)/*.pxi $(KERNELS)/*.h)
 PYTEST ?= -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help environment run test check bench soak clean
+.PHONY: help environment run tour test check bench soak clean
 .DELETE_ON_ERROR:
 
 help:  ## what can be typed here
@@ -42,7 +42,10 @@ help:  ## what can be typed here
 
 environment: $(VENV)/.compiled  ## the environment, ready to be used (`source install.sh` also activates it)
 
-run: environment  ## a tour of poolish: rows that change while they are trained on, a stream that is recorded meanwhile
+run: environment  ## a provider and a trainer for a minute; the trainer is killed in the middle, resumes, and nothing is lost
+	@$(BIN)/python examples/char_diffusion/run.py
+
+tour: environment  ## rows that change while they are trained on, a stream that is recorded meanwhile
 	@$(BIN)/python examples/tour.py
 	@$(BIN)/python examples/stream.py
 

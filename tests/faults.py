@@ -35,6 +35,9 @@ def fork(function: Callable[[], object]) -> int:
     if pid:
         return pid
     faulthandler.disable()  # a child that dies as it should has nothing to tell
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what runs in the background may have been told to ignore it
     status = 1
     try:
         function()

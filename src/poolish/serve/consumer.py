@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -208,16 +207,20 @@ class DatasetConsumer:
     def _close(self, *, is_clean: bool) -> None:
         if os.getpid() != self._pid:  # the parent's threads, locks and marks are the parent's
             return
-        # All of it, in this order, whatever one of them raises.
+        # All of it, from the last to the first, whatever one of them raises.
         with self._lock, ExitStack() as closing:
             self._is_closed = True
+            readers, ahead = list(self._readers.values()), list(self._ahead.values())
+            self._readers, self._ahead = {}, {}
             closing.callback(self._watch.close)
+            for reader in readers:
+                closing.callback(reader.close)
             if self._deleting is not None:
                 closing.callback(self._deleting.shutdown)
-            while self._readers:
-                closing.callback(partial(self._readers.popitem()[1].close, is_clean=is_clean))
-            while self._ahead:
-                closing.callback(self._ahead.popitem()[1].close)
+            for reader in readers if is_clean else ():
+                closing.callback(reader.finish)
+            for each in ahead:
+                closing.callback(each.close)
 
     def __enter__(self) -> Self:
         return self

@@ -6,9 +6,9 @@ holds two positions, both counted as if all ranks stood where this one does:
     read    everything below it that is this rank's was handed out        the backlog counts from the lowest
     done    ... and may be deleted                                         rank 0 raises the watermark to the lowest
 
-``run.json`` names the newest run. Rank 0 writes it when it begins, and sets the marks that a dead run with the same
-start left behind back to the start: a rank that has not begun yet has read nothing. Marks of older runs are removed
-once the watermark has passed their start: until then they may be those of ranks that began before rank 0.
+``run.json`` names the newest run; rank 0 writes it when it begins. Whoever begins sets the marks that a dead run with
+the same start left behind back to the start: a rank that has not begun yet has read nothing. Marks of older runs are
+removed once the watermark has passed their start: until then they may be those of ranks that began before rank 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from poolish.errors import CorruptDataError
-from poolish.files import Lock
+from poolish.files import Lock, explain_full
 from poolish.serve.provider_notes import is_alive
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.sealed import read_sealed, write_sealed
@@ -51,20 +51,18 @@ class RunMarks:
         self.claim()
         self._close_marks()
         folder = _folder(self.log.path, start, self.world_size)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with explain_full(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.start = start
         self._marks = [Words(folder / str(rank), 2) for rank in range(self.world_size)]
-        if self.rank == 0:
-            with self.log.locked():
-                for rank, mark in enumerate(self._marks):
-                    if rank and mark.path.exists() and not is_alive(self._lock_of(rank)):
-                        mark.write(start, start)
-                self._marks[0].write(start, start)
+        with self.log.locked():
+            for rank, mark in enumerate(self._marks):
+                if rank == self.rank or (mark.path.exists() and not is_alive(self._lock_of(rank))):
+                    mark.write(start, start)
+            if self.rank == 0:
                 run = {"start": start, "world_size": self.world_size}
                 write_sealed(self.log.path / _RUN, run, durable=False)
                 _remove_older(folder, self.log.consumed().watermark)
-        else:
-            self.write(start, start)
 
     def write(self, read: int, done: int) -> None:
         """Set this rank's mark."""
@@ -76,8 +74,10 @@ class RunMarks:
 
     def close(self) -> None:
         """Stop being this rank; the marks stay."""
-        self._close_marks()
-        self._lock.release()
+        try:
+            self._close_marks()
+        finally:
+            self._lock.release()
 
     def _close_marks(self) -> None:
         for mark in self._marks:

@@ -38,11 +38,11 @@ class SplitProducer:
             recover(log)
             self._number = log.next_number()
             self._notes.write(self.counter, self._number)
+            self._last = 0  # bytes of the last batch
+            self._counted_at, self._counted = self._number, log.n_bytes()
         except BaseException:
             self._notes.release()
             raise
-        self._last = 0  # bytes of the last batch
-        self._counted_at, self._counted = self._number, log.n_bytes()
 
     @property
     def counter(self) -> int:
@@ -88,14 +88,14 @@ class SplitProducer:
         self._counter, self._number = counter + 1, number + 1
         self._last = sum(memoryview(buffer).nbytes for buffer in buffers)
         self._noted = False
-        with suppress(StoreFull):  # the note only saves time
+        with suppress(StoreFull, FileNotFoundError):  # the note only saves time; a queue that is gone is told later
             self._noted = self._notes.write(self._counter, self._number, now=False)
         return number
 
     def note(self) -> None:
         """Note how far this came, if that is not noted: for those who look at the queue while this waits."""
         if not self._noted:
-            with suppress(StoreFull):
+            with suppress(StoreFull, FileNotFoundError):
                 self._noted = self._notes.write(self.counter, self._number)
 
     def watch(self, watch: Watch) -> None:

@@ -9,6 +9,7 @@ before), never by how often the process was started.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from poolish.errors import ConfigError, QueueError, StoreFull
-from poolish.files import check_name
+from poolish.files import check_name, explain_full
 from poolish.seeds import generator
 from poolish.serve.fitting import Promise
 from poolish.serve.producing import Limits, SplitProducer
@@ -71,6 +72,7 @@ class DataProviderBase:
         self._making: dict[str, int] = {}
         self._waiting = ""
         self._pid = os.getpid()
+        self._one_at_a_time = threading.RLock()
         self._watch: Watch | None = None
         for setting, value in self.config.names().items():
             self._take(setting, value)
@@ -129,11 +131,12 @@ class DataProviderBase:
             raise QueueError(
                 f"{self!r} belongs to the process that this one was forked from; make one here, with a name"
             )
-        producer = self._producer(split)
-        batch = self.make_batch(split, producer.counter)
-        place = f"provider {self.name!r}, split {split!r}, batch {producer.counter}"
-        columns, rows = self._promise.columns_of(batch, place)
-        return producer.publish(columns, rows)
+        with self._one_at_a_time:
+            producer = self._producer(split)
+            batch = self.make_batch(split, producer.counter)
+            place = f"provider {self.name!r}, split {split!r}, batch {producer.counter}"
+            columns, rows = self._promise.columns_of(batch, place)
+            return producer.publish(columns, rows)
 
     def run(
         self, *, stop: Callable[[], bool] = lambda: False, on_batch: Callable[[str, int], object] | None = None
@@ -211,7 +214,8 @@ class DataProviderBase:
             if split not in self.config.splits:
                 raise ConfigError(f"no split {split!r}; the config has {list(self.config.splits)}")
             queue = self.dataset_path / "queue"
-            queue.mkdir(mode=0o755, parents=True, exist_ok=True)
+            with explain_full(queue):
+                queue.mkdir(mode=0o755, parents=True, exist_ok=True)
             sweep_purged(queue)
             limits = Limits(self.config.max_backlog, self.config.max_backlog_bytes, self.config.min_free_bytes)
             told = {**vars(limits), "durable": int(self.config.durability == "power")}

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poolish.errors import CorruptDataError, QueueError, StaleSchema
-from poolish.files import Lock, Partial, sync_directory, write_all
+from poolish.files import Lock, Partial, explain_full, sync_directory, write_all
 from poolish.serve.batch_file import COPIED_BYTES, Label, read_label
 from poolish.serve.queue_meta import FILE, QueueMeta
 from poolish.serve.slots import Slots
@@ -90,7 +90,7 @@ class QueueLog:
     def create(cls, path: Path, meta: QueueMeta) -> QueueLog:
         """The queue for batches as ``meta`` says: the one that is there, if it is for such batches, else a new one."""
         for _ in range(100):
-            make_folders(path)
+            make_folders(path, parents=True)
             try:
                 with Lock(path / "lock", timeout_s=LOCK_TIMEOUT_S):
                     return cls._create(path, meta)
@@ -195,7 +195,9 @@ class QueueLog:
 
     def drop_free(self) -> None:
         """Give back the space of files that wait to be written over."""
-        for name in os.listdir(self._free_folder):
+        with missing_told(self):
+            names = os.listdir(self._free_folder)
+        for name in names:
             with suppress(OSError):
                 os.unlink(f"{self._free_folder}/{name}")
 
@@ -337,10 +339,11 @@ class _QueueLock:
         self._lock.close()
 
 
-def make_folders(path: Path) -> None:
+def make_folders(path: Path, *, parents: bool = False) -> None:
     """The folders of a queue; copies of a queue may lack those that were empty."""
     for folder in FOLDERS:
-        (path / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        with explain_full(path):
+            (path / folder).mkdir(mode=0o700, parents=parents, exist_ok=True)
 
 
 def _check_folder(path: Path) -> None:

@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from poolish.errors import CorruptDataError
-from poolish.files import Lock, publish, sweep, write_all, write_json
+from poolish.errors import CorruptDataError, QueueError
+from poolish.files import Lock, explain_full, publish, sweep, write_all, write_json
 from poolish.serve.batch_file import Label, encode
 from poolish.serve.queue_log import FOLDERS, LOCK_TIMEOUT_S, QueueLog, missing_told
 
@@ -56,7 +56,7 @@ def _bury(log: QueueLog, number: int, reason: str) -> None:
     place, dead = log.path_of(number), log.path / "dead" / f"{number:012d}.safetensors"
     told = {"number": number, "reason": reason, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     write_json(dead.with_suffix(".json"), told, durable=False)
-    with suppress(FileNotFoundError, FileExistsError):
+    with suppress(FileNotFoundError, FileExistsError), explain_full(dead):
         if stat.S_ISDIR(os.lstat(place).st_mode):
             os.rename(place, dead)
         else:  # a link, so that at no moment the number is free
@@ -72,7 +72,9 @@ def purge(path: Path) -> int:
 
     Running providers and consumers notice.
     """
-    with Lock(path / "lock", timeout_s=LOCK_TIMEOUT_S):
+    if path.is_symlink():
+        raise QueueError(f"{path}: a symbolic link, whose target would stay; purge {path.resolve()} instead")
+    with Lock(path / "lock", timeout_s=LOCK_TIMEOUT_S), explain_full(path):
         n_batches = sum(1 for _ in path.glob("[0-9]*.safetensors"))
         away = path.with_name(f".purged-{path.name}-{os.urandom(8).hex()}")
         os.rename(path, away)

@@ -75,7 +75,8 @@ class SplitReader:
         self._later = later  # does something in the background
         self._promise = Promise(log.meta.schema)
         self._marks = RunMarks(log, rank, world_size)
-        make_folders(log.path)
+        with missing_told(log):
+            make_folders(log.path)
         self._marks.claim()
         self._position: int | None = None
         self._done = 0
@@ -344,14 +345,17 @@ class SplitReader:
             f"the next one to come is {self.log.next_number()}; {who}"
         )
 
-    def close(self, *, is_clean: bool) -> None:
-        """Stop being this rank. After a clean end the step on the last batch is over."""
+    def finish(self) -> None:
+        """After a clean end the step on the last batch is over."""
+        if self._position is not None:
+            self.asked()
+            self.let_go()
+
+    def close(self) -> None:
+        """Stop being this rank."""
         try:
-            if is_clean and self._position is not None:
-                self.asked()
-                self.let_go()
-        finally:
             self._marks.close()
+        finally:
             self.log.close()
 
 
