@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -147,10 +148,14 @@ def wake() -> None:
         return once
 
     def ours(folder: Path) -> tuple[Callable[[], object], Callable[[], object]]:
-        maker = provider(folder, batch_size=1, block_size=8)
-        maker.open().close()
+        provider(folder, batch_size=1, block_size=8).open().close()
         consumer = DatasetConsumer(folder, output="numpy", timeout_s=30)
-        return lambda: maker.publish("train"), lambda: consumer.get_batch("train")
+
+        @cache
+        def maker() -> Constant:  # made where it is used first, in the child
+            return provider(folder, batch_size=1, block_size=8)
+
+        return lambda: maker().publish("train"), lambda: consumer.get_batch("train")
 
     def queue(folder: Path) -> tuple[Callable[[], object], Callable[[], object]]:
         lane = peers.Queue(folder)
