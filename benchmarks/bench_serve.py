@@ -28,6 +28,7 @@ from benchmarks import serve_peers as peers
 from benchmarks.harness import Measure, Missing, compare, needs, per_call
 from poolish import DataProviderBase, DatasetConsumer
 from poolish.serve import queue_status
+from poolish.serve.watching import Watch
 
 BATCH, BLOCK = 64, 1024
 N_BATCHES = 1_000
@@ -162,6 +163,24 @@ def wake() -> None:
         small = {name: array[:1, :8] for name, array in ARRAYS.items()}
         return lambda: lane._queue.put(small), lane._queue.get
 
+    def bare(folder: Path) -> tuple[Callable[[], object], Callable[[], object]]:
+        """The least: a file is renamed, a process that waits on inotify sees it and reads it."""
+        folder.mkdir(parents=True)
+        numbers, expected, watch = count(), count(), Watch()
+        watch.add(folder)
+
+        def publish() -> None:
+            Path(f"{folder}/writing").write_bytes(bytes(128))
+            os.rename(f"{folder}/writing", f"{folder}/{next(numbers)}")
+
+        def take() -> None:
+            path = f"{folder}/{next(expected)}"
+            while not os.path.exists(path):
+                watch.wait(30)
+            Path(path).read_bytes()
+
+        return publish, take
+
     def polled(folder: Path) -> tuple[Callable[[], object], Callable[[], object]]:
         folder.mkdir(parents=True)
         numbers, expected = count(), count()
@@ -182,14 +201,22 @@ def wake() -> None:
         "serve, wake-up, median",
         "us",
         measure("poolish", ours),
-        {"multiprocessing.Queue": measure("queue", queue), "files polled every 1 ms": measure("polled", polled)},
+        {
+            "bare inotify and a file": measure("bare", bare),
+            "multiprocessing.Queue": measure("queue", queue),
+            "files polled every 1 ms": measure("polled", polled),
+        },
     )
     p99 = {name: float(np.percentile(found, 99)) * 1e6 for name, found in delays.items()}
     compare(
         "serve, wake-up, 99th percentile of the same",
         "us",
         lambda: p99["poolish"],
-        {"multiprocessing.Queue": lambda: p99["queue"], "files polled every 1 ms": lambda: p99["polled"]},
+        {
+            "bare inotify and a file": lambda: p99["bare"],
+            "multiprocessing.Queue": lambda: p99["queue"],
+            "files polled every 1 ms": lambda: p99["polled"],
+        },
         rounds=1,
     )
 
@@ -239,16 +266,26 @@ def read() -> None:
         from safetensors.torch import load_file, save_file
         from torch import from_numpy
 
-        path = next(fresh)
-        save_file({name: from_numpy(array) for name, array in ARRAYS.items()}, path)
-        return per_call(lambda: peers.touch(load_file(path)), unit="us", calls=100)
+        paths = [next(fresh) for _ in range(100)]
+
+        def save() -> None:
+            for path in paths:
+                save_file({name: from_numpy(array) for name, array in ARRAYS.items()}, path)
+
+        def load(_: object) -> None:
+            for path in paths:
+                peers.touch(load_file(path))
+                path.unlink()
+
+        whole = per_call(load, unit="us", prepare=save)
+        return lambda: whole() / 100
 
     whole = per_call(ours, unit="us", prepare=publish)
     compare(
         "serve, from a 1 MiB file to tensors",
         "us",
         lambda: whole() / 100,
-        {"safetensors.torch.load_file (no checksum)": needs("safetensors", official)},
+        {"safetensors.torch.load_file, then unlink (no checksum)": needs("safetensors", official)},
     )
 
 

@@ -111,7 +111,7 @@ class Partial:
         with explain_full(target):
             os.rename(self.path, target)
 
-    def link(self, target: Path) -> None:
+    def link(self, target: Path | str) -> None:
         """Put the file at ``target``, or raise FileExistsError if there is one."""
         self._check_ours()
         try:
@@ -243,5 +243,5 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
         os.close(fd)
 
 
-def _exists(target: Path) -> FileExistsError:
+def _exists(target: Path | str) -> FileExistsError:
     return FileExistsError(f"{target}: there is a file already; choose another name, or remove it first")

@@ -54,7 +54,7 @@ class explain_full:
         raise StoreFull(message, errno=error.errno, filename=path) from error
 
 
-def open_regular(path: Path, flags: int) -> int:
+def open_regular(path: Path | str, flags: int) -> int:
     """Open a file, ``0600`` where it is made, not through links and nothing but a regular one."""
     try:
         with explain_full(path):
@@ -69,7 +69,7 @@ def open_regular(path: Path, flags: int) -> int:
     return fd
 
 
-def _strange(path: Path) -> CorruptDataError:
+def _strange(path: Path | str) -> CorruptDataError:
     return CorruptDataError(f"{path}: not a regular file; restore it from a copy")
 
 

@@ -11,6 +11,7 @@ import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,7 +198,7 @@ class Schema:
         rows = [(field.name, describe(field.type), "yes" if field.nullable else "", field.role or "") for field in self]
         return str(html.table(("column", "type", "nullable", "role"), rows))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that change with any name, dtype, shape, nullability, role or feature, and with nothing else.
 

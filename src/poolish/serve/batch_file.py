@@ -182,7 +182,7 @@ def read_label(path: Path) -> Label:
 Allocate = Callable[[int], Array]
 
 
-def read_file(path: Path, allocate: Allocate | None = None) -> mmap.mmap | Array:
+def read_file(path: Path | str, allocate: Allocate | None = None) -> mmap.mmap | Array:
     """The bytes of a file, to be changed by whoever reads them without changing the file.
 
     In memory that ``allocate`` gives; by default in new memory, or for large files mapped, copy on write.
@@ -204,7 +204,7 @@ def read_file(path: Path, allocate: Allocate | None = None) -> mmap.mmap | Array
         os.close(fd)
 
 
-def _check_size(fd: int, path: Path) -> int:
+def _check_size(fd: int, path: Path | str) -> int:
     """How large an open file is, if a batch can be so large."""
     n_bytes = os.fstat(fd).st_size
     if n_bytes > MAX_FILE_BYTES:

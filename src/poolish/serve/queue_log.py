@@ -125,7 +125,11 @@ class QueueLog:
 
     def path_of(self, number: int) -> Path:
         """Where the batch of a number is, was or will be."""
-        return Path(f"{self._prefix}{number:012d}.safetensors")
+        return Path(self.file_of(number))
+
+    def file_of(self, number: int) -> str:
+        """The same as text, for where every microsecond counts: a Path takes 4."""
+        return f"{self._prefix}{number:012d}.safetensors"
 
     def numbers(self) -> list[int]:
         """The numbers whose files are there, in order. Costs a listing: 10 ms for 10,000 files."""
@@ -206,7 +210,7 @@ class QueueLog:
         while True:
             try:
                 # Readers open only numbered files: the link is the moment the batch exists.
-                partial.link(self.path_of(number))
+                partial.link(self.file_of(number))
                 return number
             except FileExistsError:
                 number += 1  # its publisher was killed before it could write down the next number

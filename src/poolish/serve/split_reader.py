@@ -31,7 +31,7 @@ from poolish.serve.queue_meta import QueueMeta
 from poolish.serve.repair import LOST, bury
 from poolish.serve.watching import Watch
 
-_TOGETHER = 16  # numbers that are deleted together, or fewer if they are large
+_TOGETHER = 8  # numbers that are deleted together, or fewer if they are large
 _TOGETHER_BYTES = 32 * 2**20
 _LOOK_AROUND_S = 0.5  # how often a wait looks at more than its own file
 _SAY_S = 10.0
@@ -197,12 +197,12 @@ class SplitReader:
             return self._replace(number, error, allocate)
 
     def _load(self, number: int, allocate: Allocate | None) -> Batch:
-        path = self.log.path_of(number)
+        path = self.log.file_of(number)
         with missing_told(self.log):
             data = read_file(path, allocate)
         return self._decoded(number, data, path)
 
-    def _decoded(self, number: int, data: mmap.mmap | Array, path: Path) -> Batch:
+    def _decoded(self, number: int, data: mmap.mmap | Array, path: Path | str) -> Batch:
         label, columns = decoded(self.log.meta, self._promise, data, path)
         return Batch(number, label, columns, data, as_bytes(data).nbytes)
 
@@ -257,7 +257,7 @@ class SplitReader:
         All or none: at the end of a queue a rank that got one batch more than the others would wait for them for ever.
         The log has no gaps, so the last of a round stands for all.
         """
-        return os.path.lexists(self.log.path_of(number - self.rank + self.world_size - 1))
+        return os.path.lexists(self.log.file_of(number - self.rank + self.world_size - 1))
 
     def wait(
         self,
@@ -364,7 +364,7 @@ class Buried(CorruptDataError):
 
 
 def decoded(
-    meta: QueueMeta, promise: Promise, data: mmap.mmap | Array, path: Path
+    meta: QueueMeta, promise: Promise, data: mmap.mmap | Array, path: Path | str
 ) -> tuple[Label, dict[str, tuple[str, Array]]]:
     """The label and the arrays of a batch file, if it is whole, of this queue, and as its schema says."""
     label, columns = decode(data, path)
@@ -375,7 +375,7 @@ def decoded(
     if label.schema != meta.schema.fingerprint:
         raise StaleSchema(
             f"{path}: its schema is {label.schema}, this queue's {meta.schema.fingerprint}; discard the queue with "
-            f"`poolish queue purge {path.parent}` and fill it anew"
+            f"`poolish queue purge {os.path.dirname(path)}` and fill it anew"
         )
     if columns.keys() != promise.names:
         raise SchemaError(f"{path}: has {sorted(columns)}, batch_schema {meta.schema.names}")
