@@ -36,6 +36,12 @@ settings.load_profile("soak" if IS_SOAK else "push")
 KERNEL_ROOMS = {"kernels", "seeds"}
 
 
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """What appears if a ``tests.canary.Canary`` sings."""
+    return tmp_path / "was-here"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what leans on the kernels, and leave the long tests to ``make soak``."""
     for item in items:

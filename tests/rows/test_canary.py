@@ -7,7 +7,6 @@ saved file may hide is tried in ``test_saved``.)
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -21,21 +20,7 @@ import torch
 
 from poolish import DatasetBuffer, Schema
 from poolish.errors import CorruptDataError
-
-
-class Canary:
-    """Unpickling one makes a directory."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
-
-
-@pytest.fixture
-def marker(tmp_path):
-    return tmp_path / "was-here"
+from tests.canary import Canary
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
 import sys
@@ -15,22 +14,8 @@ import pytest
 
 from poolish.errors import PoolishError
 from poolish.serve import purge_queue, queue_status, verify_queue
+from tests.canary import Canary
 from tests.serve.damage import consumer, file_of, filled, forged, header, provider, slot, take, within
-
-
-class Canary:
-    """Unpickling one makes a directory."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, (str(self.marker),)
-
-
-@pytest.fixture
-def marker(tmp_path: Path) -> Path:
-    return tmp_path / "was-here"
 
 
 @pytest.fixture

@@ -37,20 +37,7 @@ from tests.serve.queues import (
 
 MODES = ("on_step", "on_read", "on_checkpoint")
 SOAK = pytest.mark.soak
-
-
-@pytest.fixture(autouse=True)
-def few_together(monkeypatch):
-    """Files are deleted after every second batch, so that a short run does everything that a long one does."""
-    monkeypatch.setattr(split_reader, "_TOGETHER", 2)
-    monkeypatch.setattr(split_reader, "_LOOK_AROUND_S", 0.01)
-
-
-@pytest.fixture
-def path(tmp_path):
-    """The folder of a dataset."""
-    with queues.in_memory(tmp_path) as folder:
-        yield folder / "data"
+pytestmark = pytest.mark.usefixtures("few_together")
 
 
 # Many providers, many ranks ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from poolish.errors import QueueError, QueueNotFound, ResumeError
 from poolish.files import write_json
-from poolish.serve import provider_notes, purge_queue, split_reader
+from poolish.serve import provider_notes, purge_queue
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.repair import bury
 from tests.effort import times
@@ -37,20 +37,7 @@ from tests.serve.queues import (
 )
 
 SOAK = pytest.mark.soak
-
-
-@pytest.fixture(autouse=True)
-def few_together(monkeypatch):
-    """Files are deleted after every second batch, so that a short run does everything that a long one does."""
-    monkeypatch.setattr(split_reader, "_TOGETHER", 2)
-    monkeypatch.setattr(split_reader, "_LOOK_AROUND_S", 0.01)
-
-
-@pytest.fixture
-def path(tmp_path):
-    """The folder of a dataset."""
-    with queues.in_memory(tmp_path) as folder:
-        yield folder / "data"
+pytestmark = pytest.mark.usefixtures("few_together")
 
 
 class Told:

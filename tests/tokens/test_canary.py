@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import warnings
 from contextlib import suppress
@@ -14,21 +13,7 @@ import pytest
 from poolish import StreamStore
 from poolish.errors import PoolishError
 from poolish.tokens.directory import _proof
-
-
-class Canary:
-    """Unpickling one makes a directory."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, (str(self.marker),)
-
-
-@pytest.fixture
-def marker(tmp_path: Path) -> Path:
-    return tmp_path / "was-here"
+from tests.canary import Canary
 
 
 @pytest.fixture

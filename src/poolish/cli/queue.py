@@ -29,13 +29,14 @@ def show_status(path: Path, *, as_json: bool = False) -> None:
         told = {split: {**asdict(found), "waiting": found.waiting} for split, found in status.items()}
         print(json.dumps(told, indent=2))
         return
-    table = Table(title=f"queue of {path}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("split")
     for column in _COLUMNS:
         table.add_column(column, justify="right")
     for found in status.values():
         table.add_row(*_row(found))
     console = _console()
+    console.print(Text(f"queue of {path}", style="bold"), soft_wrap=True)  # a long path is not cut into lines
     console.print(table)
     for line in _providers(status):
         console.print(line, soft_wrap=True)

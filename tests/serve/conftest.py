@@ -1,0 +1,25 @@
+"""What the tests of kills and of exactly-once share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from poolish.serve import split_reader
+from tests.serve import queues
+
+
+@pytest.fixture
+def few_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are deleted after every second batch, so that a short run does everything that a long one does."""
+    monkeypatch.setattr(split_reader, "_TOGETHER", 2)
+    monkeypatch.setattr(split_reader, "_LOOK_AROUND_S", 0.01)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a dataset."""
+    with queues.in_memory(tmp_path) as folder:
+        yield folder / "data"
