@@ -43,14 +43,14 @@ def marker(tmp_path: Path) -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what leans on the kernels, and leave the long tests to ``make soak``."""
+    """Mark what leans on the kernels; leave the long tests to ``make soak`` and some to machines with a GPU."""
     for item in items:
         if room_of(item.path) in KERNEL_ROOMS:
             item.add_marker(pytest.mark.kernels)
-    if not IS_SOAK:
-        long = [item for item in items if item.get_closest_marker("soak")]
-        items[:] = [item for item in items if item not in long]
-        config.hook.pytest_deselected(items=long)
+    left_out = {"soak": IS_SOAK, "cuda": os.path.exists("/dev/nvidiactl")}
+    others = [item for item in items if any(item.get_closest_marker(name) and not on for name, on in left_out.items())]
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=others)
 
 
 def room_of(path: Path) -> str:

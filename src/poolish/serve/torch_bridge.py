@@ -52,7 +52,7 @@ class CudaStage:
         """Start copying a batch that was read into memory of ``allocate``."""
         assert isinstance(batch.data, np.ndarray)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            copied = self._pinned.tensor(batch.data).to(self._device, non_blocking=True)
+            copied = torch.from_numpy(batch.data).to(self._device, non_blocking=True)
             is_over = torch.cuda.Event()  # type: ignore[no-untyped-call]
             is_over.record(self._stream)
         self._pinned.give_back(batch.data, is_over)
@@ -76,32 +76,27 @@ def _on_device(copied: torch.Tensor, batch: Batch, dtype: str, array: Array) -> 
 
 
 class _PinnedMemory:
-    """Pinned buffers that are used again: to pin one costs more than to fill it."""
+    """Pinned buffers that are used again: to pin one costs more than to fill it.
+
+    What is lent and never comes back, because the batch was corrupt, is freed with the array that was lent.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[torch.Tensor] = []
-        self._copying: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()  # in the order of the stream
-        self._lent: dict[int, tuple[torch.Tensor, int]] = {}
+        self._free: list[Array] = []
+        self._copying: deque[tuple[torch.cuda.Event, Array]] = deque()  # in the order of the stream
 
     def take(self, n_bytes: int) -> Array:
         with self._lock:
             while self._copying and self._copying[0][0].query():  # type: ignore[no-untyped-call]
                 self._free.append(self._copying.popleft()[1])
-            fitting = [i for i, tensor in enumerate(self._free) if n_bytes <= tensor.numel() <= 2 * n_bytes + _ROUND]
-            tensor = self._free.pop(fitting[0]) if fitting else None
-        if tensor is None:
-            tensor = torch.empty(-(-n_bytes // _ROUND) * _ROUND, dtype=torch.uint8, pin_memory=True)
-        with self._lock:
-            self._lent[tensor.data_ptr()] = tensor, n_bytes
-        view: Array = tensor.numpy()[:n_bytes]
-        return view
+            fitting = [i for i, buffer in enumerate(self._free) if n_bytes <= buffer.nbytes <= 2 * n_bytes + _ROUND]
+            buffer = self._free.pop(fitting[0]) if fitting else None
+        if buffer is None:
+            buffer = torch.empty(-(-n_bytes // _ROUND) * _ROUND, dtype=torch.uint8, pin_memory=True).numpy()
+        return buffer[:n_bytes]
 
-    def tensor(self, data: Array) -> torch.Tensor:
-        tensor, n_bytes = self._lent[data.ctypes.data]
-        return tensor[:n_bytes]
-
-    def give_back(self, data: Array, when: torch.cuda.Event) -> None:
+    def give_back(self, lent: Array, when: torch.cuda.Event) -> None:
+        assert isinstance(lent.base, np.ndarray)  # the whole buffer
         with self._lock:
-            tensor, _ = self._lent.pop(data.ctypes.data)
-            self._copying.append((when, tensor))
+            self._copying.append((when, lent.base))
