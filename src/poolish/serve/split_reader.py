@@ -47,14 +47,18 @@ class EndOfQueue(Exception):
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch as it was read: its arrays share the memory of ``data``."""
+    """A batch as it was read: its arrays share the memory of ``data``.
+
+    ``kept`` is a copy of that, where a later batch may have to be replaced by this one: ``data`` is the trainer's to
+    change, and on CUDA it is used again as soon as it was copied to the device.
+    """
 
     number: int
     label: Label
     columns: dict[str, tuple[str, Array]]
     data: mmap.mmap | Array
     n_bytes: int
-    is_replacement: bool = False
+    kept: Array | None = None
 
 
 class SplitReader:
@@ -139,7 +143,8 @@ class SplitReader:
     def handed_out(self, batch: Batch) -> None:
         """The arrays of a batch go to the trainer."""
         position = self.position + self.world_size
-        self._keep(batch)  # before it is done, for then its file may go
+        if batch.kept is not None:
+            self._last = batch.kept
         if self.rank == 0:
             self._labels[batch.number] = batch.label
             self._pending_bytes += batch.n_bytes
@@ -204,12 +209,8 @@ class SplitReader:
 
     def _decoded(self, number: int, data: mmap.mmap | Array, path: Path | str) -> Batch:
         label, columns = decoded(self.log.meta, self._promise, data, path)
-        return Batch(number, label, columns, data, as_bytes(data).nbytes)
-
-    def _keep(self, batch: Batch) -> None:
-        """Remember the batch in case that a later one is corrupt: a copy, for the arrays are the trainer's."""
-        if self._on_corrupt == "cached" and not batch.is_replacement:
-            self._last = np.frombuffer(as_bytes(batch.data), np.uint8).copy()
+        kept = np.frombuffer(as_bytes(data), np.uint8).copy() if self._on_corrupt == "cached" else None
+        return Batch(number, label, columns, data, as_bytes(data).nbytes, kept)
 
     def _replace(self, number: int, error: CorruptDataError | SchemaError, allocate: Allocate | None) -> Batch:
         if number < self.log.consumed().watermark:
@@ -224,7 +225,7 @@ class SplitReader:
             if replacement is not None:
                 self.n_replaced += 1
                 logger.warning("%s; batch %d is trained again in its place", error, replacement.number)
-                return replace(replacement, number=number, n_bytes=0, is_replacement=True)
+                return replace(replacement, number=number, n_bytes=0)
         dead = self.log.path / "dead" / f"{number:012d}.json"
         raise CorruptDataError(
             f"batch {number} of {self.log.meta.split!r} cannot be trained: {error} (see {dead}); "
