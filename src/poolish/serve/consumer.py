@@ -119,9 +119,7 @@ class DatasetConsumer:
 
     def _read(self, reader: SplitReader) -> tuple[Batch, Any]:
         number = reader.number()
-        if not reader.is_there(number):
-            reader.let_go()
-            reader.wait(number, self.timeout_s, self._watch)
+        reader.wait(number, self.timeout_s, self._watch, on_idle=reader.let_go)
         return reader.read(number), None
 
     def _given(self, batch: Batch, made: Any) -> Any:

@@ -228,7 +228,9 @@ class QueueLog:
 
     def consumed(self) -> Consumed:
         """What was written down about numbers that are done."""
-        told = self._consumed.read()
+        return self._as_consumed(self._consumed.read())
+
+    def _as_consumed(self, told: Mapping[str, Any] | None) -> Consumed:
         if told is None:
             return Consumed()
         try:
@@ -244,7 +246,8 @@ class QueueLog:
         ``labels`` are those that the caller has read already; the others are read from their files.
         """
         with self.locked():
-            before = self.consumed()
+            newest = self._consumed.read()
+            before = self._as_consumed(newest)
             if watermark <= before.watermark:
                 return range(0)
             if watermark > self.next_number() and watermark > self._count_next():
@@ -259,7 +262,7 @@ class QueueLog:
                     counters[label.provider] = max(label.counter, counters.get(label.provider, 0))
             self._next.write(max(self.next_number(), watermark))
             told = {"watermark": watermark, "counters": counters}
-            self._consumed.write(told, durable=self.meta.is_durable)
+            self._consumed.write(told, after=newest, durable=self.meta.is_durable)
         return range(before.watermark, watermark)
 
     def delete(self, numbers: Iterable[int]) -> None:

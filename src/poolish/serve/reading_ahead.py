@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from queue import SimpleQueue
 from typing import Any
 
 from poolish.serve.batch_file import Allocate
-from poolish.serve.split_reader import Batch, SplitReader
+from poolish.serve.split_reader import IDLE_S, Batch, SplitReader
 from poolish.serve.watching import Watch
 
 _MAX_THREADS = 16  # to copy and check 64 MiB takes a thread 28 ms, beside a GPU that wants one every 5
@@ -39,7 +39,7 @@ class ReadingAhead:
             self._ahead.popleft()  # handed out: only now, so that an interrupted call finds it again
         self.fill()
         number, future = self._ahead[0]
-        if not future.done():
+        if not wait([future], IDLE_S if timeout_s is None else min(IDLE_S, timeout_s)).done:
             self._reader.let_go()
         try:
             return future.result(timeout_s)

@@ -46,7 +46,7 @@ class Slots:
             return None
         try:
             for _ in range(_TRIES):  # a writer may be in the middle of one slot, and quicker than we are
-                slots = [os.pread(fd, SLOT_BYTES, i * SLOT_BYTES) for i in (0, 1)]
+                slots = [_read_slot(fd, i * SLOT_BYTES) for i in (0, 1)]
                 found = [value for value in map(self._value, slots) if value is not None]
                 if found:
                     return max(found, key=lambda value: int(value["turn"]))
@@ -56,9 +56,9 @@ class Slots:
             os.close(fd)
         raise CorruptDataError(f"{self.path}: nothing in it can be read; restore it, or purge the queue")
 
-    def write(self, value: dict[str, Any], *, durable: bool = False) -> None:
-        """Make this the newest value."""
-        turn = ((self.read() or {}).get("turn", 0)) + 1
+    def write(self, value: dict[str, Any], *, after: dict[str, Any] | None = None, durable: bool = False) -> None:
+        """Make this the newest value; ``after`` is the one before it, if the caller has just read it."""
+        turn = ((after or self.read() or {}).get("turn", 0)) + 1
         text = json.dumps({**value, "turn": turn}, separators=(",", ":")).encode("ascii")
         if _HEAD.size + len(text) > SLOT_BYTES:
             raise LimitExceeded(
@@ -92,6 +92,13 @@ class Slots:
         except ValueError:  # a right checksum over something that we never wrote
             return None
         return value if isinstance(value, dict) and type(value.get("turn")) is int else None
+
+
+def _read_slot(fd: int, start: int) -> bytes:
+    """As much of a slot as is used."""
+    data = os.pread(fd, 4096, start)
+    length = int.from_bytes(data[:8], "little")
+    return data if length <= 4096 - _HEAD.size else os.pread(fd, SLOT_BYTES, start)
 
 
 def _write_at(fd: int, data: bytes, start: int, path: Path) -> None:

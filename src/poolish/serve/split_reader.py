@@ -35,6 +35,7 @@ _TOGETHER = 8  # numbers that are deleted together, or fewer if they are large
 _TOGETHER_BYTES = 32 * 2**20
 _LOOK_AROUND_S = 0.5  # how often a wait looks at more than its own file
 _SAY_S = 10.0
+IDLE_S = 0.01  # a wait that takes longer is used to let go of what is done
 _FOR_RANK_0_S = 30.0  # rank 0 may be writing the very checkpoint that it will commit
 _LOST_S = 2.0  # a network file system may show a number before its file
 
@@ -268,17 +269,22 @@ class SplitReader:
         *,
         is_over: Callable[[], bool] = lambda: False,
         step_s: float = _LOOK_AROUND_S,
+        on_idle: Callable[[], object] = lambda: None,
     ) -> None:
         """Until the batch of ``number`` is there. ``Starved`` says what was waited for and why it did not come.
 
-        ``is_over``, asked every ``step_s`` at least, ends it early.
+        ``is_over``, asked every ``step_s`` at least, ends it early. ``on_idle`` is called if it takes a while.
         """
         if self.is_there(number):
             return
         watch.add(self.log.path)  # before the next look, so that what comes in between is told
         begun = looked = time.monotonic()
         say_at = begun + _SAY_S
-        self._look_around(number, 0.0)
+        # Most waits are short, and what could be done meanwhile would be in the provider's way: it takes the lock.
+        watch.wait(IDLE_S if timeout_s is None else min(IDLE_S, timeout_s))
+        if not self.is_there(number):
+            on_idle()
+            self._look_around(number, 0.0)
         while not self.is_there(number):
             if is_over():
                 return
