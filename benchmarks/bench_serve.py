@@ -387,7 +387,7 @@ def _cuda_measures(torch: Any) -> Any:
     def plain(consumer: DatasetConsumer) -> Callable[[], Any]:
         return lambda: tuple(tensor.to("cuda") for tensor in consumer.get_batch("train"))
 
-    staged = with_batches(lambda consumer: lambda: consumer.get_batch("train"), device="cuda", prefetch=12)
+    staged = with_batches(lambda consumer: lambda: consumer.get_batch("train"), device="cuda", prefetch=16)
     others = {"without batches": bare, "get_batch on the CPU, then .to('cuda')": with_batches(plain)}
     return lambda: (staged, others)
 
