@@ -102,11 +102,6 @@ class Progress:
             return watermark, watermark
         return lowest(self._marks, self._start)
 
-    def ranks(self) -> list[tuple[int, int]]:
-        """What each rank has read and is done with."""
-        self._look()
-        return [lowest([mark], self._start) for mark in self._marks]
-
     def _look(self) -> None:
         seen = _identity(self.log)
         if seen is None or seen == self._seen:

@@ -35,11 +35,6 @@ class Watch:
         self._fd = _start()
         self._is_watching = False
 
-    @property
-    def is_told(self) -> bool:
-        """Whether the system tells of changes; else this polls."""
-        return self._fd >= 0
-
     def add(self, directory: Path) -> None:
         """Watch a directory too; one that is not there is left out, and may be added again later."""
         if self._fd >= 0:
