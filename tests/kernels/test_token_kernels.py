@@ -985,6 +985,52 @@ def test_starts_outside_of_the_index_are_refused(kernels):
         assert (out == GUARD).all()
 
 
+SPANS = [1, 2, 3, 498, 2**31 + 1, 2**32 - 2, 2**32 - 1, 2**32, 2**32 + 1, 2**62]
+
+
+@each_kind
+@pytest.mark.parametrize("bits", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
+@given(st.integers(0, 2**62 - 1), st.lists(st.tuples(st.sampled_from(SPANS), st.integers(0, 40)), max_size=8))
+def test_numbers_are_drawn_as_the_generator_itself_draws_them(kernels, bits, low, draws):
+    """In spans that throw many of its words away too, and it goes on where its own ``integers`` would have."""
+    ours, its = (np.random.Generator(getattr(np.random, bits)(5)) for _ in range(2))
+    for span, n in draws:
+        drawn, expected = kernels.draw(ours, low, low + span, n), its.integers(low, low + span, n)
+
+        assert drawn.dtype == expected.dtype
+        assert drawn.tolist() == expected.tolist()
+    assert ours.bit_generator.random_raw() == its.bit_generator.random_raw()
+    assert ours.integers(9) == its.integers(9)
+
+
+@each_kind
+def test_a_generator_with_ways_of_its_own_is_asked(kernels):
+    """As whoever derives from NumPy's expects."""
+
+    class Lowest(np.random.Generator):
+        def integers(self, low: Any, *_: Any, **__: Any) -> Any:
+            return np.array([low])
+
+    assert kernels.draw(Lowest(np.random.PCG64(0)), 3, 9, 1).tolist() == [3]
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("low", "high", "n", "reason"),
+    [
+        (5, 5, 1, "low >= high"),
+        (5, 4, 1, "low >= high"),
+        (0, 9, -1, "negative dimensions"),
+        (0, 9, 2**62, "array is too big"),
+        (0, 9, 2**64, "Maximum allowed dimension"),
+    ],
+)
+def test_numbers_that_cannot_be_drawn_are_refused(kernels, low, high, n, reason):
+    """In the generator's own words."""
+    with pytest.raises(ValueError, match=reason):
+        kernels.draw(np.random.default_rng(0), low, high, n)
+
+
 some_tokens = st.sampled_from([0, 1, -1, bits(-0.0), bits(0.5), bits(math.nan), bits(5e-324), 2**63 - 1])
 
 
@@ -1017,7 +1063,7 @@ def test_scans_outside_of_the_lanes_are_refused(kernels, begin, end, n_types):
 def test_both_have_the_same_token_kernels():
     """What one half offers the other has, too."""
     names = ("Recorder", "load_word", "store_word", "windows", "take", "search", "search_one")
-    names += ("select_starts", "find_nonzero")
+    names += ("select_starts", "draw", "find_nonzero")
     methods = ("attach", "detach", "set_kind", "append", "record", "record_columns", "let_out")
     for kernels in IMPLEMENTATIONS:
         assert all(callable(getattr(kernels, name)) for name in names)

@@ -49,6 +49,9 @@ mix = _chosen.mix
 permute = _chosen.permute
 unpermute = _chosen.unpermute
 
+# load
+deal = _chosen.deal
+
 # tokens
 Recorder = _tokens.Recorder
 load_word = _tokens.load_word
@@ -59,5 +62,9 @@ search = _tokens.search
 search_one = _tokens.search_one
 select_starts = _tokens.select_starts
 find_nonzero = _tokens.find_nonzero
+draw = _tokens.draw
 encode = reference_tokens.encode  # vectorised as it is, and only used where exactness matters more than speed
 UNDECIDED, SCALAR, SEQUENCE = reference_tokens.UNDECIDED, reference_tokens.SCALAR, reference_tokens.SEQUENCE
+
+# serve
+spin_until_readable = _chosen.spin_until_readable

@@ -470,7 +470,7 @@ cdef int walk(object start, int64_t n, uint64_t key, object out, bint backwards)
     return 0
 
 
-cdef Cipher cipher_of(uint64_t n, uint64_t key) noexcept:
+cdef Cipher cipher_of(uint64_t n, uint64_t key) noexcept nogil:
     cdef Cipher cipher
     cdef int i, bits = 6
     while bits < 63 and (<uint64_t>1 << bits) < n:
@@ -526,3 +526,117 @@ cdef inline uint64_t scramble(uint64_t half, uint64_t key) noexcept nogil:
     cdef uint64_t product = (half ^ key) * <uint64_t>0x9E3779B97F4A7C15
     product ^= product >> 32
     return product * <uint64_t>0xD6E8FEB86659FD93
+
+
+# --- load: one block of an order that grows ---------------------------------------------------------------------------
+
+def deal(starts, sizes, cursors, keys, uint64_t key, out, scratch):
+    cdef Views views = Views()
+    cdef const int64_t *start = <const int64_t *>views.read(starts)
+    cdef const int64_t *size = <const int64_t *>views.read(sizes)
+    cdef int64_t *cursor = <int64_t *>views.write(cursors)
+    cdef const uint64_t *own = <const uint64_t *>views.read(keys)
+    cdef int64_t *ids = <int64_t *>views.write(out)
+    cdef int64_t *place = <int64_t *>views.write(scratch)
+    cdef int64_t n_parts = views.size(0) // 8, n = views.size(4) // 8, total = 0, i
+    cdef int64_t *end
+    cdef int64_t *next_
+    if views.size(1) // 8 < n_parts or views.size(2) // 8 < n_parts or views.size(3) // 8 < n_parts:
+        raise IndexError("sizes, cursors and keys are as many as starts")
+    if views.size(5) // 8 < 2 * n + 2 * n_parts:
+        raise IndexError("scratch is too small")
+    for i in range(n_parts):
+        if cursor[i] < 0 or cursor[i] > size[i]:
+            raise IndexError("a cursor lies outside its part")
+        total += size[i] - cursor[i]
+    if n > total:
+        raise IndexError(f"{n} ids from parts that have {total} left")
+    end, next_ = place + 2 * n, place + 2 * n + n_parts
+    cdef Cipher cipher = cipher_of(<uint64_t>total, key)
+    with nogil:
+        deal_block(start, size, cursor, own, n_parts, n, total, &cipher, ids, place, end, next_)
+
+
+cdef void deal_block(
+    const int64_t *start, const int64_t *size, int64_t *cursor, const uint64_t *own, int64_t n_parts, int64_t n,
+    int64_t total, const Cipher *cipher, int64_t *ids, int64_t *place, int64_t *end, int64_t *next_
+) noexcept nogil:
+    """``place``: n numbers for the parts of the elements, then n for their ids, part by part."""
+    cdef int64_t *grouped = place + n
+    cdef int64_t i, j, part, first, low, high, sum_ = 0
+    cdef Cipher mine
+    for part in range(n_parts):
+        sum_ += size[part] - cursor[part]
+        end[part] = sum_
+        next_[part] = 0
+    if n_parts == 1:  # nothing to share out
+        next_[0] = n
+        for i in range(n):
+            place[i] = 0
+    else:
+        for i in range(n):
+            ids[i] = i
+        first = 0
+        while first < n:
+            walk_block(ids + first, min(n - first, <int64_t>256), <uint64_t>total, cipher, ids + first, False)
+            first += 256
+        for i in range(n):  # of which part each element is: the first whose end lies beyond it, found without branches
+            low, high = 0, n_parts
+            while high > 1:
+                j = high >> 1
+                low += j * (end[low + j - 1] <= ids[i])
+                high -= j
+            place[i] = low
+            next_[low] += 1
+    sum_ = 0
+    for part in range(n_parts):  # each part goes on where its own order stopped
+        j = next_[part]
+        if j:
+            for i in range(j):
+                grouped[sum_ + i] = cursor[part] + i
+            mine = cipher_of(<uint64_t>size[part], own[part])
+            first = 0
+            while first < j:
+                walk_block(
+                    grouped + sum_ + first, min(j - first, <int64_t>256), <uint64_t>size[part], &mine,
+                    grouped + sum_ + first, False,
+                )
+                first += 256
+            cursor[part] += j
+        next_[part] = sum_
+        sum_ += j
+    for i in range(n):
+        part = place[i]
+        ids[i] = start[part] + grouped[next_[part]]
+        next_[part] += 1
+
+
+# --- serve: waiting without going to sleep ---------------------------------------------------------------------------
+
+cdef extern from *:
+    """
+    #include <poll.h>
+    #include <sched.h>
+    #include <time.h>
+    static double poolish_seconds(void) {
+      struct timespec now;
+      clock_gettime(CLOCK_MONOTONIC, &now);
+      return now.tv_sec + now.tv_nsec * 1e-9;
+    }
+    /* Yielding leaves the processor to whoever else wants it, such as the very process that is waited for. */
+    static int poolish_spin(int fd, double seconds) {
+      struct pollfd asked = {fd, POLLIN, 0};
+      double end = poolish_seconds() + seconds;
+      int found;
+      while ((found = poll(&asked, 1, 0)) <= 0 && poolish_seconds() < end) sched_yield();
+      return found > 0;
+    }
+    """
+    bint poolish_spin(int fd, double seconds) nogil
+
+
+def spin_until_readable(int fd, double seconds):
+    cdef bint is_readable
+    with nogil:
+        is_readable = poolish_spin(fd, seconds)
+    return is_readable

@@ -6,7 +6,10 @@ its array is an IndexError before anything is read there.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
+from select import POLLIN, poll
 from typing import Any
 
 import numpy as np
@@ -226,3 +229,47 @@ def _scramble(half: Words, key: int) -> Words:
     product ^= product >> np.uint64(32)
     product *= np.uint64(0xD6E8FEB86659FD93)
     return product
+
+
+# --- load: one block of an order that grows ---------------------------------------------------------------------------
+#
+# What is left of several parts is dealt out at random: a keyed permutation of all that is left names the part of each
+# element, so each part's share is hypergeometric, and the part gives the next id of an order of its own.
+
+
+def deal(starts: Int64, sizes: Int64, cursors: Int64, keys: Words, key: int, out: Int64, scratch: Int64) -> None:
+    """Fill ``out`` with ids from the parts ``starts[i] + 0..sizes[i]-1``, and move their ``cursors`` on.
+
+    ``scratch`` is room for the native loop: twice as many numbers as ids and as parts.
+    """
+    ends = np.cumsum(sizes - cursors)
+    total, n = int(ends[-1]) if len(ends) else 0, len(out)
+    if (cursors < 0).any() or (cursors > sizes).any():
+        raise IndexError("a cursor lies outside its part")
+    if len(scratch) < 2 * n + 2 * len(starts):
+        raise IndexError("scratch is too small")
+    if n > total:
+        raise IndexError(f"{n} ids from parts that have {total} left")
+    chosen = np.arange(n)
+    if len(starts) > 1:
+        permute(chosen, total, key, chosen)
+    part_of = np.searchsorted(ends, chosen, side="right")
+    for part in np.unique(part_of).tolist():
+        where = np.flatnonzero(part_of == part)
+        ids = cursors[part] + np.arange(len(where))
+        permute(ids, int(sizes[part]), int(keys[part]), ids)
+        out[where] = starts[part] + ids
+        cursors[part] += len(where)
+
+
+# --- serve: waiting without going to sleep ---------------------------------------------------------------------------
+
+
+def spin_until_readable(fd: int, seconds: float) -> bool:
+    """Whether there is something to read within so many seconds, without going to sleep; natively without the GIL."""
+    poller = poll()
+    poller.register(fd, POLLIN)
+    end = time.monotonic() + seconds
+    while not (found := poller.poll(0)) and time.monotonic() < end:
+        os.sched_yield()
+    return bool(found)

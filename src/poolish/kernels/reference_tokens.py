@@ -334,6 +334,11 @@ def select_starts(
     out[: len(numbers)] = index.reshape(-1, 3)[found, 0]
 
 
+def draw(generator: np.random.Generator, low: int, high: int, n: int) -> Int64:
+    """``n`` random numbers from ``low`` up to but not including ``high``, those that the generator itself draws."""
+    return generator.integers(low, high, n)
+
+
 def find_nonzero(
     data: Int64, types: Bytes, begin: int, end: int, type_: int, is_float: bool, out: Int64
 ) -> tuple[int, int]:

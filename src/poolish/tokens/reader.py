@@ -34,6 +34,7 @@ class Reader:
         self.path, self.is_mapped = path, mapped
         self.description = read_description(path)
         self.fields = self.description.fields
+        self.ids = {field.name: number for number, field in enumerate(self.fields)}
         if seen is not None and seen[0] != str(self.description.uuid):
             raise ResumeError(f"{path}: another stream is there than the one this handle came from; open it anew")
         with ExitStack() as opened:  # closes what is open if anything below fails
@@ -75,6 +76,7 @@ class Reader:
         """What a forked child has of the writer it was forked from: the same maps, to read."""
         reader = cls.__new__(cls)
         reader.path, reader.description, reader.fields = writer.path, writer.description, writer.fields
+        reader.ids = writer.ids
         reader.lanes, reader.head, reader.log = writer.lanes, writer.head, writer.log
         reader._is_pinned, reader.is_mapped = False, True
         reader.state = opening.published(reader.head, reader.lanes, len(reader.fields))

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from poolish import kernels
 from poolish.errors import ConfigError
 from poolish.tokens.lanes import STEP
 from poolish.tokens.starts import Starts, View
@@ -44,8 +45,9 @@ def choose(
     low, high = starts.bounds(view)
     if high <= low:
         raise _nothing(view, starts, width)
-    numbers = rng.integers(low, high, n) if weights is None else _by_weights(view, starts, n, rng, weights, low, high)
-    return starts.select(view, numbers)
+    if weights is None:
+        return starts.select(view, kernels.draw(rng, low, high, n))
+    return starts.select(view, _by_weights(view, starts, n, rng, weights, low, high))
 
 
 def _by_weights(

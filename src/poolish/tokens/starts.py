@@ -201,9 +201,12 @@ class Episodes:
         """Whether a bounded stream has let go what was never looked at, so that nobody can number it any more."""
         return view.first_token > self._scanned
 
-    def is_mostly_gone(self, view: View) -> bool:
-        """Whether most of the table is about what a bounded stream has let go, so that it is better begun anew."""
-        return self.n > 4096 and int(self.table[self.n * 3 // 4, 0]) <= view.first_token
+    def is_outdated(self, view: View) -> bool:
+        """Whether it is better begun anew: it is behind, or most of the table is about what the stream has let go."""
+        if view.first_token == self.base[0]:
+            return False
+        is_mostly_gone = self.n > 4096 and int(self.table[self.n * 3 // 4, 0]) <= view.first_token
+        return is_mostly_gone or self.is_behind(view)
 
 
 class InEpisodes:
@@ -214,9 +217,17 @@ class InEpisodes:
         self._episodes, self._at_steps = episodes, at_steps
         self._n = 0
         self._totals = np.empty(64, np.int64)  # starts up to the end of each episode
+        self._known: tuple[Any, tuple[int, int]] = None, (0, 0)  # how far the stream reached, and its bounds then
 
     def bounds(self, view: View) -> tuple[int, int]:
         """From the first that is kept to the last that fits."""
+        reach, bounds = self._known
+        if view[1:] != reach:
+            bounds = self._counted(view)
+            self._known = view[1:], bounds
+        return bounds
+
+    def _counted(self, view: View) -> tuple[int, int]:
         self._update(view)
         high = self._before(self._n) + self._inside(view, self._n, view.tokens, view.tokens)
         is_whole = view.first_token <= self._episodes.base[0]

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from poolish.tokens.lanes import START
+from poolish.tokens.lanes import START, TYPE
 from poolish.tokens.starts import View
 
 if TYPE_CHECKING:
     from poolish.tokens.store import StreamStore
+
+Int64 = NDArray[np.int64]
 
 _ROWS = 4096
 
@@ -48,3 +51,11 @@ def read_steps(store: StreamStore, view: View, low: int, high: int) -> Iterator[
             current[field.name] = field.value(tokens[start - first : stop - first])
     if current is not None:
         yield current
+
+
+def read_ordinals(store: StreamStore, view: View, ordinals: Int64) -> list[Step]:
+    """The steps that are number so-and-so, in the order asked for."""
+    edges = view.rows_not_below(TYPE, np.stack([ordinals, ordinals + 1], axis=1).reshape(-1) << 8).tolist()
+    return [
+        step for low, high in zip(edges[::2], edges[1::2], strict=True) for step in read_steps(store, view, low, high)
+    ]

@@ -22,7 +22,7 @@ from poolish.tokens.lanes import STEP
 from poolish.tokens.reader import Reader
 from poolish.tokens.sampling import Coverage, Weight, choose, coverage
 from poolish.tokens.starts import AnyStep, AnyToken, Episodes, InEpisodes, Starts, View
-from poolish.tokens.steps import Step, read_steps
+from poolish.tokens.steps import Step, read_ordinals, read_steps
 from poolish.tokens.verify import Verified
 from poolish.tokens.window_dataset import WindowDataset
 from poolish.tokens.writer import Writer
@@ -200,9 +200,11 @@ class StreamStore:
 
         ``types=False`` leaves the types out.
         """
-        source = self._read()
+        return self._windows(self._read(), self._whole_numbers(starts), _width(width), types)
+
+    def _windows(self, source: Writer | Reader, begins: Int64, width: int, types: bool) -> Batch:
+        """The same of an array that is known to hold int64s in one piece."""
         lanes, first, end = source.lanes, source.first_token, source.n_tokens
-        begins, width = self._whole_numbers(starts), _width(width)
         if width > end - first and begins.size:  # before memory is asked for
             raise self._outside(int(begins.reshape(-1)[0]), width)
         values = np.empty((*begins.shape, width), np.int64)
@@ -238,7 +240,7 @@ class StreamStore:
         and 0 outside of them. A step without tokens begins where the next one does, and that window counts for both.
         """
         starts = self.sample_starts(n, width, rng=rng, start=start, within=within, weights=weights)
-        return self.windows(starts, width, types=types)
+        return self._windows(self._read(), starts, int(width), types)
 
     def sample_starts(
         self,
@@ -253,7 +255,7 @@ class StreamStore:
         """The positions of the windows that ``sample`` would read, for those who need to know them."""
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
             raise ConfigError(f"n={n!r}: give how many windows, 0 or more")
-        if not isinstance(rng, np.random.Generator | None):
+        if rng is not None and not isinstance(rng, np.random.Generator):
             raise ConfigError(f"rng={rng!r}: give a np.random.Generator, such as np.random.default_rng(0)")
         view = self._view()
         starts = self._starts_of(view, _width(width), start, within)
@@ -271,13 +273,14 @@ class StreamStore:
             return AnyToken(width) if start == "token" else AnyStep(width)
         type_ = self._type_of(within)
         episodes = self._episodes.get(type_)
-        if episodes is None or episodes.is_mostly_gone(view) or episodes.is_behind(view):
+        if episodes is None or episodes.is_outdated(view):
             episodes = self._episodes[type_] = Episodes(self._fields[type_], type_, view)
             self._starts = {key: starts for key, starts in self._starts.items() if key[0] != type_}
         key = type_, width, start
-        if key not in self._starts:
-            self._starts[key] = InEpisodes(width, episodes, at_steps=start == "step")
-        return self._starts[key]
+        starts = self._starts.get(key)
+        if starts is None:
+            starts = self._starts[key] = InEpisodes(width, episodes, at_steps=start == "step")
+        return starts
 
     def decode(self, values: ArrayLike, name: str) -> NDArray[Any]:
         """Tokens of a field as its own numbers (float32, bool, ...), in the shape they have.
@@ -302,6 +305,25 @@ class StreamStore:
         low = view.row_not_below(STEP, _step(0 if first is None else first))
         high = view.rows if end is None else view.row_not_below(STEP, _step(end))
         return read_steps(self, view, low, max(low, high))
+
+    def steps_at(self, ordinals: ArrayLike) -> list[Step]:
+        """Steps by how many were recorded before them, in the order asked for; see ``step_span``."""
+        view, asked = self._view(), np.asarray(ordinals, np.int64).reshape(-1)
+        low, high = self.step_span()
+        outside = (asked < low) | (asked >= high)
+        if outside.any():
+            raise IndexError(
+                f"step number {asked[np.argmax(outside)]} of this stream, which holds {low:,} to {high - 1:,}"
+            )
+        return read_ordinals(self, view, asked)
+
+    def step_span(self) -> tuple[int, int]:
+        """The steps that are kept, counted since the stream began: the first, and the one behind the last."""
+        if self._source is None:
+            return 0, 0
+        view = self._view()
+        first = view.first_ordinal
+        return first, first + view.n_steps
 
     def __iter__(self) -> Iterator[Step]:
         return self.steps()
@@ -339,11 +361,11 @@ class StreamStore:
     @property
     def field_to_type(self) -> Mapping[str, int]:
         """The type id of each field."""
-        return MappingProxyType({field.name: number for number, field in enumerate(self._fields)})
+        return MappingProxyType(dict(self._ids))
 
     @property
     def _type_to_field(self) -> Mapping[int, str]:
-        return {number: field.name for number, field in enumerate(self._fields)}
+        return {number: name for name, number in self._ids.items()}
 
     @property
     def path(self) -> Path | None:
@@ -429,6 +451,10 @@ class StreamStore:
     def _fields(self) -> tuple[TokenField, ...]:
         return () if self._source is None else self._source.fields
 
+    @property
+    def _ids(self) -> Mapping[str, int]:
+        return {} if self._source is None else self._source.ids
+
     def _read(self) -> Writer | Reader:
         if self._source is None:
             raise ConfigError("this stream is closed, or its fields are not defined; call define_fields, or open it")
@@ -444,7 +470,7 @@ class StreamStore:
         return self._read().view()
 
     def _type_of(self, name: str) -> int:
-        return type_of({field.name: number for number, field in enumerate(self._fields)}, name)
+        return type_of(self._ids, name)
 
     def _places(self, positions: Any) -> Int64:
         if isinstance(positions, slice):

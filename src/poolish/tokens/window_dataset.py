@@ -48,6 +48,14 @@ class WindowDataset:
             return self._starts.bounds(view)[1]
         return max(0, (view.tokens - self._base - self.width) // self.stride + 1)
 
+    def span(self) -> tuple[int, int]:
+        """The windows that can be read now: from the first whose tokens are all kept up to the length."""
+        n = len(self)
+        view = self.store._view()
+        if self._starts is not None:
+            return self._starts.bounds(view)[0], n
+        return max(0, -(-(view.first_token - self._base) // self.stride)), n
+
     def __getitem__(self, i: int) -> Batch:
         batch = self._windows([i])
         return {name: values[0] for name, values in batch.items()}
