@@ -42,9 +42,10 @@ PUBLIC_NAMES = {
     *("DatasetBuffer", "register_normalizer"),
     *("StreamStore", "MemmapBuffer"),
     *("DataProviderBase", "DataProvider", "DatasetProvider", "DatasetConsumer"),
+    *("Dataset", "Loader", "verify_resume"),
     *("Schema", "Field"),
     *("PoolishError", "show_versions"),
-    "errors",
+    *("errors", "guards", "load", "testing"),
 }
 
 #: Each with the word that a module must carry in its name to be about it: ``torch_bridge``, ``hf_bridge``.

@@ -16,7 +16,13 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from poolish import errors as errors
+    from poolish import guards as guards
+    from poolish import load as load
+    from poolish import testing as testing
     from poolish.errors import PoolishError as PoolishError
+    from poolish.load import Dataset as Dataset
+    from poolish.load import Loader as Loader
+    from poolish.load import verify_resume as verify_resume
     from poolish.rows import DatasetBuffer as DatasetBuffer
     from poolish.rows import register_normalizer as register_normalizer
     from poolish.schema import Field as Field
@@ -35,35 +41,44 @@ __version__ = "0.1.0"
 _HOMES = {
     "DataProvider": "poolish.serve",
     "DataProviderBase": "poolish.serve",
+    "Dataset": "poolish.load",
     "DatasetBuffer": "poolish.rows",
     "DatasetConsumer": "poolish.serve",
     "DatasetProvider": "poolish.serve",
     "Field": "poolish.schema",
+    "Loader": "poolish.load",
     "MemmapBuffer": "poolish.tokens",
     "PoolishError": "poolish.errors",
     "Schema": "poolish.schema",
     "StreamStore": "poolish.tokens",
     "register_normalizer": "poolish.rows",
     "show_versions": "poolish.versions",
+    "verify_resume": "poolish.load",
 }
 
 #: Modules that are public as they are.
-_MODULES = ("errors",)
+_MODULES = ("errors", "guards", "load", "testing")
 
 __all__ = [
     "DataProvider",
     "DataProviderBase",
+    "Dataset",
     "DatasetBuffer",
     "DatasetConsumer",
     "DatasetProvider",
     "Field",
+    "Loader",
     "MemmapBuffer",
     "PoolishError",
     "Schema",
     "StreamStore",
     "errors",
+    "guards",
+    "load",
     "register_normalizer",
     "show_versions",
+    "testing",
+    "verify_resume",
 ]
 
 if not TYPE_CHECKING:  # hidden from type checkers, so that they see a misspelt name for what it is

@@ -130,7 +130,9 @@ def test_in_a_bounded_stream_windows_leave_and_keep_their_numbers(lengths, width
                 with pytest.raises(IndexError):
                     copy[i]
     again = store.as_dataset(width, stride, within)
-    assert values(again) == windows_of(plain, starts_of(plain, width, stride, within), width)
+    kept = [start for start in starts if start >= plain.first]  # windows begin at multiples of the stride, for ever
+    expected = [expected[starts.index(start)] for start in kept]
+    assert values(again) == (windows_of(plain, starts_of(plain, width, stride, within), width) if within else expected)
 
 
 @pytest.mark.parametrize(("within", "stride"), [(None, 3), ("done", 1), ("done", 3)])

@@ -624,19 +624,26 @@ cdef extern from *:
       return now.tv_sec + now.tv_nsec * 1e-9;
     }
     /* Yielding leaves the processor to whoever else wants it, such as the very process that is waited for. */
-    static int poolish_spin(int fd, double seconds) {
+    static int poolish_spin(int fd, double seconds, double *away) {
       struct pollfd asked = {fd, POLLIN, 0};
-      double end = poolish_seconds() + seconds;
+      double before = poolish_seconds(), end = before + seconds, now = before;
       int found;
-      while ((found = poll(&asked, 1, 0)) <= 0 && poolish_seconds() < end) sched_yield();
+      *away = 0;
+      while ((found = poll(&asked, 1, 0)) <= 0 && now < end) {
+        sched_yield();
+        now = poolish_seconds();
+        if (now - before > *away) *away = now - before;
+        before = now;
+      }
       return found > 0;
     }
     """
-    bint poolish_spin(int fd, double seconds) nogil
+    bint poolish_spin(int fd, double seconds, double *away) nogil
 
 
 def spin_until_readable(int fd, double seconds):
+    cdef double away
     cdef bint is_readable
     with nogil:
-        is_readable = poolish_spin(fd, seconds)
-    return is_readable
+        is_readable = poolish_spin(fd, seconds, &away)
+    return is_readable, away

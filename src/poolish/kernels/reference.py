@@ -265,11 +265,17 @@ def deal(starts: Int64, sizes: Int64, cursors: Int64, keys: Words, key: int, out
 # --- serve: waiting without going to sleep ---------------------------------------------------------------------------
 
 
-def spin_until_readable(fd: int, seconds: float) -> bool:
-    """Whether there is something to read within so many seconds, without going to sleep; natively without the GIL."""
+def spin_until_readable(fd: int, seconds: float) -> tuple[bool, float]:
+    """Whether there is something to read within so many seconds, without going to sleep; natively without the GIL.
+
+    And for how many seconds the processor, or the GIL, was taken by others at a time.
+    """
     poller = poll()
     poller.register(fd, POLLIN)
-    end = time.monotonic() + seconds
-    while not (found := poller.poll(0)) and time.monotonic() < end:
+    before = now = time.monotonic()
+    end, away = before + seconds, 0.0
+    while not (found := poller.poll(0)) and now < end:
         os.sched_yield()
-    return bool(found)
+        now = time.monotonic()
+        before, away = now, max(away, now - before)
+    return bool(found), away

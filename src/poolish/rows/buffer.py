@@ -37,7 +37,7 @@ from poolish.rows.stored import StoredRows
 from poolish.schema import Schema
 
 #: What an append may change besides the rows themselves.
-_CHANGING = ("_stored", "_loaded", "_kind", "_codec", "_takes_rows", "_pending", "_rng")
+_CHANGING = ("_stored", "_loaded", "_kind", "_codec", "_takes_rows", "_pending", "_rng", "_version")
 
 #: Rows appended one by one wait until there are this many, or until somebody reads.
 PENDING_ROWS = 1024
@@ -73,7 +73,7 @@ class DatasetBuffer(ReadsSnapshots):
         self._drop_strategy = drop_strategy
         self._seed = seeds.check_seed(seed)
         self.limits = limits or Limits()
-        self.uuid = uuid.uuid4().hex
+        self.uuid = self._version = uuid.uuid4().hex
         self._kind: str | None = None
         self._rng = seeds.generator(seed, "rows", "retain")
         self._sample_rng = seeds.generator(seed, "rows", "sample")
@@ -283,7 +283,13 @@ class DatasetBuffer(ReadsSnapshots):
             if len(numbers):
                 with self._all_or_nothing():
                     self._rows(schema).replace(numbers, np.flatnonzero(found), values)
+                    self._version = uuid.uuid4().hex
             return asked[~found]
+
+    @property
+    def version(self) -> str:
+        """Another text after each ``update`` that changed a row, so that caches know; ids tell all other rows apart."""
+        return self._version
 
     def map(self, function: Callable[[dict[str, Any]], Any]) -> DatasetBuffer:
         """A new buffer with ``function(row)`` for every row; a name that stays keeps its type where the values fit."""
@@ -333,6 +339,7 @@ class DatasetBuffer(ReadsSnapshots):
         with self._lock:
             self._flush()
             self._current = self._view()
+            self._current.version = self._version
             return self._current
 
     def __getitem__(self, index: Any) -> Any:

@@ -8,6 +8,7 @@ as Arrow IPC.
 from __future__ import annotations
 
 import operator
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,6 +82,11 @@ class Snapshot:
         self._n_before = n_before
         self._n_rows = self._last - self._first if n_rows is None else n_rows
 
+    @cached_property
+    def version(self) -> str:
+        """The buffer's at that moment; a name of its own for one that came out of a file or another process."""
+        return secrets.token_hex(16)
+
     # -- rows
 
     def __len__(self) -> int:
@@ -103,7 +109,7 @@ class Snapshot:
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Rows as dicts, the way torch's DataLoader asks for a whole batch."""
-        return [{name: read(place) for name, read in self._readers} for place in self._places(indices).tolist()]
+        return [{name: read(place) for name, read in self._readers} for place in self.places(indices).tolist()]
 
     def __iter__(self) -> Iterator[pa.Table]:
         """The rows one by one, as one-row tables."""
@@ -114,7 +120,7 @@ class Snapshot:
 
     def get_batch(self, indices: ArrayLike) -> pa.Table:
         """The rows with these numbers, in this order, copied into a table of their own."""
-        places = self._places(indices)
+        places = self.places(indices)
         return pa.Table.from_arrays([take(places) for take in self._takers], schema=self.schema.to_arrow())
 
     def _rows(self, index: Any) -> pa.Table:
@@ -127,13 +133,18 @@ class Snapshot:
             raise TypeError(f"rows are chosen by whole numbers, got {index!r}; for several rows write [[...]]")
         return self.get_batch(index)
 
-    def _places(self, indices: ArrayLike) -> Int64:
+    def places(self, indices: ArrayLike) -> Int64:
+        """Where in the stored columns the rows with these numbers are."""
         numbers = _row_numbers(indices, self._n_rows)
         places = np.empty(len(numbers), np.int64)
         bad = kernels.resolve(numbers, self._n_rows, self._first if self._live is None else self._n_before, places)
         if bad >= 0:
             raise _beyond(int(numbers[bad]), self._n_rows, f", at place {bad} of the batch")
         return places if self._live is None else self._live.select(places)
+
+    def stored_columns(self) -> list[tuple[str, pa.Array]]:
+        """The columns as they are stored, rows that have left included; ``places`` says where the others are."""
+        return list(zip(self.schema.names, self._arrays, strict=True))
 
     @cached_property
     def _takers(self) -> list[Taker]:
@@ -241,7 +252,7 @@ class Snapshot:
 
     def to_pydict(self) -> dict[str, list[Any]]:
         """Columns as lists of the values that ``snapshot[i]`` would give."""
-        places = self._places(np.arange(self._n_rows)).tolist()
+        places = self.places(np.arange(self._n_rows)).tolist()
         return {name: [read(place) for place in places] for name, read in self._readers}
 
     def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:

@@ -32,10 +32,12 @@ class WindowDataset:
         self.width, self.stride = _size(width, "width"), _size(width if stride is None else stride, "stride")
         self.within = within
         view = store._view()
-        self._base = view.first_token
+        # Windows begin at multiples of the stride, so that one is the same window whenever this object was made.
+        self._base = -(-view.first_token // self.stride) * self.stride
         self._starts: InEpisodes | None = None
         if within is not None:
             type_ = store._type_of(within)
+            self._base = view.first_token
             self._episodes = Episodes(store._fields[type_], type_, view)
             self._starts = InEpisodes(self.width, self._episodes, at_steps=False, stride=self.stride)
 
@@ -47,6 +49,17 @@ class WindowDataset:
                 raise IndexError("episodes have left the stream uncounted since this dataset last looked; make it anew")
             return self._starts.bounds(view)[1]
         return max(0, (view.tokens - self._base - self.width) // self.stride + 1)
+
+    @property
+    def uuid(self) -> str:
+        """A name that differs where the same number means another window."""
+        inside = f"/{self.within}/{self._base}" if self._starts is not None else ""
+        return f"{self.store.uuid}/{self.width}/{self.stride}{inside}"
+
+    @property
+    def first_id(self) -> int:
+        """The id of window 0: how many windows came before it since the stream began."""
+        return 0 if self._starts is not None else self._base // self.stride
 
     def span(self) -> tuple[int, int]:
         """The windows that can be read now: from the first whose tokens are all kept up to the length."""

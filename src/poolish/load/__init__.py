@@ -1,0 +1,37 @@
+"""Datasets that compose, and a loader whose order survives growth, crashes and a new world size.
+
+``Loader`` is what trainers use. ``Dataset`` and its views are for whoever writes or combines datasets; batches, shards
+and threads can be used alone.
+"""
+
+from poolish.load.adapted import AdaptedDataset
+from poolish.load.batch import Batch
+from poolish.load.batches import RandomBatches, SequentialBatches, StratifiedBatches
+from poolish.load.composite import CompositeDataset
+from poolish.load.dataset import Dataset
+from poolish.load.filtered import FilteredDataset
+from poolish.load.loader import Loader
+from poolish.load.resume_check import verify_resume
+from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard
+from poolish.load.shuffled import ShuffledDataset
+from poolish.load.subsetted import SubsettedDataset
+from poolish.load.transformed import TransformedDataset
+
+__all__ = [
+    "AdaptedDataset",
+    "Batch",
+    "CompositeDataset",
+    "Dataset",
+    "FilteredDataset",
+    "HorizontalShard",
+    "HybridShard",
+    "Loader",
+    "RandomBatches",
+    "SequentialBatches",
+    "ShuffledDataset",
+    "StratifiedBatches",
+    "SubsettedDataset",
+    "TransformedDataset",
+    "VerticalShard",
+    "verify_resume",
+]

@@ -1,0 +1,80 @@
+"""Anything that can say how much it has and hand out one piece, as a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from poolish.errors import ConfigError
+from poolish.load.dataset import Dataset, check_index, version_of
+
+Way = Callable[..., Any] | str
+
+
+class AdaptedDataset(Dataset):
+    """``obj`` as a dataset. Each way in is a function that is given ``obj`` first, or the name of one of its methods.
+
+    ``length(obj)``, ``get(obj, number)`` with a number from 0 up, and where many samples can be had faster together
+    ``get_many(obj, numbers)``, which gives as many samples in the same order.
+
+    >>> class Bakery:
+    ...     def count(self):
+    ...         return 3
+    ...     def loaf(self, n):
+    ...         return f"loaf {n}"
+    >>> loaves = AdaptedDataset(Bakery(), length="count", get="loaf")
+    >>> loaves[-1], len(loaves)
+    ('loaf 2', 3)
+    >>> AdaptedDataset(b"rye", length=len, get=lambda text, n: chr(text[n]))[0]
+    'r'
+    """
+
+    def __init__(self, obj: Any, *, length: Way, get: Way, get_many: Way | None = None) -> None:
+        self._object = obj
+        self._length = _way(obj, length, "length")
+        self._get = _way(obj, get, "get")
+        self._get_many = None if get_many is None else _way(obj, get_many, "get_many")
+
+    def __len__(self) -> int:
+        return int(self._length(self._object))
+
+    def __getitem__(self, index: int) -> Any:
+        return self._get(self._object, check_index(index, len(self)))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """In one call, if there is one."""
+        n_rows = len(self)
+        numbers = [check_index(index, n_rows) for index in indices]
+        if self._get_many is None:
+            return [self._get(self._object, number) for number in numbers]
+        found = list(self._get_many(self._object, numbers))
+        if len(found) != len(numbers):
+            raise ConfigError(
+                f"get_many gave {len(found)} samples for {len(numbers)} numbers; it must give one for each"
+            )
+        return found
+
+    @property
+    def version(self) -> str:
+        """The object's own, if it has one."""
+        return version_of(self._object)
+
+
+class _Method:
+    """A method by its name, called on the object it is given; unlike a lambda it can be sent to a worker."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, obj: Any, *arguments: Any) -> Any:
+        return getattr(obj, self._name)(*arguments)
+
+
+def _way(obj: Any, way: Way, what: str) -> Callable[..., Any]:
+    if isinstance(way, str):
+        if not callable(getattr(obj, way, None)):
+            raise ConfigError(f"{what}={way!r}: {type(obj).__name__} has no such method; pass its name or a function")
+        return _Method(way)
+    if not callable(way):
+        raise ConfigError(f"{what} is a function of the object or the name of its method, got {way!r}")
+    return way

@@ -1,0 +1,122 @@
+"""Which rows did steps a to b see? Told from what was decided, by dealing out the same blocks again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from poolish.errors import ConfigError
+from poolish.load.frozen import Int64
+from poolish.load.ledger import Keeps, OnEmpty, Run
+from poolish.load.walk import Held, Place, Plan, Walk, Walks
+
+
+@dataclass
+class Audit:
+    """The rows of a range of steps, over all ranks.
+
+    ``steps`` has the row ids of each step, in order; ``duplicates`` are ids that came more than once in one epoch,
+    ``gaps`` steps of which nothing is known any more, ``skipped`` rows that were due and could not be read.
+    """
+
+    steps: dict[int, Int64] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    duplicates: list[int] = field(default_factory=list)
+    gaps: list[int] = field(default_factory=list)
+    skipped: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing came twice, nothing is unknown, nothing was left out."""
+        return not (self.duplicates or self.gaps or self.skipped)
+
+    def __repr__(self) -> str:
+        n_rows = sum(len(ids) for ids in self.steps.values())
+        told = f"{len(self.steps)} steps, {n_rows:,} rows, {len(self.duplicates)} repeated"
+        n_skipped = sum(len(ids) for ids in self.skipped.values())
+        return f"<Audit: {told}, {n_skipped} skipped, {len(self.gaps)} steps unknown>"
+
+
+def audit(ledger: Keeps, walk: Walks, first_step: int, last_step: int) -> Audit:
+    """The rows of ``first_step`` to ``last_step``, both included."""
+    if not isinstance(walk, Walk):
+        raise ConfigError("audit is for loaders that make their own order; with batches= the batches say it themselves")
+    told = Audit()
+    runs = ledger.runs()
+    for i, run in enumerate(runs):
+        # A run that was noted later and begins earlier went on from a checkpoint: what came behind it is void.
+        end = min([later.step for later in runs[i + 1 :]] + [last_step + 1])
+        for step, ids in _replay(run, ledger, walk, end):
+            if step >= first_step:
+                told.steps[step], told.epochs[step] = ids, run.epoch
+    told.gaps = [step for step in range(first_step, last_step + 1) if step not in told.steps]
+    told.duplicates = _duplicates(told)
+    for step, ids_ in ledger.skipped():
+        if first_step <= step <= last_step:
+            told.skipped.setdefault(step, []).extend(ids_)
+    return told
+
+
+def _replay(run: Run, ledger: Keeps, walk: Walk, end: int) -> Iterator[tuple[int, Int64]]:
+    again = _Replay(run, ledger, walk)
+    place = again.place
+    while place.step < end:
+        plan = again.next(place)
+        if plan is None:
+            return
+        yield place.step, np.concatenate([piece.ids for piece in plan.pieces])
+        place = plan.after
+
+
+class _Unknown(Exception):
+    """Nobody knows how a block was decided."""
+
+
+class _Replay(Walk):
+    """Walks the blocks of a run as they were decided, and reads nothing."""
+
+    def __init__(self, run: Run, ledger: Keeps, walk: Walk) -> None:
+        self._seen = ledger.seen
+        super().__init__(
+            None,
+            ledger,
+            walk.order,
+            batch_size=run.world_size * run.batch_size,
+            rank=0,
+            world_size=1,
+            drop_last=run.drop_last,
+        )
+        order = self.order(run.epoch)
+        parts = order.parts_from(run.parts, run.ends)
+        self._first = run.block, parts
+        self.place = Place(run.epoch, run.step, run.position)
+        if run.offset:
+            held = self._next_block(self.place, "end")
+            self.place = Place(run.epoch, run.step, run.position, held, run.offset)
+
+    def next(self, place: Place, *, is_ahead: bool = False) -> Plan | None:
+        """The step behind a place, as far as anybody knows."""
+        try:
+            return super().next(place, is_ahead=is_ahead)
+        except _Unknown:
+            return None
+
+    def _next_block(self, place: Place, on_empty: OnEmpty) -> Held:
+        number, before = self._first if place.held is None else place.open_block
+        seen = self._seen(place.epoch, number)
+        if seen is None:
+            raise _Unknown
+        order: Any = self.order(place.epoch)
+        return Held(order.decide(number, before, None, seen), None, None)  # type: ignore[arg-type]  # reads nothing
+
+
+def _duplicates(told: Audit) -> list[int]:
+    repeated: set[int] = set()
+    for epoch in set(told.epochs.values()):
+        ids = np.concatenate([ids for step, ids in told.steps.items() if told.epochs[step] == epoch])
+        unique, counts = np.unique(ids, return_counts=True)
+        repeated.update(unique[counts > 1].tolist())
+    return sorted(repeated)

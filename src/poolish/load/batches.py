@@ -1,0 +1,182 @@
+"""Batches as a sequence of row numbers: which rows go together, without reading one of them.
+
+``batches[k]`` is computed from k, the seed and the epoch. Nothing is remembered between two calls, so any batch can be
+asked for at any time, in any process, and a run that resumes at batch k needs k alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sized
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolish.errors import ConfigError
+from poolish.load.proportions import proportional
+from poolish.seeds import KeyedPermutation, check_seed, key
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Batches", "RandomBatches", "SequentialBatches", "StratifiedBatches"]
+
+
+class Batches(ABC):
+    """Row numbers 0 to n - 1, cut into batches, each row in one of them; the last batch may be short.
+
+    ``set_epoch`` chooses the order of another epoch; an iteration keeps the epoch that it began with.
+    """
+
+    def __init__(self, n: int | Sized, batch_size: int, *, drop_last: bool = False) -> None:
+        self.n = _whole(len(n) if isinstance(n, Sized) else n, "n, the number of rows,", least=0)
+        self.batch_size = _whole(batch_size, "batch_size", least=1)
+        self.drop_last = drop_last
+        self.epoch = 0
+
+    @abstractmethod
+    def _rows(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The rows at the positions ``start`` to ``stop - 1`` of the epoch; these are always those of one batch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; the same epoch has the same batches each time."""
+        self.epoch = _whole(epoch, "epoch", least=0)
+
+    def __len__(self) -> int:
+        return self.n // self.batch_size if self.drop_last else -(-self.n // self.batch_size)
+
+    def __getitem__(self, k: int) -> NDArray[np.int64]:
+        """The row numbers of batch ``k``; a negative one counts from the end."""
+        try:
+            number = operator.index(k)
+        except TypeError:
+            raise TypeError(f"batches are chosen by whole numbers, got {type(k).__name__} {k!r}") from None
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"batch {number} of {len(self)} batches")
+        start = (number % len(self)) * self.batch_size
+        return self._rows(start, min(start + self.batch_size, self.n))
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        batches = copy.copy(self)
+        return (batches[k] for k in range(len(batches)))
+
+    def __repr__(self) -> str:
+        last = f"{self._n_last} in the last, " if self._n_last != self.batch_size and len(self) else ""
+        return f"<{type(self).__name__}: {len(self):,} of {self.batch_size} rows, {last}epoch {self.epoch}>"
+
+    @property
+    def _n_last(self) -> int:
+        return min(self.n, self.batch_size * len(self)) - self.batch_size * (len(self) - 1)
+
+
+class SequentialBatches(Batches):
+    """The rows in their order, the same in every epoch.
+
+    >>> batches = SequentialBatches(7, 3)
+    >>> batches
+    <SequentialBatches: 3 of 3 rows, 1 in the last, epoch 0>
+    >>> batches[1], batches[-1]
+    (array([3, 4, 5]), array([6]))
+    """
+
+    def __init__(self, n: int | Sized, batch_size: int, drop_last: bool = False) -> None:
+        super().__init__(n, batch_size, drop_last=drop_last)
+
+    def _rows(self, start: int, stop: int) -> NDArray[np.int64]:
+        return np.arange(start, stop, dtype=np.int64)
+
+
+class RandomBatches(Batches):
+    """The rows in a shuffled order, another one in each epoch; it is computed, so 10^12 rows take no memory.
+
+    ``drop_last`` leaves out the last, shorter batch: other rows in each epoch.
+
+    >>> batches = RandomBatches(7, 3, seed=1)
+    >>> [rows.tolist() for rows in batches]
+    [[3, 1, 4], [5, 6, 0], [2]]
+    >>> batches.set_epoch(1)
+    >>> batches[0]
+    array([5, 2, 0])
+    """
+
+    def __init__(self, n: int | Sized, batch_size: int, seed: int = 0, drop_last: bool = False) -> None:
+        super().__init__(n, batch_size, drop_last=drop_last)
+        self.seed = check_seed(seed)
+
+    def _rows(self, start: int, stop: int) -> NDArray[np.int64]:
+        return KeyedPermutation(self.n, key(self.seed, "batches", self.epoch))[start:stop]
+
+
+class StratifiedBatches(Batches):
+    """Every batch has each class in proportion, rounded up or down, and so has every run of batches from the start.
+
+    ``labels`` holds the class of each row: numbers, text, or anything else that can be a key of a dict. Rows are
+    shuffled within their class and within their batch. How many rows of a class are in batch k is the same in every
+    epoch, which of them they are is not. Two numbers a row are kept in memory.
+
+    >>> labels = ["cat", "dog", "cat", "dog", "cat", "cat"]
+    >>> [[labels[row] for row in rows] for rows in StratifiedBatches(labels, 3)]
+    [['cat', 'dog', 'cat'], ['cat', 'cat', 'dog']]
+    """
+
+    def __init__(self, labels: Iterable[Any], batch_size: int, seed: int = 0) -> None:
+        codes = _codes(labels)
+        super().__init__(len(codes), batch_size)
+        self.seed = check_seed(seed)
+        self._counts = np.bincount(codes)
+        self._firsts = np.cumsum(self._counts) - self._counts
+        # Both are grouped by class: place p of the one is a row, place p of the other the position where it comes up.
+        self._rows_by_class = np.argsort(codes, kind="stable")
+        positions_by_class = np.argsort(proportional(self._counts, self.batch_size), kind="stable")
+        self._places = np.empty_like(positions_by_class)
+        self._places[positions_by_class] = np.arange(self.n)
+
+    def _rows(self, start: int, stop: int) -> NDArray[np.int64]:
+        places = np.sort(self._places[start:stop])
+        classes = np.searchsorted(self._firsts, places, side="right") - 1
+        epoch_key = key(self.seed, "stratified", self.epoch)
+        for begin, end in _runs(classes):
+            c, first = classes[begin], self._firsts[classes[begin]]
+            # Permutations of keys that count up are unrelated; a digest for each class would take half of the time.
+            shuffled = KeyedPermutation(self._counts[c], (epoch_key + int(c)) % 2**64)
+            # Within a batch the rows of a class are neighbours, so their places are a slice.
+            places[begin:end] = first + shuffled[places[begin] - first : places[end - 1] - first + 1]
+        mixed = KeyedPermutation(len(places), key(self.seed, "stratified batch", self.epoch, start // self.batch_size))
+        return self._rows_by_class[places[mixed[:]]]
+
+
+def _runs(classes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Where equal neighbours begin and end."""
+    starts = [0, *(np.flatnonzero(np.diff(classes)) + 1).tolist(), len(classes)]
+    return pairwise(starts)
+
+
+def _codes(labels: Iterable[Any]) -> NDArray[np.int64]:
+    """Each label as a number, counted in the order of first appearance, so a list and an array mean the same."""
+    array = np.asarray(labels) if hasattr(labels, "__array__") else None
+    if array is not None and array.ndim != 1:
+        raise ConfigError(f"labels must be one for each row, got an array of shape {array.shape}")
+    known: dict[Any, int]
+    if array is not None and array.dtype != object:
+        names, firsts, codes = np.unique(array, return_index=True, return_inverse=True)
+        known = dict.fromkeys(names.tolist(), 0)
+        codes = np.argsort(np.argsort(firsts))[codes]
+    else:
+        known = {}
+        codes = np.array([known.setdefault(label, len(known)) for label in labels], dtype=np.int64)
+    if any(label != label for label in known):
+        raise ConfigError("labels: NaN is no class, because it is not equal to itself; give those rows a label")
+    return codes.astype(np.int64)
+
+
+def _whole(value: Any, what: str, *, least: int) -> int:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise ConfigError(f"{what} must be a whole number from {least} up, got {type(value).__name__} {value!r}")
+    return number

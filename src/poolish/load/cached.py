@@ -1,0 +1,377 @@
+"""A dataset that remembers what it has read, in memory or on disk.
+
+    dataset[i]  --held-->  a copy
+                `--not-->  read once, however many threads ask  -->  a copy is kept under (version, id)
+
+What is kept is found by the row's id and the version of the dataset it came from. A row that a buffer has updated, or
+an epoch with other augmentations, has another version, so an old row is never served. (What has no version and no ids
+is believed never to change.)
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from poolish.errors import ConfigError, LimitExceeded
+from poolish.files import parse_bytes
+from poolish.load.copies import How, keep, thaw
+from poolish.load.dataset import Dataset, samples, version_of
+from poolish.load.disk_cache import DiskCache
+from poolish.load.frozen import Frozen, Int64, freeze, ids_of
+from poolish.load.locked import Locked
+from poolish.load.memory_cache import MemoryCache, check_policy
+from poolish.load.views import Through, View, freeze_with_version, has_numbers_for_ids
+
+Read = Callable[[list[int]], list[Any]]
+
+#: One hit in so many (less one, a mask) is timed: two looks at the clock cost a tenth of a hit.
+_TIMED_HITS = 63
+#: Rows read at a time by ``eager``.
+EAGER_ROWS = 256
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What a cache has done in this process."""
+
+    hits: int
+    misses: int
+    evictions: int
+    #: Entries on disk that were not what had been written; each was removed and counts as a miss.
+    damaged: int
+    #: Samples that were read but too large to be kept.
+    refused: int
+    items: int
+    bytes: int
+    hit_seconds: float
+    miss_seconds: float
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits among all accesses; 0 before the first."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    @property
+    def average_seconds(self) -> float:
+        """What an access takes: hit rate x time of a hit + (1 - hit rate) x time of a miss."""
+        return self.hit_rate * self.hit_seconds + (1 - self.hit_rate) * self.miss_seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.hit_rate:.1%} of {self.hits + self.misses:,} accesses hit ({self.hit_seconds * 1e6:.1f} us, a miss "
+            f"{self.miss_seconds * 1e6:.1f} us), {self.items:,} items, {self.bytes:,} bytes, {self.evictions:,} evicted"
+        )
+
+
+class _Loading:
+    """A row that somebody is reading; others wait for it."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.kept: tuple[Any, How] | None = None
+
+
+class CachedDataset(Locked, View):
+    """``dataset``, each of whose rows is read once as long as there is room to keep it.
+
+    Rows are kept in memory, or with ``path`` in files that other processes share: compressed, checksummed, and only for
+    samples made of dicts, lists and tuples of arrays, numbers, text, bytes and None. ``policy`` says which go when
+    there are more than ``max_items`` or ``max_bytes``: those used longest ago, least often, or kept first. Every sample
+    is a copy: changing one changes no other. Threads that miss the same row wait for one of them to read it.
+
+    >>> from poolish.load.adapted import AdaptedDataset
+    >>> reads = []
+    >>> slow = AdaptedDataset(reads, length=lambda _: 3, get=lambda reads, n: reads.append(n) or {"square": n * n})
+    >>> cached = CachedDataset(slow)
+    >>> cached[2], cached[-1], reads, cached.stats.hit_rate
+    ({'square': 4}, {'square': 4}, [2], 0.5)
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        policy: str = "lru",
+        max_items: int | None = None,
+        max_bytes: int | str = "1gb",
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        Locked.__init__(self)
+        View.__init__(self, dataset)
+        check_policy(policy)
+        bounds: Any = {"max_items": _n_items(max_items), "max_bytes": parse_bytes(max_bytes)}
+        self._policy = policy
+        self._memory: MemoryCache | None
+        self._tier: MemoryCache | DiskCache
+        if path is None:
+            self._tier = self._memory = MemoryCache(policy, **bounds)
+        else:
+            self._tier, self._memory = DiskCache(path, policy, source=_kind(dataset), **bounds), None
+        self._by_number = has_numbers_for_ids(dataset)
+        self._quick = self._memory if self._by_number else None
+        # Asking for the version costs as much as the rest of a hit: those who have only the inherited one never change.
+        self._is_constant = _never_changes(dataset)
+        self._hits = self._misses = self._refused = 0
+        self._n_timed, self._hit_s, self._miss_s = 0, 0.0, 0.0
+        self._loading: dict[tuple[str, int], _Loading] = {}
+        if self._memory is not None:
+            self._memory.renew(version_of(dataset))
+
+    def __getitem__(self, index: int) -> Any:
+        # The short way of a hit: no call but those into cachetools and the copying, and the clock only now and then.
+        memory = self._quick
+        if memory is not None and type(index) is int and (self._is_constant or self._dataset.version == memory.version):
+            begin = 0.0 if self._hits & _TIMED_HITS else perf_counter()
+            try:
+                if memory.is_free:
+                    kept, how, _ = memory.entries[index]
+                else:
+                    with memory._lock:
+                        kept, how, _ = memory.entries[index]
+            except KeyError:
+                return self.__getitems__([index])[0]
+            # Without a lock, and exact all the same: CPython does not change threads between these two halves of +=.
+            self._hits += 1
+            if type(how) is tuple:
+                sample = kept.copy()
+                for name in how:
+                    sample[name] = sample[name].copy()
+            else:
+                sample = thaw(kept, how)
+            if begin:
+                self._note_time(1, perf_counter() - begin)
+            return sample
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """What is held is copied, the rest is read in one call."""
+        numbers = self._numbers(indices)
+        if self._by_number:
+            return self._live(numbers, lambda missing: samples(self._dataset, missing))
+        for _ in range(100):
+            ids: list[int] = ids_of(self._dataset, numbers).tolist()
+            try:
+                return self._live(ids, self._read_ids)
+            except _Gone:
+                pass  # rows left between our two questions, so other rows have these numbers now
+        raise IndexError(f"rows {numbers}: they leave the dataset faster than they can be read; cache a snapshot")
+
+    def _read_ids(self, ids: list[int]) -> list[Any]:
+        rows, wanted = freeze(self._dataset), np.asarray(ids, np.int64)
+        alive = rows.alive(wanted)
+        if alive is not None and not alive.all():
+            raise _Gone
+        return rows.fetch(wanted)
+
+    def _live(self, ids: list[int], read: Read) -> list[Any]:
+        """Rows as they are now."""
+        version = version_of(self._dataset)
+        if self._memory is not None and self._memory.version != version:
+            self._memory.renew(version)
+        return self.through(version, ids, read, lambda: version_of(self._dataset) == version)
+
+    def through(self, version: str, ids: list[int], read: Read, is_current: Callable[[], bool]) -> list[Any]:
+        """The rows with these ids in that version: from the cache, else by ``read``, of which copies are kept.
+
+        What was read is not kept unless ``is_current()`` afterwards: the dataset may have changed while it was read.
+        """
+        begin = perf_counter()
+        found: dict[int, tuple[Any, How]] = {}
+        for id_ in ids:
+            held = self._tier.get(version, id_)
+            if held is not None:
+                found[id_] = held
+        missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in found]
+        self._count(hits=len(ids) - len(missing))
+        if not missing:
+            copies = [thaw(*found[id_]) for id_ in ids]
+            self._note_time(len(ids), perf_counter() - begin)
+            return copies
+        while missing:
+            missing = self._load(version, missing, read, is_current, found)
+        return [thaw(*found[id_]) for id_ in ids]
+
+    def _load(
+        self, version: str, missing: list[int], read: Read, is_current: Callable[[], bool], found: dict[int, Any]
+    ) -> list[int]:
+        """Read what nobody else is reading, then wait for the others; what they failed to read is still missing."""
+        ours: dict[int, _Loading] = {}
+        theirs: dict[int, _Loading] = {}
+        with self._lock:
+            for id_ in missing:
+                other = self._loading.get((version, id_))
+                if other is not None:
+                    theirs[id_] = other
+                else:
+                    ours[id_] = self._loading[version, id_] = _Loading()
+        try:
+            if ours:
+                self._load_ours(version, ours, read, is_current, found)
+        finally:
+            with self._lock:
+                for id_, loading in ours.items():
+                    self._loading.pop((version, id_), None)
+                    loading.done.set()
+        # Only now: whoever waits holds nothing that others wait for.
+        for id_, loading in theirs.items():
+            loading.done.wait()
+            if loading.kept is not None:
+                found[id_] = loading.kept
+        self._count(hits=sum(id_ in found for id_ in theirs))
+        return [id_ for id_ in theirs if id_ not in found]
+
+    def _load_ours(
+        self, version: str, ours: dict[int, _Loading], read: Read, is_current: Callable[[], bool], found: dict[int, Any]
+    ) -> None:
+        begin = perf_counter()
+        # Another thread may have kept some of them between our look and our claim.
+        held = {id_: entry for id_ in ours if (entry := self._tier.get(version, id_)) is not None}
+        wanted = [id_ for id_ in ours if id_ not in held]
+        loaded = {id_: keep(sample) for id_, sample in zip(wanted, read(wanted), strict=True)} if wanted else {}
+        found.update(held)
+        found.update(loaded)
+        n_refused = 0
+        if wanted and is_current():
+            for id_, (kept, how) in loaded.items():
+                n_refused += not self._put(version, id_, kept, how)
+        for id_, loading in ours.items():
+            loading.kept = found[id_]
+        self._count(hits=len(held), misses=len(wanted), miss_s=perf_counter() - begin, refused=n_refused)
+
+    def _put(self, version: str, id_: int, kept: Any, how: How) -> bool:
+        try:
+            return self._tier.put(version, id_, kept, how)
+        except Exception as error:
+            error.add_note(f"while caching row {id_}")
+            raise
+
+    def _count(self, hits: int = 0, misses: int = 0, miss_s: float = 0.0, refused: int = 0) -> None:
+        with self._tier._lock:
+            self._hits, self._misses, self._refused = self._hits + hits, self._misses + misses, self._refused + refused
+            self._miss_s += miss_s
+
+    def _note_time(self, n_hits: int, seconds: float) -> None:
+        with self._tier._lock:
+            self._n_timed, self._hit_s = self._n_timed + n_hits, self._hit_s + seconds
+
+    # -- what it has done, and doing it beforehand
+
+    @property
+    def stats(self) -> CacheStats:
+        """Counts and times of this process."""
+        return CacheStats(
+            hits=self._hits,
+            misses=self._misses,
+            evictions=self._tier.n_evicted,
+            damaged=self._tier.n_damaged,
+            refused=self._refused,
+            items=len(self._tier),
+            bytes=self._tier.n_bytes,
+            hit_seconds=self._hit_s / max(1, self._n_timed),
+            miss_seconds=self._miss_s / max(1, self._misses),
+        )
+
+    def eager(self) -> CachedDataset:
+        """Read everything now, and return the dataset itself.
+
+        Ctrl-C stops it; what was read is kept. A dataset that does not fit is a ``LimitExceeded`` as soon as a row has
+        had to go for another. On a terminal a bar shows how far it is, where rich is installed.
+        """
+        n_rows = len(self)
+        before = self._tier.n_evicted, self._refused
+        with _progress(n_rows) as advance:
+            for first in range(0, n_rows, EAGER_ROWS):
+                chunk = range(first, min(first + EAGER_ROWS, n_rows))
+                self.__getitems__(chunk)
+                if (self._tier.n_evicted, self._refused) != before:
+                    raise LimitExceeded(
+                        f"rows up to {chunk[-1]:,} of {n_rows:,} do not fit into the cache of {self._tier.n_bytes:,} "
+                        "bytes; raise max_bytes or max_items, or let rows be read when they are needed"
+                    )
+                advance(len(chunk))
+        return self
+
+    # -- what a loader asks
+
+    def freeze(self) -> Frozen:
+        """The rows below as they are now, read through the cache."""
+        rows, version = freeze_with_version(self._dataset)
+        if self._memory is not None and self._memory.version != version:
+            self._memory.renew(version)
+        return CachedRows(self, rows, version)
+
+    def __repr__(self) -> str:
+        where = f"in {self._tier.path}" if isinstance(self._tier, DiskCache) else "in memory"
+        return f"<{type(self).__name__} of {len(self):,} rows, {self._policy} {where}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_loading": {}}
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._loading = {}  # the threads that were reading are not in the child
+
+
+class CachedRows(Through):
+    """Frozen rows, read through a cache."""
+
+    def __init__(self, dataset: CachedDataset, rows: Frozen, version: str) -> None:
+        super().__init__(rows)
+        self._dataset, self._version = dataset, version
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """From the cache, and what it does not hold from below."""
+        return self._dataset.through(
+            self._version, ids.tolist(), lambda missing: self.rows.fetch(np.asarray(missing, np.int64)), lambda: True
+        )
+
+    def table(self, ids: Int64) -> None:
+        """Samples are what is kept."""
+        return
+
+
+class _Gone(Exception):
+    """A row that was there a moment ago is not."""
+
+
+def _never_changes(dataset: Any) -> bool:
+    if isinstance(dataset, Dataset):
+        return type(dataset).version is Dataset.version
+    return not isinstance(getattr(dataset, "version", None), str)
+
+
+def _kind(dataset: Any) -> str:
+    return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+
+
+def _n_items(max_items: int | None) -> int | None:
+    try:
+        n_items = None if max_items is None else operator.index(max_items)
+    except TypeError:
+        n_items = 0
+    if isinstance(max_items, bool) or (n_items is not None and n_items < 1):
+        raise ConfigError(f"max_items={max_items!r}: give a whole number from 1, or None for no bound")
+    return n_items
+
+
+@contextmanager
+def _progress(n_rows: int) -> Iterator[Callable[[int], object]]:
+    """A bar on a terminal, where rich is installed; what it gives is told how many rows are done."""
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield lambda n: None
+        return
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("caching", total=n_rows)
+        yield lambda n: bar.advance(task, n)

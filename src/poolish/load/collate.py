@@ -1,0 +1,89 @@
+"""Samples in, one batch out: numbers and arrays are stacked, text stays a list, dicts and tuples are collated inside.
+
+Arrays of one shape become one array; of several shapes a list of arrays. The output is NumPy's; ``torch_bridge`` makes
+tensors of it. A sample that is no dict and no tuple becomes the column ``value``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from poolish.errors import SchemaError
+from poolish.rows.arrays import is_torch_tensor
+
+
+def collate(samples: Sequence[Any]) -> dict[str, Any] | tuple[Any, ...]:
+    """One batch of samples that are alike.
+
+    >>> collate([{"x": np.zeros(2), "text": "rye"}, {"x": np.ones(2), "text": "wheat"}])
+    {'x': array([[0., 0.], [1., 1.]]), 'text': ['rye', 'wheat']}
+    >>> collate([(1.0, 0), (2.0, 1)])
+    (array([1., 2.]), array([0, 1]))
+    """
+    first = samples[0] if samples else {}
+    if isinstance(first, Mapping):
+        return _columns(samples, first)
+    if isinstance(first, tuple):
+        return _tuple(samples, first)
+    return {"value": column(samples)}
+
+
+def _columns(samples: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> dict[str, Any]:
+    names = list(first)
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, Mapping) or sample.keys() != first.keys():
+            has = list(sample) if isinstance(sample, Mapping) else type(sample).__name__
+            raise SchemaError(f"sample {i} of the batch has {has}, the first has {names}; pass a collate_fn")
+    return {name: column([sample[name] for sample in samples]) for name in names}
+
+
+def _tuple(samples: Sequence[Any], first: tuple[Any, ...]) -> tuple[Any, ...]:
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, tuple) or len(sample) != len(first):
+            raise SchemaError(
+                f"sample {i} of the batch is no tuple of {len(first)} as the first one is; pass a collate_fn"
+            )
+    return tuple(column(list(values)) for values in zip(*samples, strict=True))
+
+
+def column(values: Sequence[Any]) -> Any:
+    """One column: an array where values are numbers or arrays of one shape, else a list."""
+    first: Any = values[0] if values else None
+    if isinstance(first, (bool, int, float, np.generic)) and not isinstance(first, (np.str_, np.bytes_)):
+        return _numbers(values)
+    if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
+        alike = all(isinstance(v, np.ndarray) and v.shape == first.shape and v.dtype == first.dtype for v in values)
+        return np.stack(values) if alike else list(values)
+    if is_torch_tensor(first):
+        import torch
+
+        alike = all(is_torch_tensor(v) and v.shape == first.shape and v.dtype == first.dtype for v in values)
+        return torch.stack(list(values)) if alike else list(values)
+    if isinstance(first, Mapping) and all(isinstance(v, Mapping) and v.keys() == first.keys() for v in values):
+        return {name: column([value[name] for value in values]) for name in first}
+    if type(first) is tuple and all(type(v) is tuple and len(v) == len(first) for v in values):
+        return tuple(column(list(inner)) for inner in zip(*values, strict=True))
+    return list(values)
+
+
+def _numbers(values: Sequence[Any]) -> Any:
+    """Whole numbers, fractions or flags; anything among them that is none of these leaves a list."""
+    if any(isinstance(value, (str, bytes)) or value is None for value in values):
+        return list(values)
+    try:
+        array = np.array(values)
+    except (ValueError, OverflowError):  # arrays among the numbers, or a number beyond 64 bits
+        return list(values)
+    return array if array.dtype.kind in "biufcmM" else list(values)
+
+
+def empty_like(columns: Any) -> Any:
+    """A batch of no rows, in the form of one that has some."""
+    if isinstance(columns, Mapping):
+        return {name: empty_like(values) for name, values in columns.items()}
+    if isinstance(columns, tuple):
+        return tuple(empty_like(values) for values in columns)
+    return columns[:0]

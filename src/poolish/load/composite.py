@@ -1,0 +1,308 @@
+"""Several datasets as one: behind each other, or mixed in proportions.
+
+    CompositeDataset([a, b])                    a_0 a_1 a_2 ... b_0 b_1 ...      found by bisection
+    CompositeDataset([a, b], weights=[2, 1])    a b a  a b a  a b a ...          computed, see ``mixture``
+
+A loader reads a concatenation by ids that say which part a row is from: the part in the upper 15 bits, the row's own
+id in the lower 48. So parts may grow, and lose rows, each on its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from poolish import seeds
+from poolish.errors import ConfigError
+from poolish.load.dataset import Dataset, check_index, samples, version_of
+from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, Int64, Mask, Span, freeze, ids_of
+from poolish.load.mixture import Mixture
+from poolish.load.views import Numbering, Renumbered, check_epoch, check_source, pass_epoch
+from poolish.seeds import KeyedPermutation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ID_BITS = 48
+_LOW = (1 << _ID_BITS) - 1
+_MAX_SPANS = 1 << 15
+_STOPS = ("first", "all")
+
+Place = tuple[int, int]
+Value = TypeVar("Value")
+
+
+class CompositeDataset(Dataset):
+    """The samples of several datasets, which may be anything with a length and an index.
+
+    Without ``weights`` the parts stand behind each other; how long they are is asked when somebody asks for the length
+    (or for a row beyond it), and rows are found by bisection.
+
+    With ``weights`` they are mixed: every beginning has each part in its proportion, as closely as whole numbers
+    allow, and each pass takes other rows of the parts, in an order that the seed and the epoch decide. Nothing comes
+    twice: the pass ends before the first part would have to repeat. With ``stop="all"`` it goes on until all rows of
+    all parts have come, and the smaller parts repeat.
+
+    >>> flours = CompositeDataset([["rye", "wheat"], ["spelt"]])
+    >>> len(flours), flours[2], flours.__getitems__([0, -1])
+    (3, 'spelt', ['rye', 'spelt'])
+    >>> mixed = CompositeDataset([range(100), "abcdef"], weights=[2, 1])
+    >>> len(mixed), "".join(str(row) for row in mixed if isinstance(row, str))
+    (19, 'baecdf')
+    >>> mixed
+    <CompositeDataset of 19 rows, 2 parts mixed 2:1>
+    """
+
+    def __init__(
+        self, datasets: Sequence[Any], weights: Sequence[float] | None = None, seed: int = 0, stop: str = "first"
+    ) -> None:
+        self._parts = [check_source(part, f"datasets[{k}]") for k, part in enumerate(datasets)]
+        if not self._parts:
+            raise ConfigError("datasets: give at least one")
+        if stop not in _STOPS:
+            raise ConfigError(f"stop={stop!r}: choose one of {', '.join(map(repr, _STOPS))}")
+        if weights is not None and len(weights) != len(self._parts):
+            raise ConfigError(f"weights: one for each of {len(self._parts)} datasets, got {len(weights)}")
+        self._weights = None if weights is None else list(weights)
+        self._mixture = None if weights is None else Mixture(weights)
+        self._seed, self._epoch, self._stop = seeds.check_seed(seed), 0, stop
+        self._ends: list[int] = []
+
+    @property
+    def datasets(self) -> list[Any]:
+        """The parts."""
+        return list(self._parts)
+
+    def __len__(self) -> int:
+        lengths = [len(part) for part in self._parts]
+        if self._mixture is not None:
+            return n_mixed(self._mixture, lengths, self._stop)
+        self._ends = list(itertools.accumulate(lengths))
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        part, row = self._find([index])[0]
+        return self._parts[part][row]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """One call for each part."""
+        return grouped(self._find(indices), lambda part, rows: samples(self._parts[part], rows))
+
+    def _find(self, indices: Sequence[int]) -> list[Place]:
+        """The part and the row in it, for each number."""
+        if self._mixture is not None:
+            mixed = self._mixed([len(part) for part in self._parts])
+            return mixed.places([check_index(index, len(mixed)) for index in indices])
+        # One list, fetched once: another thread may ask for the length meanwhile.
+        ends = self._ends
+        return [self._bisect(ends, index) for index in indices]
+
+    def _bisect(self, ends: list[int], index: int) -> Place:
+        if not (type(index) is int and ends and 0 <= index < ends[-1]):
+            index = check_index(index, len(self))
+            ends = self._ends
+        part = bisect_right(ends, index)
+        return part, index - (ends[part - 1] if part else 0)
+
+    def _mixed(self, lengths: list[int]) -> MixedRows:
+        assert self._mixture is not None
+        return MixedRows(self._mixture, lengths, self._stop, self._seed, self._epoch)
+
+    def __repr__(self) -> str:
+        if self._weights is None:
+            return f"<{type(self).__name__} of {len(self):,} rows, {len(self._parts)} parts>"
+        proportions = ":".join(f"{weight:g}" for weight in self._weights)
+        repeats = ", smaller parts repeat" if self._stop == "all" else ""
+        return f"<{type(self).__name__} of {len(self):,} rows, {len(self._parts)} parts mixed {proportions}{repeats}>"
+
+    @property
+    def version(self) -> str:
+        """All those of the parts; and of a mixture, what its order depends on."""
+        versions = "+".join(version_of(part) for part in self._parts)
+        if self._weights is None:
+            # Numbers of rows move when a part that is not the last one grows.
+            return f"({versions})|{[len(part) for part in self._parts[:-1]]}"
+        lengths = [len(part) for part in self._parts]
+        return f"({versions})|mixed {self._weights} {self._stop} {self._seed} {self._epoch} {lengths}"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another epoch takes other rows into a mixture; the parts are told too."""
+        self._epoch = check_epoch(epoch)
+        for part in self._parts:
+            pass_epoch(part, epoch)
+
+    @property
+    def ids_are_numbers(self) -> bool:
+        """In a mixture, whose order is its own."""
+        return self._mixture is not None
+
+    def ids_of(self, numbers: Int64) -> Int64:
+        """Part and row in one number; in a mixture, the numbers themselves."""
+        if self._mixture is not None:
+            return numbers
+        places, rows = self._find(numbers.tolist()), self._rows()
+        found = grouped(places, lambda part, wanted: rows.outer(part, ids_of(self._parts[part], wanted)).tolist())
+        return np.asarray(found, np.int64)
+
+    def freeze(self) -> Frozen:
+        """All parts as they are now."""
+        rows = self._rows()
+        if self._mixture is None:
+            return rows
+        numberings = [Numbering(part) for part in rows.parts]
+        mixed = self._mixed([numbering.n_numbers for numbering in numberings])
+
+        def to_ids(numbers: Int64) -> Int64:
+            def read(part: int, wanted: list[int]) -> list[int]:
+                ids: list[int] = rows.outer(part, numberings[part].ids(np.asarray(wanted))).tolist()
+                return ids
+
+            return np.asarray(grouped(mixed.places(numbers.tolist()), read), np.int64)
+
+        return Renumbered(rows, len(mixed), to_ids)
+
+    def _rows(self) -> CompositeRows:
+        return CompositeRows([freeze(part) for part in self._parts])
+
+
+def n_mixed(mixture: Mixture, lengths: Sequence[int], stop: str) -> int:
+    """How long a pass over a mixture is.
+
+    >>> n_mixed(Mixture([1, 1]), [2, 9], "first"), n_mixed(Mixture([1, 1]), [2, 9], "all")
+    (4, 18)
+    """
+    if stop == "first":
+        return min(mixture.position(part, n_rows) for part, n_rows in enumerate(lengths))
+    if 0 in lengths:
+        raise ConfigError(f"datasets[{list(lengths).index(0)}] has no rows to repeat; leave it out of the mixture")
+    return max(mixture.position(part, n_rows - 1) + 1 for part, n_rows in enumerate(lengths))
+
+
+class MixedRows:
+    """Where the rows of one pass over a mixture are: which part, and which row of it."""
+
+    def __init__(self, mixture: Mixture, lengths: list[int], stop: str, seed: int, epoch: int) -> None:
+        self._mixture, self._lengths = mixture, lengths
+        self._n_rows = n_mixed(mixture, lengths, stop)
+        self._path = seed, "mix", epoch
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def places(self, numbers: Sequence[int]) -> list[Place]:
+        """The part and the row at each place."""
+        mixed = [self._mixture.place(number) for number in numbers]
+        rows = grouped(mixed, self._drawn)
+        return [(part, row) for (part, _), row in zip(mixed, rows, strict=True)]
+
+    def _drawn(self, part: int, nths: list[int]) -> list[int]:
+        """Which rows of a part come as its nth ones; each time it begins again the order is another."""
+        n_rows = self._lengths[part]
+
+        def read(turn: int, within: list[int]) -> list[int]:
+            rows: list[int] = KeyedPermutation(n_rows, seeds.key(*self._path, part, turn))[within].tolist()
+            return rows
+
+        return grouped([divmod(nth, n_rows) for nth in nths], read)
+
+
+def grouped(places: Sequence[Place], read: Callable[[int, list[int]], list[Value]]) -> list[Value]:
+    """What ``read(part, rows)`` gives for the rows of each part, put back into the order of ``places``.
+
+    >>> grouped([(1, 7), (0, 2), (1, 5)], lambda part, rows: [f"{part}:{row}" for row in rows])
+    ['1:7', '0:2', '1:5']
+    """
+    asked: dict[int, list[int]] = {}
+    for where, (part, _) in enumerate(places):
+        asked.setdefault(part, []).append(where)
+    found: dict[int, Value] = {}
+    for part, wheres in asked.items():
+        found.update(zip(wheres, read(part, [places[where][1] for where in wheres]), strict=True))
+    return [found[where] for where in range(len(places))]
+
+
+class CompositeRows:
+    """The frozen rows of several parts; each span of a part is a span here, under a number of its own."""
+
+    def __init__(self, parts: list[Frozen]) -> None:
+        self.parts = parts
+        # A part that is a composite itself has several spans, apart in their upper bits: each becomes one of ours.
+        self._slots = [(k, first >> _ID_BITS) for k, part in enumerate(parts) for first, _ in part.spans()]
+        if len(self._slots) > _MAX_SPANS:
+            raise ConfigError(f"{len(self._slots):,} datasets in one composite, the most is {_MAX_SPANS:,}")
+        self._slot_of = {slot: number for number, slot in enumerate(self._slots)}
+        self._part_of_slot = np.array([part for part, _ in self._slots], np.int64)
+        self._high_of_slot = np.array([high for _, high in self._slots], np.int64)
+        uuids = [part.uuid for part in parts]
+        self.uuid = "+".join(uuids) if any(uuids) else ""
+
+    @property
+    def changes(self) -> str:
+        """Like the part that changes most."""
+        return max((part.changes for part in self.parts), key=(FIXED, LOCAL, SHARED).index)
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def outer(self, part: int, ids: Int64) -> Int64:
+        """Ids here, of rows that have these ids in a part."""
+        highs = np.asarray(ids, np.int64) >> _ID_BITS
+        slots = np.zeros_like(highs)
+        for high in np.unique(highs).tolist():
+            slots[highs == high] = self._slot_of[part, high]
+        return (slots << _ID_BITS) | (ids & _LOW)
+
+    def spans(self) -> list[Span]:
+        """Those of all parts, in their order."""
+        found = []
+        for slot, (first, end) in enumerate(span for part in self.parts for span in part.spans()):
+            if end - (first >> _ID_BITS << _ID_BITS) > _LOW:
+                raise ConfigError(f"datasets[{self._slots[slot][0]}] has ids up to {end}, beyond 48 bits")
+            shift = (slot - (first >> _ID_BITS)) << _ID_BITS
+            found.append((first + shift, end + shift))
+        return found
+
+    def alive(self, ids: Int64) -> Mask | None:
+        """Each part is asked for its own."""
+        answers = [(where, self.parts[part].alive(inner)) for part, where, inner in self._split(ids)]
+        if all(alive is None for _, alive in answers):
+            return None
+        mask = np.ones(len(ids), bool)
+        for where, alive in answers:
+            if alive is not None:
+                mask[where] = alive
+        return mask
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """One call for each part."""
+        found: list[Any] = [None] * len(ids)
+        for part, wheres, inner in self._split(ids):
+            for where, sample in zip(wheres.tolist(), self.parts[part].fetch(inner), strict=True):
+                found[where] = sample
+        return found
+
+    def table(self, ids: Int64) -> pa.Table | None:
+        """As columns, if all parts have the same."""
+        import pyarrow as pa
+
+        split = self._split(ids)
+        tables = [table for part, _, inner in split if (table := self.parts[part].table(inner)) is not None]
+        if not split or len(tables) < len(split) or any(table.schema != tables[0].schema for table in tables):
+            return None
+        if len(tables) == 1:
+            return tables[0]
+        back = np.argsort(np.concatenate([where for _, where, _ in split]))
+        return pa.concat_tables(tables).take(pa.array(back))
+
+    def _split(self, ids: Int64) -> list[tuple[int, Int64, Int64]]:
+        """Part, where its ids stand, and what they are inside it."""
+        slots = ids >> _ID_BITS
+        parts = self._part_of_slot[slots]
+        inner = (self._high_of_slot[slots] << _ID_BITS) | (ids & _LOW)
+        if len(self.parts) == 1 or not len(ids):
+            return [(0, np.arange(len(ids)), inner)] if len(ids) else []
+        return [(part, where := np.flatnonzero(parts == part), inner[where]) for part in np.unique(parts).tolist()]

@@ -1,0 +1,88 @@
+"""Samples that nobody else can change: a private copy is kept, and everybody gets a copy of that.
+
+Copies and not read-only arrays, because torch warns about every array it may not write to, and because tensors and
+lists cannot be made read-only. A sample of one small array and a label is copied in 0.3 us; what to do for a sample is
+decided once, when it is kept, so that a hit has nothing to look at.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+#: How to copy a sample: not at all; a dict, with these of its arrays; or by calling.
+How = tuple[str, ...] | Callable[[Any], Any] | None
+
+_CONSTANT = (str, bytes, int, float, complex, bool, type(None), np.generic)
+
+
+def keep(sample: Any) -> tuple[Any, How]:
+    """A private copy of a sample, and how to make others of it.
+
+    >>> kept, how = keep({"crumb": np.zeros(3), "label": 1})
+    >>> how
+    ('crumb',)
+    >>> thaw(kept, how)["crumb"] is kept["crumb"]
+    False
+    """
+    if isinstance(sample, _CONSTANT):
+        return sample, None
+    if type(sample) is dict and all(
+        type(value) is np.ndarray or isinstance(value, _CONSTANT) for value in sample.values()
+    ):
+        names = tuple(name for name, value in sample.items() if type(value) is np.ndarray and value.dtype != object)
+        if not any(type(value) is np.ndarray and value.dtype == object for value in sample.values()):
+            return thaw(sample, names), names
+    if type(sample) is tuple and all(isinstance(value, _CONSTANT) for value in sample):
+        return sample, None
+    return copied(sample), copied
+
+
+def thaw(kept: Any, how: How) -> Any:
+    """A copy for somebody to change."""
+    if how is None:
+        return kept
+    if isinstance(how, tuple):
+        sample = kept.copy()
+        for name in how:
+            sample[name] = sample[name].copy()
+        return sample
+    return how(kept)
+
+
+def copied(value: Any) -> Any:
+    """A copy of anything, as deep as it can be changed."""
+    if isinstance(value, _CONSTANT):
+        return value
+    if type(value) is np.ndarray and value.dtype != object:
+        return value.copy()
+    if type(value) is dict:
+        return {name: copied(item) for name, item in value.items()}
+    if type(value) is list:
+        return [copied(item) for item in value]
+    if type(value) is tuple:
+        return tuple(copied(item) for item in value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.detach().clone() if not value.requires_grad else value.clone()
+    return copy.deepcopy(value)
+
+
+def size_of(value: Any) -> int:
+    """About how many bytes of memory a sample takes.
+
+    >>> size_of(np.zeros(1000)) - 8000 < 200
+    True
+    """
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes) + 112
+    if isinstance(value, dict):
+        return sys.getsizeof(value) + sum(map(size_of, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sys.getsizeof(value) + sum(map(size_of, value))
+    n_bytes = getattr(value, "nbytes", None)  # tensors
+    return sys.getsizeof(value) + (n_bytes if isinstance(n_bytes, int) else 0)

@@ -1,0 +1,121 @@
+"""Dataset: a length and an index, and everything else derived from them.
+
+    Dataset D: {0, ..., n-1} -> samples
+
+Whoever has those two methods is a dataset here, derived from this class or not: torch's and Hugging Face's datasets,
+lists, snapshots of a buffer, windows of a stream.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolish.errors import ConfigError
+from poolish.load.frozen import Frozen, NumberedRows
+
+if TYPE_CHECKING:
+    from poolish.load.composite import CompositeDataset
+
+
+class Dataset(ABC):
+    """Samples by number. Access is stateless: the same number gives the same sample, in any thread or process.
+
+    Write ``__len__`` and ``__getitem__``; where many samples can be read faster together, ``__getitems__`` as well.
+
+    >>> class Squares(Dataset):
+    ...     def __len__(self):
+    ...         return 4
+    ...     def __getitem__(self, index):
+    ...         return {"square": check_index(index, 4) ** 2}
+    >>> squares = Squares()
+    >>> squares, squares[-1], [row["square"] for row in squares + squares]
+    (<Squares of 4 rows: square>, {'square': 9}, [0, 1, 4, 9, 0, 1, 4, 9])
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Any:
+        """One sample; a negative number counts from the end, a number outside is an IndexError."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Many samples, in the order asked for."""
+        return [self[i] for i in indices]
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(len(self)):
+            yield self[i]
+
+    def __add__(self, other: Any) -> CompositeDataset:
+        from poolish.load.composite import CompositeDataset
+
+        return CompositeDataset([self, other])
+
+    def __repr__(self) -> str:
+        columns = ", ".join(self.metadata["columns"] or ())
+        return f"<{type(self).__name__} of {len(self):,} rows{': ' if columns else ''}{columns}>"
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the dataset is: its class, its length, and the columns of its samples where they have names."""
+        first = self[0] if len(self) else None
+        columns = list(first) if isinstance(first, Mapping) else None
+        return {"name": type(self).__name__, "rows": len(self), "columns": columns, "version": self.version}
+
+    @property
+    def version(self) -> str:
+        """Changes whenever a sample does; caches keep what they have read under it. Empty: never changes."""
+        return ""
+
+    def set_epoch(self, epoch: int) -> None:  # noqa: B027  # most datasets are the same in every epoch
+        """Loaders say here which epoch begins; views whose samples depend on it pass it on."""
+
+    def freeze(self) -> Frozen:
+        """The rows as they are now, by id; a loader reads nothing else."""
+        return NumberedRows(self)
+
+
+def check_index(index: int, n_rows: int) -> int:
+    """A row number from 0 up, whatever integer was asked for; an IndexError names it and the length.
+
+    >>> check_index(-1, 4)
+    3
+    """
+    try:
+        number = operator.index(index)
+    except TypeError:
+        raise TypeError(f"rows are chosen by whole numbers, got {type(index).__name__} {index!r}") from None
+    if not -n_rows <= number < n_rows:
+        raise IndexError(f"row {number} of {n_rows:,} rows" if n_rows else f"row {number}: there are no rows")
+    return number + n_rows if number < 0 else number
+
+
+def check_map_style(dataset: Any, what: str = "dataset") -> Any:
+    """``dataset``, if it has a length and an index."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"{what}: {type(dataset).__name__} has no length or no index; make it a list, or wrap it in AdaptedDataset"
+        )
+    return dataset
+
+
+def samples(dataset: Any, numbers: Sequence[int] | np.ndarray[Any, Any]) -> list[Any]:
+    """Many samples of anything map-style, in one call where it knows how."""
+    wanted = [int(i) for i in numbers]
+    many = getattr(dataset, "__getitems__", None)
+    return list(many(wanted)) if many is not None else [dataset[i] for i in wanted]
+
+
+def version_of(dataset: Any) -> str:
+    """What changes whenever a sample of ``dataset`` does, as far as anybody can know."""
+    own = getattr(dataset, "version", None)
+    if isinstance(own, str):
+        return own
+    return str(getattr(dataset, "_fingerprint", "") or getattr(dataset, "uuid", ""))

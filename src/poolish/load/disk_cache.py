@@ -1,0 +1,200 @@
+"""Samples in files, shared by any number of processes: one file a sample, in one folder.
+
+    (no file) --written beside, then renamed--> <key>.sample --damaged, or driven out--> (no file)
+
+A file's name is a hash of the dataset's version and the row's id, so a changed dataset asks for other names and what
+it left behind is driven out in time. A file's modification time is what the policy goes by::
+
+    fifo   when it was written
+    lru    when it was last read
+    lfu    how often it was read, as seconds after 1970; of equals, the one read longest ago goes first
+
+Reading takes no lock: a file is whole or absent. Driving out takes one, and whoever finds it taken leaves the work to
+the other. Each process counts what it writes and counts the folder anew after an eighth of the bound, so with n writers
+the folder is at most n eighths over it.
+
+    file = "PLS1", xxh3 of all that follows (8 bytes), 1 if compressed by LZ4, length before that (8 bytes), the sample
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from poolish.errors import ConfigError, CorruptDataError, StoreFull, StoreLocked
+from poolish.files import Lock, checksum, publish, read_json, sweep, write_json
+from poolish.load.copies import How
+from poolish.load.locked import Locked
+from poolish.load.memory_cache import check_policy
+from poolish.load.sample_codec import decode, encode
+
+_MAGIC = b"PLS1"
+_HEAD = 4 + 8 + 1 + 8
+_SUFFIX = ".sample"
+_NOTE = "cache.json"
+_SECOND = 1_000_000_000
+
+
+class DiskCache(Locked):
+    """Samples by version and id, in a folder.
+
+    >>> cache = DiskCache(folder / "loaves", "lru", max_items=None, max_bytes=10_000, source="Loaves")
+    >>> cache.put("v1", 7, {"crumb": b"open"}), cache.get("v1", 7), cache.get("v2", 7)
+    (True, ({'crumb': b'open'}, None), None)
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], policy: str, *, max_items: int | None, max_bytes: int, source: str
+    ) -> None:
+        super().__init__()
+        check_policy(policy)
+        self.path = Path(path)
+        self._policy, self._max_items, self._max_bytes = policy, max_items, max_bytes
+        self.n_evicted = self.n_damaged = 0
+        self._n_items = self._n_bytes = self._uncounted = 0
+        self.path.mkdir(parents=True, exist_ok=True)
+        _check_note(self.path / _NOTE, source)
+        sweep(self.path)
+        self._count()
+
+    def get(self, version: str, id_: int) -> tuple[Any, How] | None:
+        """A sample, made anew from its file; None where there is none, or none that is whole."""
+        path = self._path(version, id_)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            sample = _parse(_read(fd))
+            self._mark_read(fd)
+        except (CorruptDataError, OSError):
+            with suppress(OSError):
+                os.unlink(path)
+            with self._lock:
+                self.n_damaged += 1
+            return None
+        finally:
+            os.close(fd)
+        return sample, None
+
+    def put(self, version: str, id_: int, kept: Any, how: How = None) -> bool:
+        """Write a sample; whether there is room for it."""
+        data = _file(encode(kept))
+        if len(data) > self._max_bytes:
+            return False
+        try:
+            with publish(self._path(version, id_), durable=False) as file:
+                file.write(data)
+                file.flush()
+                now = _SECOND if self._policy == "lfu" else time.time_ns()
+                os.utime(file.fileno(), ns=(now, now))
+        except StoreFull:
+            return False
+        with self._lock:
+            self._n_items, self._n_bytes = self._n_items + 1, self._n_bytes + len(data)
+            self._uncounted += len(data)
+            if self._is_over() or self._uncounted > self._max_bytes // 8:
+                self._count()
+                if self._is_over():
+                    self._drive_out()
+        return True
+
+    def _path(self, version: str, id_: int) -> str:
+        name = hashlib.blake2b(f"{version}\0{id_}".encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+        return f"{self.path}/{name}{_SUFFIX}"
+
+    def _mark_read(self, fd: int) -> None:
+        if self._policy == "fifo":
+            return
+        now = os.fstat(fd).st_mtime_ns + _SECOND if self._policy == "lfu" else time.time_ns()
+        with suppress(OSError):  # somebody else's file: it can be read, and goes a little early
+            os.utime(fd, ns=(now, now))
+
+    # -- bounds
+
+    def _is_over(self) -> bool:
+        return self._n_bytes > self._max_bytes or (self._max_items is not None and self._n_items > self._max_items)
+
+    def _files(self) -> list[tuple[int, int, int, str]]:
+        """Modification and change time, bytes and path of every sample."""
+        found = []
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if entry.name.endswith(_SUFFIX):
+                    with suppress(OSError):  # driven out meanwhile
+                        stat = entry.stat(follow_symlinks=False)
+                        found.append((stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, entry.path))
+        return found
+
+    def _count(self) -> None:
+        files = self._files()
+        self._n_items, self._n_bytes = len(files), sum(n_bytes for _, _, n_bytes, _ in files)
+        self._uncounted = 0
+
+    def _drive_out(self) -> None:
+        """Remove the files that the policy names until there is room, a tenth more than needed where there are many."""
+        try:
+            with Lock(self.path / "lock"):
+                sweep(self.path)
+                files = sorted(self._files())
+                n_items, n_bytes = len(files), sum(size for _, _, size, _ in files)
+                most_bytes = self._max_bytes - self._max_bytes // 10 if n_items >= 100 else self._max_bytes
+                most_items = n_items if self._max_items is None else self._max_items - self._max_items // 10
+                for _, _, size, path in files:
+                    if n_bytes <= most_bytes and n_items <= most_items:
+                        break
+                    with suppress(FileNotFoundError):
+                        os.unlink(path)
+                        self.n_evicted += 1
+                    n_items, n_bytes = n_items - 1, n_bytes - size
+                self._n_items, self._n_bytes = n_items, n_bytes
+        except StoreLocked:
+            pass  # another process is at it
+
+    def __len__(self) -> int:
+        return self._n_items
+
+    @property
+    def n_bytes(self) -> int:
+        """What the files take, as last counted and with what this process wrote since."""
+        return self._n_bytes
+
+
+def _check_note(path: Path, source: str) -> None:
+    """A folder belongs to one kind of dataset: two without versions could not be told apart by their rows' names."""
+    note = {"format": "poolish cache", "version": 1, "source": source}
+    if path.exists():
+        found = read_json(path)
+        if found != note:
+            raise ConfigError(
+                f"{path.parent}: caches a {found.get('source') if isinstance(found, dict) else '?'}, not a {source}; "
+                "give each dataset a path of its own"
+            )
+    else:
+        write_json(path, note)
+
+
+def _file(sample: bytes) -> bytes:
+    packed = pa.compress(sample, codec="lz4", asbytes=True)
+    is_packed = len(packed) < len(sample)
+    rest = bytes([is_packed]) + len(sample).to_bytes(8, "little") + (packed if is_packed else sample)
+    return _MAGIC + checksum(rest).to_bytes(8, "little") + rest
+
+
+def _read(fd: int) -> bytes:
+    size = os.fstat(fd).st_size
+    return os.pread(fd, size, 0) if size < 1 << 30 else b"".join(iter(lambda: os.read(fd, 1 << 30), b""))
+
+
+def _parse(data: bytes) -> Any:
+    view = memoryview(data)
+    if len(data) < _HEAD or data[:4] != _MAGIC or int.from_bytes(view[4:12], "little") != checksum(view[12:]):
+        raise CorruptDataError("a file of the cache is damaged")
+    size, body = int.from_bytes(view[13:21], "little"), view[21:]
+    return decode(pa.decompress(body, decompressed_size=size, codec="lz4") if data[12] else body)

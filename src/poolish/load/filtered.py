@@ -1,0 +1,260 @@
+"""Only the rows that a predicate likes, found when they are asked for and looked at once.
+
+There are two ways to number what is left. Over a dataset that only grows at its end, kept rows are numbered as they are
+found: row 0 is read without looking further than it. Over rows that come and go (a buffer), a loader works on the ids
+below, and the predicate is one more reason for an id not to be there::
+
+    [yes, no, yes, not looked at yet ...]        numbers: 0 -> row 0, 1 -> row 2
+    ids 4, 7, 9 with 7 refused                   ids: 4 and 9 stay 4 and 9
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolish.errors import ConfigError, ResumeError
+from poolish.load.dataset import check_index, samples, version_of
+from poolish.load.frozen import Frozen, Int64, Mask, Span, freeze
+from poolish.load.locked import Locked
+from poolish.load.transformed import fingerprint, name_of
+from poolish.load.verdicts import UNKNOWN, YES, Verdicts
+from poolish.load.views import Renumbered, Through, View, all_ids, freeze_with_version
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Rows read at a time while scanning.
+SCAN_ROWS = 64
+
+
+class FilteredDataset(Locked, View):
+    """The rows of ``dataset`` for which ``predicate(sample)`` is true, in their order.
+
+    Each row is looked at once, when a length or a number asks for it. A scan that is interrupted goes on where it
+    stopped, also in another process: ``state_dict`` holds what is known, two bits a row. New rows are looked at when
+    the dataset has grown; if its version changes, all are looked at again. Safe in threads: one scans, others wait.
+
+    >>> even = FilteredDataset(range(10), lambda n: n % 2 == 0)
+    >>> even[1], even.n_scanned
+    (2, 10)
+    >>> list(even)
+    [0, 2, 4, 6, 8]
+    """
+
+    def __init__(self, dataset: Any, predicate: Callable[[Any], Any]) -> None:
+        Locked.__init__(self)
+        View.__init__(self, dataset)
+        if not callable(predicate):
+            raise ConfigError(f"predicate is called with each sample, got {predicate!r}; pass a function")
+        self._predicate, self._code = predicate, fingerprint(predicate)
+        self._index = Index(version_of(dataset))
+
+    def __len__(self) -> int:
+        if self.ids_are_numbers:
+            return len(self._scanned(None).kept)
+        return len(self._kept_ids())
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[self._places([index])[0]] if self.ids_are_numbers else self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """In one call below."""
+        if self.ids_are_numbers:
+            return samples(self._dataset, self._places(indices))
+        for _ in range(100):
+            ids = self._kept_ids()
+            wanted = ids[[check_index(index, len(ids)) for index in indices]] if len(indices) else ids[:0]
+            rows = freeze(self._dataset)
+            alive = rows.alive(wanted)
+            if alive is None or alive.all():
+                return rows.fetch(wanted)
+        raise IndexError(f"rows {list(indices)}: they leave faster than they can be read; filter a snapshot")
+
+    def _places(self, indices: Sequence[int]) -> list[int]:
+        """The numbers below of rows that have these numbers here."""
+        plain = all(type(index) is int and index >= 0 for index in indices)
+        found = self._scanned(max(indices, default=-1) + 1 if plain else None).kept
+        return [found[check_index(index, len(found))] for index in indices]
+
+    # -- scanning
+
+    @property
+    def n_scanned(self) -> int:
+        """How many rows the predicate has been asked about, from the first on."""
+        return self._index.n_scanned
+
+    def _current(self, version: str) -> Index:
+        """What is known of this version of the dataset; what was known of another is forgotten."""
+        if self._index.version != version:
+            self._index = Index(version)
+        return self._index
+
+    def _scanned(self, n_wanted: int | None) -> Index:
+        """The index, with ``n_wanted`` rows found or with everything looked at."""
+        index = self._index
+        if n_wanted is not None and len(index.kept) >= n_wanted and index.version == version_of(self._dataset):
+            return index
+        with self._lock:
+            index = self._current(version_of(self._dataset))
+            index.mend()
+            n_rows = len(self._dataset)
+            while index.n_scanned < n_rows and (n_wanted is None or len(index.kept) < n_wanted):
+                numbers = range(index.n_scanned, min(index.n_scanned + SCAN_ROWS, n_rows))
+                for number, sample in zip(numbers, samples(self._dataset, numbers), strict=True):
+                    index.add(number, self._judge(number, sample))
+            return index
+
+    def _judge(self, row: int, sample: Any) -> bool:
+        try:
+            return bool(self._predicate(sample))
+        except Exception as error:
+            error.add_note(f"while filtering row {row} with {name_of(self._predicate)}")
+            raise
+
+    def judge_ids(self, rows: Frozen, ids: Int64, verdicts: Verdicts) -> Mask:
+        """Which of these ids, all of them rows, the predicate likes; each is asked about once."""
+        unknown = ids[verdicts.get(ids) == UNKNOWN]
+        if len(unknown):
+            with self._lock:
+                unknown = np.unique(unknown[verdicts.get(unknown) == UNKNOWN])  # others may have looked meanwhile
+                for first in range(0, len(unknown), SCAN_ROWS):
+                    chunk = unknown[first : first + SCAN_ROWS]
+                    for id_, sample in zip(chunk.tolist(), rows.fetch(chunk), strict=True):
+                        verdicts.put(id_, self._judge(id_, sample))
+        liked: Mask = verdicts.get(ids) == YES
+        return liked
+
+    def _kept_ids(self) -> Int64:
+        """The ids of the rows that are here now."""
+        rows, version = freeze_with_version(self._dataset)
+        # Ids are never used again: with the same ends and as many rows, these are the same rows.
+        moment = (version, tuple(rows.spans()), len(rows))
+        with self._lock:
+            index = self._current(version)
+            if index.moment != moment:
+                ids = all_ids(rows)
+                index.ids = ids[self.judge_ids(rows, ids, index.verdicts)]
+                index.moment = moment
+            return index.ids
+
+    # -- what a loader and a cache ask
+
+    @property
+    def version(self) -> str:
+        """That of the dataset, and the predicate's code."""
+        return f"{super().version}|filtered {self._code}"
+
+    def ids_of(self, numbers: Int64) -> Int64:
+        """The numbers themselves, or the ids below."""
+        return numbers if self.ids_are_numbers else self._kept_ids()[numbers]
+
+    def freeze(self) -> Frozen:
+        """The rows as they are now."""
+        if not self.ids_are_numbers:
+            rows, version = freeze_with_version(self._dataset)
+            with self._lock:
+                return FilteredRows(self, rows, self._current(version).verdicts)
+        index = self._scanned(None)
+        below = freeze(self._dataset)
+        kept = np.array(index.kept, np.int64)
+        return _Grown(below, len(kept), lambda numbers: kept[numbers])
+
+    # -- keeping the index
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known until now, as JSON."""
+        with self._lock:
+            return {"version": self._index.version, "code": self._code, "blocks": self._index.verdicts.state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Know what ``state_dict`` knew; the dataset and the predicate must be the same."""
+        for name, own in (("version", version_of(self._dataset)), ("code", self._code)):
+            if state.get(name) != own:
+                raise ResumeError(
+                    f"the index was made with {name} {state.get(name)!r}, here it is {own!r}; let the scan begin anew"
+                )
+        index = Index.of_verdicts(state["version"], Verdicts.of_state(state.get("blocks")))
+        if self.ids_are_numbers and index.n_scanned > len(self._dataset):
+            raise ResumeError(
+                f"the index knows {index.n_scanned:,} rows, the dataset has {len(self._dataset):,}; scan it anew"
+            )
+        with self._lock:
+            self._index = index
+
+
+class Index:
+    """What is known of one version of a dataset."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.verdicts = Verdicts()
+        self.kept = array("q")
+        self.n_scanned = 0
+        self.moment: object = None
+        self.ids = np.empty(0, np.int64)
+
+    @classmethod
+    def of_verdicts(cls, version: str, verdicts: Verdicts) -> Index:
+        """The same from the verdicts alone."""
+        index = cls(version)
+        index.verdicts = verdicts
+        index.n_scanned = verdicts.n_known()
+        known = np.arange(index.n_scanned, dtype=np.int64)
+        index.kept = array("q", known[verdicts.get(known) == YES].tobytes())
+        return index
+
+    def add(self, number: int, verdict: bool) -> None:
+        """The verdict on the next row."""
+        self.verdicts.put(number, verdict)
+        if verdict:
+            self.kept.append(number)
+        self.n_scanned = number + 1
+
+    def mend(self) -> None:
+        """Take back a row whose adding was interrupted between its steps, by Ctrl-C or a fork."""
+        while self.kept and self.kept[-1] >= self.n_scanned:
+            self.kept.pop()
+
+
+class _Grown(Renumbered):
+    """Kept rows under numbers of their own, which go on when the dataset grows."""
+
+    @property
+    def changes(self) -> str:  # type: ignore[override]
+        """As below."""
+        return self._rows.changes
+
+
+class FilteredRows(Through):
+    """Frozen rows of which some are not there, because the predicate does not like them."""
+
+    keeps_numbers = False
+
+    def __init__(self, dataset: FilteredDataset, rows: Frozen, verdicts: Verdicts) -> None:
+        super().__init__(rows)
+        self._dataset, self._verdicts = dataset, verdicts
+        self._n_rows: int | None = None
+
+    def __len__(self) -> int:
+        if self._n_rows is None:
+            self._n_rows = len(all_ids(self))
+        return self._n_rows
+
+    def spans(self) -> list[Span]:
+        """As below: an id that is refused is only missing."""
+        return self.rows.spans()
+
+    def alive(self, ids: Int64) -> Mask | None:
+        """Those that are there and liked."""
+        below = self.rows.alive(ids)
+        mask = np.ones(len(ids), bool) if below is None else below.copy()
+        mask[mask] = self._dataset.judge_ids(self.rows, ids[mask], self._verdicts)
+        return mask
+
+    def table(self, ids: Int64) -> pa.Table | None:
+        """As below."""
+        return self.rows.table(ids)

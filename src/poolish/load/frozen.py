@@ -1,0 +1,236 @@
+"""The rows of a dataset at one moment, by id: what an order is made of and batches are read from.
+
+A row number says where a row stands now; a row id says which row it is, for ever. An order that survives growth is an
+order of ids, so everything the loader reads is first frozen::
+
+    DatasetBuffer, Snapshot    ids are row ids; rows may be missing anywhere
+    StreamStore                ids count the steps; the oldest may be gone
+    windows of a stream        ids count the windows; the oldest may be gone
+    views of poolish.load      the ids of what they look at, where each of their rows is one of its rows
+    anything else map-style    ids are row numbers; it may only grow at its end
+
+Ids lie in *spans*: ranges that begin where the oldest row is and grow at their end. Most datasets have one; a
+composite has one for each of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish.rows import DatasetBuffer
+from poolish.rows.snapshot import Snapshot
+from poolish.tokens.store import StreamStore
+from poolish.tokens.window_dataset import WindowDataset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Int64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Span = tuple[int, int]
+
+#: How a dataset may change: not at all; by this process alone; or under the eyes of several processes.
+FIXED, LOCAL, SHARED = "fixed", "local", "shared"
+
+
+class Frozen(Protocol):
+    """Rows by id, as they are at one moment. Safe to read from threads."""
+
+    #: The name of what the ids belong to; empty where it has none.
+    uuid: str
+
+    @property
+    def changes(self) -> str:
+        """``FIXED``, ``LOCAL`` or ``SHARED``."""
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    def spans(self) -> list[Span]:
+        """The ranges ``[first, end)`` in which all ids lie."""
+
+    def alive(self, ids: Int64) -> Mask | None:
+        """Which of these ids (inside the spans) are rows; None for all."""
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """The samples with these ids, all of which are rows."""
+
+    def table(self, ids: Int64) -> pa.Table | None:
+        """The same as columns, copied; None where samples are all there is."""
+
+
+def freeze(dataset: Any) -> Frozen:
+    """``dataset`` as it is now.
+
+    >>> rows = freeze(["rye", "wheat", "spelt"])
+    >>> rows.spans(), rows.fetch(np.array([2, 0]))
+    ([(0, 3)], ['spelt', 'rye'])
+    """
+    own = getattr(dataset, "freeze", None)
+    if own is not None:
+        frozen: Frozen = own()
+        return frozen
+    if isinstance(dataset, DatasetBuffer):
+        return SnapshotRows(dataset.snapshot(), LOCAL)
+    if isinstance(dataset, Snapshot):
+        return SnapshotRows(dataset, FIXED)
+    if isinstance(dataset, StreamStore):
+        return StepRows(dataset)
+    if isinstance(dataset, WindowDataset):
+        return WindowRows(dataset)
+    return NumberedRows(dataset)
+
+
+def ids_of(dataset: Any, numbers: Sequence[int] | Int64) -> Int64:
+    """The ids of the rows that have these numbers now, counted from 0."""
+    wanted = np.asarray(numbers, np.int64)
+    if isinstance(dataset, (DatasetBuffer, Snapshot)):
+        return dataset.ids[wanted]
+    if isinstance(dataset, WindowDataset):
+        return wanted + dataset.first_id
+    own = getattr(dataset, "ids_of", None)
+    if own is not None:
+        ids: Int64 = own(wanted)
+        return ids
+    return wanted
+
+
+class SnapshotRows:
+    """The rows of a buffer."""
+
+    def __init__(self, snapshot: Snapshot, changes: str) -> None:
+        self.uuid, self.changes = snapshot.uuid, changes
+        self.snapshot = snapshot
+        self._first = int(snapshot.ids[0]) if len(snapshot) else snapshot.next_id
+        # Where nobody is missing, a row's number is its id less the first: no search.
+        self._is_whole = len(snapshot) == snapshot.next_id - self._first
+
+    def __len__(self) -> int:
+        return len(self.snapshot)
+
+    def spans(self) -> list[Span]:
+        """One: from the oldest row that is left."""
+        return [(self._first, self.snapshot.next_id)]
+
+    def alive(self, ids: Int64) -> Mask | None:
+        """Rows leave from anywhere."""
+        if self._is_whole and (not len(ids) or ids.min() >= self._first):
+            return None
+        return self.snapshot.numbers_of(ids)[1]
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """Rows as dicts."""
+        return self.snapshot.__getitems__(self.numbers(ids))  # type: ignore[arg-type]  # an array is faster
+
+    def table(self, ids: Int64) -> pa.Table:
+        """Rows as a table of their own."""
+        return self.snapshot.get_batch(self.numbers(ids))
+
+    def numbers(self, ids: Int64) -> Int64:
+        """Where rows stand that are known to be there."""
+        return ids - self._first if self._is_whole else np.searchsorted(self.snapshot.ids, ids)
+
+
+class NumberedRows:
+    """Anything with a length and an index, which may grow at its end; ids are its row numbers."""
+
+    uuid = ""
+
+    def __init__(self, dataset: Any, n_rows: int | None = None, changes: str = FIXED) -> None:
+        self._dataset, self.changes = dataset, changes
+        self._n_rows = len(dataset) if n_rows is None else n_rows
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def spans(self) -> list[Span]:
+        """One, from 0."""
+        return [(0, self._n_rows)]
+
+    def alive(self, ids: Int64) -> Mask | None:
+        """All, unless it has become shorter."""
+        return None if not len(ids) or ids.max() < self._n_rows else ids < self._n_rows
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """In one call where the dataset knows how, else one by one."""
+        numbers = ids.tolist()
+        many = getattr(self._dataset, "__getitems__", None)
+        return list(many(numbers)) if many is not None else [self._dataset[i] for i in numbers]
+
+    def table(self, ids: Int64) -> None:
+        """Only samples."""
+        return
+
+
+class WindowRows(NumberedRows):
+    """Windows of a stream."""
+
+    def __init__(self, windows: WindowDataset) -> None:
+        first, end = windows.span()
+        super().__init__(windows, end, SHARED if windows.store.path is not None else LOCAL)
+        self.uuid = windows.uuid
+        self._first, self._shift = min(first, end), windows.first_id
+
+    def __len__(self) -> int:
+        return self._n_rows - self._first
+
+    def spans(self) -> list[Span]:
+        """From the oldest window that is kept."""
+        return [(self._shift + self._first, self._shift + self._n_rows)]
+
+    def alive(self, ids: Int64) -> Mask | None:
+        """The oldest leave a bounded stream."""
+        first = self._shift + self._first
+        return None if not len(ids) or ids.min() >= first else ids >= first
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """Many windows in one go."""
+        return super().fetch(ids - self._shift)
+
+
+class StepRows:
+    """The steps of a stream, each a dict of its fields; a field that a step does not have is None."""
+
+    def __init__(self, store: StreamStore) -> None:
+        store.refresh()
+        self._store, self.uuid = store, store.uuid
+        self._first, self._end = store.step_span()
+
+    # A temporary stream has one writer in one process, and nobody else can open it.
+    @property
+    def changes(self) -> str:
+        """Streams with a path are written by one process and read by others."""
+        return LOCAL if self._store.path is None else SHARED
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    def spans(self) -> list[Span]:
+        """From the oldest step that is kept."""
+        return [(self._first, self._end)]
+
+    def alive(self, ids: Int64) -> Mask | None:
+        """The oldest leave a bounded stream."""
+        first = self._store.step_span()[0]
+        return None if not len(ids) or ids.min() >= first else ids >= first
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """Steps as dicts that all have the same fields."""
+        names = self._store.field_to_type
+        return [{name: step.get(name) for name in names} for step in self._store.steps_at(ids)]
+
+    def table(self, ids: Int64) -> None:
+        """Only samples."""
+        return
+
+
+def describe(dataset: Any) -> str:
+    """A dataset in a few words, for messages."""
+    try:
+        return f"{type(dataset).__name__} of {len(dataset):,} rows"
+    except TypeError:
+        return type(dataset).__name__

@@ -1,0 +1,176 @@
+"""The ledger on disk: ranks in several processes agree on every block through a directory.
+
+    journal/order.json        what the order is of: source, seed, shuffle
+    journal/lock              held while a line is written
+    journal/epoch-3.jsonl     one line each for a decided block, a run that began, rows that could not be read
+
+Whoever needs a block looks whether its line is there; if not, takes the lock, looks again, decides and writes it. So a
+block is decided once, by the first that needs it. A line carries a checksum and ends the moment it is written: what a
+killed process left behind the last whole line is cut off by the next one that writes.
+
+A journal is also the memory of a training run: the audit reads it, and a run that goes on from an older checkpoint
+finds the decisions that were made after it, so that it sees the same order again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from poolish.errors import ConfigError, CorruptDataError, ResumeError
+from poolish.files import Lock, checksum_hex, parse_json, read_json, write_json
+from poolish.files.space import explain_full
+from poolish.load.frozen import Frozen
+from poolish.load.ledger import OnEmpty, Run, digest
+from poolish.load.order import BLOCK_ROWS, Block, Order, Parts, Seen
+
+_LOCK_TIMEOUT_S = 60.0
+_KEPT_BLOCKS = 4096
+
+
+class Journal:
+    """Decisions in a directory, for any number of processes."""
+
+    def __init__(self, path: str | os.PathLike[str], about: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self._about = {"format": "poolish journal", "version": 1, "block_rows": BLOCK_ROWS, **about}
+        self._epochs: dict[int, _EpochFile] = {}
+        self._check()
+
+    def _check(self) -> None:
+        """The journal is about this order; an empty directory becomes one."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        place = self.path / "order.json"
+        with Lock(self.path / "lock", timeout_s=_LOCK_TIMEOUT_S):
+            if not place.exists():
+                write_json(place, self._about)
+        found = read_json(place)
+        wrong = [name for name, value in self._about.items() if found.get(name) != value]
+        if wrong:
+            raise ConfigError(
+                f"journal {self.path}: it is about {wrong[0]} {found.get(wrong[0])!r}, this loader has "
+                f"{self._about[wrong[0]]!r}; give each training run a directory of its own"
+            )
+
+    def settle(self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty) -> Block | None:
+        """Decide, unless another process has."""
+        file, mine = self._file(order.epoch), digest(before)
+        line = file.block(number)
+        if line is None:
+            with Lock(self.path / "lock", timeout_s=_LOCK_TIMEOUT_S):
+                line = file.block(number)
+                if line is None:
+                    block = order.decide(number, before, frozen, is_end=on_empty == "end")
+                    if block.is_empty and on_empty == "wait":
+                        return None
+                    file.write({"block": number, "before": mine, **block.seen.to_json()})
+                    return block
+        if line["before"] != mine:
+            raise ResumeError(
+                f"journal {file.path}: block {number} was decided in another history than that of this loader's state; "
+                "go on from a state of this run, or give a new run a directory of its own"
+            )
+        return order.decide(number, before, frozen, Seen.from_json(line))
+
+    def seen(self, epoch: int, number: int) -> Seen | None:
+        """What decided a block."""
+        line = self._file(epoch).block(number)
+        return None if line is None else Seen.from_json(line)
+
+    def note_run(self, run: Run) -> None:
+        """Steps begin or go on here."""
+        self._write(run.epoch, {"run": run.to_json()})
+
+    def note_skipped(self, step: int, ids: list[int]) -> None:
+        """These rows were due at a step and could not be read."""
+        self._write(max(self._epochs), {"skipped": ids, "step": step})
+
+    def runs(self) -> list[Run]:
+        """All runs of all epochs."""
+        return [Run.from_json(line["run"]) for line in self._lines() if "run" in line]
+
+    def skipped(self) -> list[tuple[int, list[int]]]:
+        """All rows that could not be read."""
+        return [(line["step"], line["skipped"]) for line in self._lines() if "skipped" in line]
+
+    def _write(self, epoch: int, line: dict[str, Any]) -> None:
+        with Lock(self.path / "lock", timeout_s=_LOCK_TIMEOUT_S):
+            self._file(epoch).write(line)
+
+    def _file(self, epoch: int) -> _EpochFile:
+        if epoch not in self._epochs:
+            self._epochs[epoch] = _EpochFile(self.path / f"epoch-{epoch}.jsonl")
+        return self._epochs[epoch]
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        paths = self.path.glob("epoch-*.jsonl")
+        for path in sorted(paths, key=lambda path: int(path.stem.removeprefix("epoch-"))):
+            yield from _EpochFile(path).lines()
+
+
+class _EpochFile:
+    """One file of lines, read from where it was read last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = self._first_kept = 0
+        self._blocks: dict[int, dict[str, Any]] = {}
+
+    def block(self, number: int) -> dict[str, Any] | None:
+        """The line that decided a block; lines far behind it are forgotten, and read again if anybody asks."""
+        if number < self._first_kept:
+            self._offset, self._first_kept = 0, number
+        if number not in self._blocks:
+            for line in self.lines():
+                if line.get("block", -1) >= self._first_kept:
+                    self._blocks[line["block"]] = line
+        if number > self._first_kept + 2 * _KEPT_BLOCKS:
+            self._first_kept = number - _KEPT_BLOCKS
+            self._blocks = {i: line for i, line in self._blocks.items() if i >= self._first_kept}
+        return self._blocks.get(number)
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Whole lines that were not read yet."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        for raw in data.splitlines(keepends=True):
+            if not raw.endswith(b"\n"):
+                return  # being written, or left by a killed process
+            yield self._parsed(raw)
+            self._offset += len(raw)
+
+    def _parsed(self, raw: bytes) -> dict[str, Any]:
+        text, _, found = raw.rstrip(b"\n").rpartition(b" ")
+        if found.decode("ascii", "replace") != checksum_hex(text):
+            raise CorruptDataError(
+                f"{self.path}, byte {self._offset}: a damaged line; restore the journal or remove it"
+            )
+        line: dict[str, Any] = parse_json(text.decode(), self.path)
+        return line
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Add a line, under the journal's lock; what a killed writer left is cut off first."""
+        text = json.dumps(line, separators=(",", ":")).encode()
+        with explain_full(self.path):
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                end = _end_of_lines(fd)
+                os.ftruncate(fd, end)
+                os.pwrite(fd, text + b" " + checksum_hex(text).encode() + b"\n", end)
+            finally:
+                os.close(fd)
+
+
+def _end_of_lines(fd: int) -> int:
+    """Where the last whole line ends."""
+    end = os.fstat(fd).st_size
+    while end and os.pread(fd, 1, end - 1) != b"\n":
+        end -= 1
+    return end

@@ -1,0 +1,218 @@
+"""An order that survives growth: every row exactly once an epoch, whatever is appended meanwhile.
+
+    rows by id   |=== part: 0..999 ====|== 1000..1299 ==|= 1300.. =|          each has a keyed permutation of its own
+                        cursor ^            cursor ^      cursor ^            and a cursor: how much of it is dealt out
+                               \\                |            /
+    block 7      what is left of all parts, shared out at random: 1,024 ids, less those that are not rows any more
+
+Others make the order a function of how many rows there are, so that an append reshuffles the past: some rows come
+twice, some never. Here rows that are new when a block is decided become a part, and what is dealt out stays dealt out.
+The *position* is a place in this one order; how many ranks read it is nobody's business here.
+
+A block follows from the parts before it and from what was *seen* when it was decided: how far the ids reached, and
+which of the chosen ids were no rows. Whoever agrees on what was seen (``agreement``) agrees on the order.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish import kernels, seeds
+from poolish.errors import ResumeError
+from poolish.load.frozen import Frozen, Int64, Span
+
+#: Ids in a block. Small, so that what is appended comes soon; large enough that Python's share of a block is small.
+BLOCK_ROWS = 1024
+
+Words = NDArray[np.uint64]
+
+
+class Seen(NamedTuple):
+    """What decides a block: the spans of the dataset at that moment, and which chosen ids were no rows.
+
+    ``is_end`` is for a block without ids: whether the epoch ends there, because a step that was to begin found nothing,
+    or one that had begun goes out short and the next one looks again.
+    """
+
+    spans: tuple[Span, ...]
+    dead: bytes = b""
+    is_end: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        packed = base64.b64encode(zlib.compress(self.dead)).decode() if self.dead else ""
+        return {"spans": [list(span) for span in self.spans], "dead": packed, "end": self.is_end}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Seen:
+        """What ``to_json`` gave."""
+        dead = zlib.decompress(base64.b64decode(value["dead"])) if value["dead"] else b""
+        return cls(tuple((int(first), int(end)) for first, end in value["spans"]), dead, bool(value["end"]))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is left to deal out: ranges of ids, and how much of each is gone. ``ends`` is how far each span is known."""
+
+    ends: tuple[int, ...]
+    starts: Int64
+    sizes: Int64
+    cursors: Int64
+    keys: Words
+
+    @property
+    def n_left(self) -> int:
+        """How many ids are left, dead ones included."""
+        return int(self.sizes.sum() - self.cursors.sum())
+
+    def to_text(self) -> str:
+        """Three numbers a part, short because most parts begin where the one before ended."""
+        behind = np.concatenate([[0], (self.starts + self.sizes)[:-1]]) if len(self.starts) else self.starts
+        return ",".join(map(str, np.stack([self.starts - behind, self.sizes, self.cursors], axis=1).ravel().tolist()))
+
+
+NOTHING = Parts((), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block: its ids in their order, and what is left behind it.
+
+    ``is_empty`` when nothing was left to choose from; ``is_fresh`` when it was decided here and now.
+    """
+
+    number: int
+    before: Parts
+    seen: Seen
+    ids: Int64
+    after: Parts
+    is_empty: bool
+    is_fresh: bool
+
+
+class Order:
+    """The order of one epoch.
+
+    >>> from poolish.load.frozen import freeze
+    >>> rows = list("abcdef")
+    >>> order = Order(seed=7, epoch=0)
+    >>> block = order.decide(0, NOTHING, freeze(rows))
+    >>> block.ids
+    array([5, 2, 0, 4, 1, 3])
+    >>> rows += list("gh")  # while the epoch runs
+    >>> order.decide(1, block.after, freeze(rows)).ids
+    array([7, 6])
+    """
+
+    def __init__(self, seed: int, epoch: int, *, shuffle: bool = True, follow: bool = True) -> None:
+        self.seed, self.epoch = seed, epoch
+        self.shuffle, self.follow = shuffle, follow
+        self._key = seeds.key(seed, "load", "epoch", epoch)
+
+    def look(self, before: Parts, frozen: Frozen) -> Seen:
+        """What there is now; where growth is not followed, what there was when the epoch began."""
+        spans = tuple(frozen.spans())
+        if before.ends and len(spans) != len(before.ends):
+            raise ResumeError(f"the dataset has {len(spans)} parts, this epoch began with {len(before.ends)}")
+        if before.ends and not self.follow:
+            spans = tuple((min(first, end), end) for (first, _), end in zip(spans, before.ends, strict=True))
+        return Seen(spans)
+
+    def decide(
+        self, number: int, before: Parts, frozen: Frozen, seen: Seen | None = None, *, is_end: bool = True
+    ) -> Block:
+        """Block ``number`` of what is left, by what was ``seen``: now, unless it is given."""
+        is_fresh = seen is None
+        seen = self.look(before, frozen) if seen is None else seen
+        ids, after = self._draw(number, self._grown(before, seen.spans))
+        if is_fresh:
+            alive = frozen.alive(ids) if len(ids) else None
+            dead = b"" if alive is None or alive.all() else np.packbits(~alive).tobytes()
+            seen = Seen(seen.spans, dead, is_end=is_end and not len(ids))
+        is_empty = not len(ids)
+        if seen.dead:
+            ids = ids[np.unpackbits(np.frombuffer(seen.dead, np.uint8), count=len(ids)) == 0]
+        return Block(number, before, seen, ids, after, is_empty, is_fresh)
+
+    def _grown(self, parts: Parts, spans: tuple[Span, ...]) -> Parts:
+        """The parts with what is new: a part of its own, or more of the last one if nothing of that is dealt out."""
+        ends = tuple(end for _, end in spans)
+        known = parts.ends or tuple(first for first, _ in spans)
+        if ends == known and parts.ends:
+            return parts
+        starts, sizes, cursors, keys = (list(a) for a in (parts.starts, parts.sizes, parts.cursors, parts.keys))
+        for (first, end), begin in zip(spans, known, strict=True):
+            begin = max(begin, first)  # what came and went unseen is nobody's row
+            if end <= begin:
+                continue
+            i = _last_part(starts, sizes, begin)
+            if i is not None and (cursors[i] == 0 or not self.shuffle):
+                sizes[i] += end - begin
+            else:
+                starts.append(np.int64(begin))
+                sizes.append(np.int64(end - begin))
+                cursors.append(np.int64(0))
+                keys.append(np.uint64(self.part_key(begin)))
+        highest = tuple(max(end, begin) for end, begin in zip(ends, known, strict=True))
+        as_numbers = [np.array(a, np.int64) for a in (starts, sizes, cursors)]
+        return Parts(highest, as_numbers[0], as_numbers[1], as_numbers[2], np.array(keys, np.uint64))
+
+    def part_key(self, start: int) -> int:
+        """The key of the permutation of the part that begins at ``start``."""
+        return seeds.key(self.seed, "load", "epoch", self.epoch, "part", start) if self.shuffle else 0
+
+    def _draw(self, number: int, parts: Parts) -> tuple[Int64, Parts]:
+        n_parts = len(parts.starts)
+        n = min(BLOCK_ROWS, parts.n_left)
+        ids, cursors = np.empty(n, np.int64), parts.cursors.copy()
+        if n and self.shuffle:
+            scratch = np.empty(2 * (n + n_parts), np.int64)
+            key = kernels.mix(self._key ^ number)
+            kernels.deal(parts.starts, parts.sizes, cursors, parts.keys, key, ids, scratch)
+        elif n:
+            _in_order(parts, cursors, ids)
+        is_left = cursors < parts.sizes
+        if is_left.all():
+            return ids, Parts(parts.ends, parts.starts, parts.sizes, cursors, parts.keys)
+        starts, sizes, keys = parts.starts[is_left], parts.sizes[is_left], parts.keys[is_left]
+        return ids, Parts(parts.ends, starts, sizes, cursors[is_left], keys)
+
+    def undealt(self, parts: Parts) -> Iterator[Int64]:
+        """The ids that are left, a chunk at a time."""
+        for start, size, cursor, key in zip(parts.starts, parts.sizes, parts.cursors, parts.keys, strict=True):
+            ids = seeds.KeyedPermutation(int(size), int(key))
+            for first in range(int(cursor), int(size), 65_536):
+                chunk = slice(first, first + 65_536)
+                yield start + (ids[chunk] if self.shuffle else np.arange(*chunk.indices(int(size))))
+
+    def parts_from(self, text: str, ends: tuple[int, ...]) -> Parts:
+        """What ``Parts.to_text`` wrote."""
+        numbers = np.array(text.split(",") if text else [], np.int64).reshape(-1, 3)
+        gaps, sizes, cursors = numbers.T.copy()
+        starts = np.cumsum(gaps + np.concatenate([[0], sizes[:-1]])) if len(sizes) else sizes
+        if (sizes < 1).any() or (cursors < 0).any() or (cursors >= sizes).any():
+            raise ResumeError(f"the state's parts make no sense: {text[:60]!r}; it was changed or cut")
+        keys = np.array([self.part_key(start) for start in starts.tolist()], np.uint64)
+        return Parts(ends, starts.astype(np.int64), sizes, cursors, keys)
+
+
+def _last_part(starts: list[Any], sizes: list[Any], end: int) -> int | None:
+    """Which part ends there."""
+    return next((i for i in range(len(starts) - 1, -1, -1) if starts[i] + sizes[i] == end), None)
+
+
+def _in_order(parts: Parts, cursors: Int64, ids: Int64) -> None:
+    filled = 0
+    for i in range(len(parts.starts)):
+        n = min(len(ids) - filled, int(parts.sizes[i] - cursors[i]))
+        first = parts.starts[i] + cursors[i]
+        ids[filled : filled + n] = np.arange(first, first + n)
+        cursors[i] += n
+        filled += n

@@ -1,0 +1,241 @@
+"""verify_resume: does this loader, with these datasets and these transforms, really go on where it stopped?
+
+It stops copies of the loader at every step and lets others go on, with other numbers of threads and of ranks, and
+compares rows and values. What it needs is a loader; what it finds is said in words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from poolish.load.frozen import freeze
+from poolish.load.loader import Loader
+
+
+@dataclass
+class ResumeReport:
+    """What was checked and what differed; true if nothing did."""
+
+    checked: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing differed."""
+        return not self.differences
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        lines = [f"checked: {what}" for what in self.checked] + [f"DIFFERS: {what}" for what in self.differences]
+        return "\n".join([*lines, "resumes exactly" if self.ok else "does not resume exactly"])
+
+
+class _Step(NamedTuple):
+    ids: list[int]
+    values: Any
+
+
+def verify_resume(
+    loader: Loader,
+    *,
+    steps: int = 50,
+    workers: Sequence[int] = (0, 2),
+    world_sizes: Sequence[int] = (1, 2, 3),
+    grow: Callable[[], object] | None = None,
+) -> ResumeReport:
+    """Check up to ``steps`` steps of the loader's configuration; the loader itself is not moved.
+
+    ``grow`` appends to the dataset, for a loader that follows it: then rows must come exactly once although the dataset
+    grew between stopping and going on. Nothing is raised; the report says what differs.
+
+    >>> print(verify_resume(Loader(list(range(10)), 4, shuffle=True, output="numpy")))
+    checked: reading twice: 3 steps
+    checked: stopping and going on after each of 3 steps
+    checked: num_workers 0, 2
+    checked: world_size 1, 2, 3
+    resumes exactly
+    """
+    report = ResumeReport()
+    alone = _copy(loader, num_workers=0)
+    expected = _walked(alone, steps)
+    _check_twice(loader, expected, steps, report)
+    _check_each_stop(loader, expected, steps, report)
+    _check_workers(loader, expected, steps, workers, report)
+    if loader._about["batches"] is False:
+        _check_worlds(loader, expected, world_sizes, report)
+    if grow is not None:
+        _check_growth(loader, steps, grow, report)
+    return report
+
+
+def _check_twice(loader: Loader, expected: list[_Step], steps: int, report: ResumeReport) -> None:
+    report.checked.append(f"reading twice: {len(expected)} steps")
+    _compare(expected, _walked(_copy(loader, num_workers=0), steps), "read a second time", report)
+
+
+def _check_each_stop(loader: Loader, expected: list[_Step], steps: int, report: ResumeReport) -> None:
+    report.checked.append(f"stopping and going on after each of {len(expected)} steps")
+    stopping = _copy(loader, num_workers=0)
+    batches = iter(stopping)
+    for n_done in range(len(expected) + 1):
+        resumed = _copy(loader, num_workers=0)
+        resumed.load_state_dict(_through_json(stopping.state_dict()))
+        rest = _walked(resumed, steps - n_done) if resumed.epoch == stopping.epoch else []
+        if not _compare(expected[n_done:], rest, f"resumed after {n_done} steps", report):
+            return
+        if n_done < len(expected):
+            next(batches)
+
+
+def _check_workers(
+    loader: Loader, expected: list[_Step], steps: int, workers: Sequence[int], report: ResumeReport
+) -> None:
+    report.checked.append(f"num_workers {', '.join(map(str, workers))}")
+    for n_workers in workers:
+        with_threads = _copy(loader, num_workers=n_workers)
+        _compare(expected, _walked(with_threads, steps), f"num_workers={n_workers}", report)
+        with_threads.close()
+
+
+def _check_worlds(loader: Loader, expected: list[_Step], world_sizes: Sequence[int], report: ResumeReport) -> None:
+    """Whatever the number of ranks: together they give the rows that come next, in the same order."""
+    report.checked.append(f"world_size {', '.join(map(str, world_sizes))}")
+    rows = _whole_order(loader, 1, len(expected) * loader.batch_size * loader.world_size, loader.state_dict())
+    for world_size in world_sizes:
+        for n_done in (0, len(expected) // 2):
+            stopped = _copy(loader, num_workers=0, rank=0, world_size=1)
+            list(islice(stopped, n_done))
+            state = _through_json(stopped.state_dict())
+            rest = _whole_order(loader, world_size, len(rows) - stopped.position, state)
+            behind = rows[stopped.position - loader.position : len(rows)]
+            if rest[: len(behind)] != behind[: len(rest)] or len(rest) < len(behind):
+                report.differences.append(
+                    f"world_size={world_size}, resumed at position {stopped.position}: {_first_difference(behind, rest)}"
+                )
+
+
+def _whole_order(loader: Loader, world_size: int, n_rows: int, state: Any) -> list[int]:
+    """The rows that all ranks together read, in the order that they are dealt out."""
+    ranks = [_copy(loader, num_workers=0, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    ids: list[int] = []
+    for together in zip(*ranks, strict=True):
+        shares = [np.asarray(batch.ids).tolist() for batch in together]
+        ids += [share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)]
+        if len(ids) >= n_rows:
+            break
+    return ids[:n_rows]
+
+
+def _check_growth(loader: Loader, steps: int, grow: Callable[[], object], report: ResumeReport) -> None:
+    """Grow the dataset between stopping and going on: over the whole epoch no row may come twice or never."""
+    report.checked.append("growing between stopping and going on")
+    current = _copy(loader, num_workers=0)
+    seen: list[int] = []
+    n_grown = 0
+    while True:
+        got = list(islice(current, 1))
+        if not got:
+            break
+        seen += np.asarray(got[0].ids).tolist()
+        if n_grown < steps:
+            grow()
+            n_grown += 1
+        resumed = _copy(loader, num_workers=0)
+        resumed.load_state_dict(_through_json(current.state_dict()))
+        current = resumed
+    unique, counts = np.unique(np.array(seen, np.int64), return_counts=True)
+    repeated = unique[counts > 1]
+    if len(repeated):
+        report.differences.append(f"growing: {len(repeated)} rows came twice, such as row {repeated[0]}")
+    if loader.follow:
+        rows = freeze(loader.dataset)
+        missing = [id_ for id_ in _all_ids(rows) if id_ not in set(seen)]
+        if missing:
+            report.differences.append(f"growing: {len(missing)} rows never came, such as row {missing[0]}")
+
+
+def _all_ids(rows: Any) -> Iterable[int]:
+    for first, end in rows.spans():
+        ids = np.arange(first, end)
+        alive = rows.alive(ids)
+        yield from (ids if alive is None else ids[alive]).tolist()
+
+
+def _copy(loader: Loader, **changes: Any) -> Loader:
+    """A loader of the same configuration and place, that agrees with others of this process only."""
+    rank = {"rank": loader.rank, "world_size": loader.world_size}
+    copy = loader.like(**{**rank, "journal": None, "acknowledge": "on_yield", **changes})
+    copy.load_state_dict(loader.state_dict())
+    return copy
+
+
+def _walked(loader: Loader, steps: int) -> list[_Step]:
+    return [_Step(_ids(batch), batch) for batch in islice(_batches(loader), steps)]
+
+
+def _batches(loader: Loader) -> Iterator[Any]:
+    yield from loader
+
+
+def _ids(batch: Any) -> list[int]:
+    ids = getattr(batch, "ids", None)
+    return [] if ids is None else np.asarray(ids).tolist()
+
+
+def _compare(expected: list[_Step], got: list[_Step], when: str, report: ResumeReport) -> bool:
+    """Whether two histories are the same; the first difference is told."""
+    for i, (wanted, found) in enumerate(zip(expected, got, strict=False)):
+        if wanted.ids != found.ids:
+            report.differences.append(f"{when}, step {i}: {_first_difference(wanted.ids, found.ids)}")
+            return False
+        name = _differing(wanted.values, found.values)
+        if name is not None:
+            report.differences.append(
+                f"{when}, step {i}: the same rows, but {name} has other values; does a transform draw random numbers "
+                "that are not from its rng?"
+            )
+            return False
+    if len(expected) != len(got):
+        report.differences.append(f"{when}: {len(got)} steps, expected {len(expected)}")
+        return False
+    return True
+
+
+def _first_difference(wanted: list[int], found: list[int]) -> str:
+    for i, (left, right) in enumerate(zip(wanted, found, strict=False)):
+        if left != right:
+            return f"row {right} in place {i}, expected row {left}"
+    return f"{len(found)} rows, expected {len(wanted)}"
+
+
+def _differing(left: Any, right: Any, name: str = "the batch") -> str | None:
+    """The first column in which two batches differ."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        pairs = [(f"column {key!r}", left[key], right.get(key)) for key in left]
+    elif isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)) and len(left) == len(right):
+        pairs = [(name, a, b) for a, b in zip(left, right, strict=True)]
+    else:
+        return None if _same(left, right) else name
+    return next((found for key, a, b in pairs if (found := _differing(a, b, key)) is not None), None)
+
+
+def _same(left: Any, right: Any) -> bool:
+    if hasattr(left, "numpy") and hasattr(left, "detach"):
+        left, right = left.detach().cpu().float().numpy(), right.detach().cpu().float().numpy()
+    if isinstance(left, np.ndarray):
+        return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
+    return bool(left == right)
+
+
+def _through_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))

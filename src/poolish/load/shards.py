@@ -1,0 +1,251 @@
+"""A shard is one rank's part of a dataset: some of its rows, some of its columns, or both.
+
+    horizontal   rows rank, rank + W, rank + 2 W, ...      each rank trains on other rows
+    vertical     a few columns of every row                each rank holds other features
+    hybrid       a few columns of every W-th row
+
+When W does not divide the number of rows, the first shards are one row longer. That is the default, because nothing
+is repeated and nothing left out; a loader gives all ranks ``n_steps`` batches anyway, so nobody waits for a batch that
+does not come. ``"pad"`` and ``"drop"`` make all shards equally long, and say what that costs.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from poolish.errors import ConfigError, UnknownColumn
+from poolish.load.dataset import check_index, samples
+from poolish.load.frozen import Frozen, freeze
+from poolish.load.views import Numbering, Renumbered, Through, View
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ColumnShard", "HorizontalShard", "HybridShard", "RowShard", "VerticalShard", "n_steps"]
+
+Uneven = Literal["short", "pad", "drop"]
+
+
+def n_steps(n: int, world_size: int, batch_size: int) -> int:
+    """How many batches every rank gets from ``n`` rows; the last may be short on some ranks, and empty on others.
+
+    >>> n_steps(100, world_size=8, batch_size=4)
+    4
+    """
+    return -(-n // (world_size * batch_size))
+
+
+@dataclass(frozen=True)
+class HorizontalShard:
+    """Every ``world_size``-th row, from row ``rank`` on. The length is the dataset's at the moment of the call.
+
+    ``uneven`` says what happens when rows cannot be dealt out evenly: ``"short"`` leaves some shards one row shorter,
+    ``"pad"`` repeats rows from the start, ``"drop"`` leaves rows out; the last two warn with the numbers.
+
+    >>> shard = HorizontalShard(rank=1, world_size=3)
+    >>> list(shard(["rye", "wheat", "spelt", "oat", "corn"]))
+    ['wheat', 'corn']
+    """
+
+    rank: int
+    world_size: int
+    uneven: Uneven = "short"
+
+    def __post_init__(self) -> None:
+        _check_rank(self.rank, self.world_size)
+        if self.uneven not in get_args(Uneven):
+            raise ConfigError(f"uneven must be 'short', 'pad' or 'drop', got {self.uneven!r}")
+
+    def __call__(self, dataset: Any) -> RowShard:
+        return RowShard(dataset, self)
+
+    def n_rows(self, n: int) -> int:
+        """How many of ``n`` rows this shard has."""
+        if self.uneven == "short":
+            return len(range(self.rank, n, self.world_size))
+        return n // self.world_size if self.uneven == "drop" else n_steps(n, self.world_size, 1)
+
+
+@dataclass(frozen=True)
+class VerticalShard:
+    """Only these columns of every row, in this order; samples must be dicts.
+
+    >>> VerticalShard(["x"])([{"x": 1, "y": 2}])[0]
+    {'x': 1}
+    """
+
+    columns: Sequence[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", _check_columns(self.columns))
+
+    def __call__(self, dataset: Any) -> ColumnShard:
+        return ColumnShard(dataset, self.columns)
+
+
+@dataclass(frozen=True)
+class HybridShard:
+    """These columns of every ``world_size``-th row.
+
+    >>> rows = [{"x": i, "y": -i} for i in range(5)]
+    >>> list(HybridShard(rank=0, world_size=2, columns=["y"])(rows))
+    [{'y': 0}, {'y': -2}, {'y': -4}]
+    """
+
+    rank: int
+    world_size: int
+    columns: Sequence[str]
+    uneven: Uneven = "short"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", _check_columns(self.columns))
+        HorizontalShard(self.rank, self.world_size, self.uneven)
+
+    def __call__(self, dataset: Any) -> ColumnShard:
+        return ColumnShard(HorizontalShard(self.rank, self.world_size, self.uneven)(dataset), self.columns)
+
+
+class RowShard(View):
+    """What a horizontal shard is called on gives: rows by number, computed, so nothing is kept for them."""
+
+    def __init__(self, dataset: Any, shard: HorizontalShard) -> None:
+        super().__init__(dataset)
+        self.shard = shard
+        self._n_below, self._n_rows = len(dataset), shard.n_rows(len(dataset))
+        if cost := _cost(self._n_below, shard):
+            # Each shard says so itself: ranks are processes, and nobody reads the log of another.
+            warnings.warn(f"{cost} (shard of rank {shard.rank})", stacklevel=3)
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[self._below(check_index(index, self._n_rows))]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """In one call below."""
+        return samples(self._dataset, [self._below(number) for number in self._numbers(indices)])
+
+    @property
+    def version(self) -> str:
+        """That of the dataset, and which rows of it."""
+        return f"{super().version}|{self.shard} of {self._n_below}"
+
+    @property
+    def ids_are_numbers(self) -> bool:
+        """The choice is made once."""
+        return True
+
+    def ids_of(self, numbers: Any) -> Any:
+        """The numbers themselves."""
+        return numbers
+
+    def freeze(self) -> Frozen:
+        """The rows of the shard, with the dataset as it is now."""
+        rows = freeze(self._dataset)
+        numbering = Numbering(rows)
+        return Renumbered(rows, self._n_rows, lambda numbers: numbering.ids(self._below(numbers)))
+
+    def _below(self, numbers: Any) -> Any:
+        # Only padding goes beyond the end, and begins again at the first row.
+        return (self.shard.rank + numbers * self.shard.world_size) % max(self._n_below, 1)
+
+
+class ColumnShard(View):
+    """What a vertical shard is called on gives: samples with fewer columns."""
+
+    def __init__(self, dataset: Any, columns: Sequence[str]) -> None:
+        super().__init__(dataset)
+        self.columns = _check_columns(columns)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return _pick(self._dataset[check_index(index, len(self))], self.columns)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """In one call below."""
+        return [_pick(sample, self.columns) for sample in samples(self._dataset, self._numbers(indices))]
+
+    @property
+    def version(self) -> str:
+        """That of the dataset, and the columns."""
+        return f"{super().version}|columns {list(self.columns)}"
+
+    def freeze(self) -> Frozen:
+        """The rows below, with these columns."""
+        return _FewerColumns(freeze(self._dataset), self.columns)
+
+
+class _FewerColumns(Through):
+    def __init__(self, rows: Frozen, columns: Sequence[str]) -> None:
+        super().__init__(rows)
+        self._columns = columns
+
+    def fetch(self, ids: Any) -> list[Any]:
+        return [_pick(sample, self._columns) for sample in self.rows.fetch(ids)]
+
+    def table(self, ids: Any) -> pa.Table | None:
+        table = self.rows.table(ids)
+        if table is None:
+            return None
+        _check_known(self._columns, table.column_names)
+        return table.select(list(self._columns))
+
+
+def _cost(n: int, shard: HorizontalShard) -> str:
+    """What making the shards equally long repeats or leaves out, in words; empty if nothing."""
+    n_over = n % shard.world_size
+    if shard.uneven == "short" or not n_over:
+        return ""
+    dealt = f"{n:,} rows on {shard.world_size} ranks, uneven={shard.uneven!r}"
+    if shard.uneven == "drop":
+        return f"{dealt}: {_named(n - n_over, n)} left out"
+    n_more = shard.world_size - n_over
+    again = ", the first ones more than once" if n_more > n else ""
+    return f"{dealt}: {_named(0, min(n_more, n))} repeated{again}, {n_more:,} in all"
+
+
+def _named(first: int, end: int) -> str:
+    return f"row {first} is" if end - first == 1 else f"rows {first} to {end - 1} are"
+
+
+def _pick(sample: Any, columns: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(sample, Mapping):
+        raise TypeError(
+            f"a shard of columns needs samples that are dicts, got {type(sample).__name__}; "
+            "name their parts with a TransformedDataset first"
+        )
+    try:
+        return {name: sample[name] for name in columns}
+    except KeyError:
+        _check_known(columns, list(sample))
+        raise
+
+
+def _check_known(columns: Iterable[str], known: list[str]) -> None:
+    for name in columns:
+        if name not in known:
+            nearest = get_close_matches(name, map(str, known), n=1)
+            meant = f"did you mean {nearest[0]!r}? " if nearest else ""
+            raise UnknownColumn(f"no column {name!r}; {meant}there are {known}")
+
+
+def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    names = () if isinstance(columns, str) else tuple(columns)
+    if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"columns must be a list of different names, at least one, got {columns!r}")
+    return names
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise ConfigError(f"{name} must be a whole number, got {type(value).__name__} {value!r}")
+    if operator.index(world_size) < 1:
+        raise ConfigError(f"world_size must be at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank must be from 0 to {world_size - 1} in a world of {world_size}, got {rank}")

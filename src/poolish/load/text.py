@@ -1,0 +1,157 @@
+"""Text files as rows, by byte offsets: a file is looked at once, as far as needed, and never held in memory."""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from poolish.errors import BadText, ConfigError, CorruptDataError
+from poolish.load.base import BaseDataset, Transform
+from poolish.load.dataset import check_index
+from poolish.load.locked import Locked
+from poolish.load.text_index import TextIndex
+
+_UNITS = ("line", "document")
+_DOCUMENTS = ("blank", "file")
+
+
+class TextDataset(Locked, BaseDataset):
+    r"""The lines or documents of text files: ``{"text": str}``.
+
+    ``paths`` is a path, a pattern such as ``"corpus/*.txt"``, or a list of paths; files come in the order given,
+    those of a pattern sorted. Lines end with ``\n`` or ``\r\n``, which are left off; empty lines count, and so does a
+    last line without an end. With ``unit="document"``, documents are separated by empty lines, or with
+    ``documents="file"`` each file is one; inside them ``\r\n`` becomes ``\n``.
+
+    Reading row i looks no further than row i; asking for the length looks at everything. The last file may grow.
+    While it is being written, ``unfinished=False`` leaves out what has no line end yet (of documents: no empty line).
+
+    >>> _ = (folder / "flour.txt").write_text("rye\n\nwheat\nspelt")
+    >>> list(TextDataset(folder / "flour.txt"))
+    [{'text': 'rye'}, {'text': ''}, {'text': 'wheat'}, {'text': 'spelt'}]
+    >>> list(TextDataset(folder / "*.txt", unit="document"))
+    [{'text': 'rye'}, {'text': 'wheat\nspelt'}]
+    """
+
+    input_name = "text"
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        unit: str = "line",
+        encoding: str = "utf-8",
+        *,
+        documents: str = "blank",
+        unfinished: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        if unit not in _UNITS or documents not in _DOCUMENTS:
+            raise ConfigError(f"unit={unit!r}, documents={documents!r}: choose of {_UNITS} and of {_DOCUMENTS}")
+        self._paths = _found(paths)
+        Locked.__init__(self)
+        BaseDataset.__init__(self, Path(os.path.commonpath([os.path.dirname(path) for path in self._paths])), transform)
+        self._encoding, self._unit, self._unfinished = _checked_encoding(encoding), unit, unfinished
+        self._one_per_file = unit == "document" and documents == "file"
+        self._indexes = [TextIndex(path, by_document=unit == "document") for path in self._paths]
+        # Rows before each file, as far as files have been scanned to their ends.
+        self._starts = [0]
+
+    def __len__(self) -> int:
+        if self._one_per_file:
+            return len(self._paths)
+        with self._lock:
+            return self._scan(None)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Looks as far as the last of them."""
+        if self._one_per_file:
+            return super().__getitems__(indices)
+        with self._lock:
+            is_plain = all(type(index) is int and index >= 0 for index in indices)
+            n_rows = self._scan(max(indices, default=-1) + 1 if is_plain else None)
+        return [self._finished(check_index(index, n_rows)) for index in indices]
+
+    def _scan(self, n_wanted: int | None) -> int:
+        """Find rows until there are ``n_wanted`` or no more; how many there are."""
+        while True:
+            number = len(self._starts) - 1
+            index, before = self._indexes[number], self._starts[-1]
+            is_last = number == len(self._indexes) - 1
+            if n_wanted is not None and before + index.n_rows(unfinished=False) >= n_wanted:
+                return before + index.n_rows(unfinished=False)
+            index.scan(None if n_wanted is None else n_wanted - before)
+            # Only the last file can be one that is still being written.
+            n_rows = before + index.n_rows(unfinished=self._unfinished or not is_last)
+            if is_last or (n_wanted is not None and n_rows >= n_wanted):
+                return n_rows
+            self._starts.append(n_rows)
+
+    def read(self, number: int) -> dict[str, Any]:
+        """The text of one row."""
+        if self._one_per_file:
+            data = Path(self._paths[number]).read_bytes()
+            return {"text": self._text(data, number, 0).replace("\r\n", "\n")}
+        file = bisect_right(self._starts, number) - 1
+        begin, end = self._indexes[file].span(number - self._starts[file])
+        data = _read(self._paths[file], begin, end)
+        text = self._text(data, file, begin)
+        return {"text": text if self._unit == "line" else text.replace("\r\n", "\n")}
+
+    def _text(self, data: bytes, file: int, offset: int) -> str:
+        try:
+            return data.decode(self._encoding)
+        except UnicodeDecodeError as error:
+            raise BadText(
+                f"{self._paths[file]}, byte {offset + error.start}: not {self._encoding} ({error.reason}); "
+                "give the right encoding=, or repair the file"
+            ) from None
+
+    def files(self) -> list[str]:
+        """The text files."""
+        return list(self._paths)
+
+
+def _found(paths: Any) -> list[str]:
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    found: list[str] = []
+    for path in map(os.fspath, given):
+        # A file whose name has a bracket in it is that file, not a pattern.
+        matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
+        if not matches or os.path.isdir(path):
+            raise FileNotFoundError(f"{path}: no such file; give a file, a list of files or a pattern")
+        found += [os.path.abspath(match) for match in matches if not os.path.isdir(match)]
+    if not found:
+        raise FileNotFoundError(f"{paths}: no files; give a file, a list of files or a pattern")
+    return found
+
+
+def _checked_encoding(encoding: str) -> str:
+    try:
+        is_plain = (
+            "\r\n".encode(encoding)[-2:] == b"\r\n" and len("\n\n".encode(encoding)) - len("\n".encode(encoding)) == 1
+        )
+        name = codecs.lookup(encoding).name
+    except LookupError:
+        raise ConfigError(f"encoding={encoding!r}: Python knows no such encoding") from None
+    if not is_plain:
+        raise ConfigError(f"encoding={encoding!r}: its line ends are not single bytes; convert the files to utf-8")
+    return name
+
+
+def _read(path: str, begin: int, end: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.pread(fd, end - begin, begin)
+    finally:
+        os.close(fd)
+    if len(data) < end - begin:
+        raise CorruptDataError(f"{path}: ends before byte {end}, it has become shorter; open it anew")
+    return data

@@ -1,0 +1,167 @@
+"""A function applied to every sample as it is read, at random but repeatably where it wants to be.
+
+A function that names ``rng`` in its signature is given random numbers that depend on the seed, the epoch and the row
+alone. So an augmented row can be read twice, out of order, in any worker or after a restart, and is the same; in the
+next epoch it is another. A function that names ``progress`` is told how far training has come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from poolish import seeds
+from poolish.errors import ConfigError
+from poolish.load.dataset import samples
+from poolish.load.frozen import Frozen, Int64, freeze
+from poolish.load.views import Through, View, check_epoch, read_with_ids
+
+_ASKED = ("rng", "progress")
+
+
+class TransformedDataset(View):
+    """``fn(sample)`` for every sample of ``dataset``, computed when it is read.
+
+    If ``fn`` has an argument ``rng``, it gets a ``np.random.Generator`` of its own for each seed, epoch and row id. If
+    it has an argument ``progress``, it gets ``epoch / (epochs - 1)``, at most 1: 0.0 in the first epoch, 1.0 in the
+    last and after it (and always, where there is only one). An error of ``fn`` keeps its type and names the row. What
+    ``fn`` changes in place is changed wherever ``dataset`` keeps it: let it return something new.
+
+    >>> def jitter(sample, rng, progress):
+    ...     return sample + round(progress * rng.random(), 3)
+    >>> noisy = TransformedDataset([1.0, 2.0], jitter, seed=7, epochs=3)
+    >>> list(noisy)
+    [1.0, 2.0]
+    >>> noisy.set_epoch(2)
+    >>> list(noisy), noisy[-1]
+    ([1.119, 2.836], 2.836)
+    """
+
+    def __init__(self, dataset: Any, fn: Callable[..., Any], *, seed: int = 0, epochs: int | None = None) -> None:
+        super().__init__(dataset)
+        if not callable(fn):
+            raise ConfigError(f"fn is called with each sample, got {type(fn).__name__} {fn!r}; pass a function")
+        self._fn, self._seed, self._epochs = fn, seeds.check_seed(seed), _n_epochs(epochs)
+        self._asks, self._code = _asks(fn), fingerprint(fn)
+        self._epoch = 0
+        if "progress" in self._asks and self._epochs is None:
+            raise ConfigError(f"{name_of(fn)} asks for progress; say over how many epochs it goes: epochs=...")
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Read together, then transformed one by one."""
+        numbers = self._numbers(indices)
+        call = self._call()
+        if "rng" not in self._asks:
+            return [
+                call(number, sample) for number, sample in zip(numbers, samples(self._dataset, numbers), strict=True)
+            ]
+        ids, found = read_with_ids(self._dataset, numbers)
+        return [call(id_, sample) for id_, sample in zip(ids.tolist(), found, strict=True)]
+
+    def set_epoch(self, epoch: int) -> None:
+        """From now on samples are those of ``epoch``, here and below."""
+        self._epoch = check_epoch(epoch)
+        super().set_epoch(epoch)
+
+    @property
+    def version(self) -> str:
+        """Changes with the function's code and, where it asks for randomness or progress, with the epoch."""
+        parts = [super().version, self._code]
+        if self._asks:
+            parts += [f"seed {self._seed}", f"epoch {self._epoch}", f"epochs {self._epochs}"]
+        return "|".join(parts)
+
+    def freeze(self) -> Frozen:
+        """The rows below, transformed as in this epoch."""
+        return TransformedRows(freeze(self._dataset), self._call())
+
+    def _call(self) -> Callable[[int, Any], Any]:
+        """What to do with a row and its id, now: a later ``set_epoch`` does not change it."""
+        fn, seed, epoch, asks = self._fn, self._seed, self._epoch, self._asks
+        given: dict[str, Any] = {"progress": self.progress} if "progress" in asks else {}
+        wants_rng = "rng" in asks
+
+        def call(row: int, sample: Any) -> Any:
+            try:
+                if wants_rng:
+                    return fn(sample, rng=seeds.generator(seed, "transform", epoch, row), **given)
+                return fn(sample, **given)
+            except Exception as error:
+                error.add_note(f"while transforming row {row} with {name_of(fn)}")
+                raise
+
+        return call
+
+    @property
+    def progress(self) -> float:
+        """How far the epochs have come, from 0 to 1."""
+        if self._epochs is None or self._epochs == 1:
+            return 1.0
+        return min(1.0, self._epoch / (self._epochs - 1))
+
+
+class TransformedRows(Through):
+    """Frozen rows, transformed."""
+
+    def __init__(self, rows: Frozen, call: Callable[[int, Any], Any]) -> None:
+        super().__init__(rows)
+        self._call = call
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """Each row with its id, so that the randomness is the row's."""
+        return [self._call(id_, sample) for id_, sample in zip(ids.tolist(), self.rows.fetch(ids), strict=True)]
+
+    def table(self, ids: Int64) -> None:
+        """The function takes samples."""
+        return
+
+
+def _n_epochs(epochs: int | None) -> int | None:
+    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+        raise ConfigError(f"epochs={epochs!r}: give a whole number from 1, or None")
+    return epochs
+
+
+def _asks(fn: Callable[..., Any]) -> frozenset[str]:
+    """Which of the extra arguments a function names."""
+    try:
+        names = inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # some builtins do not tell
+        return frozenset()
+    return frozenset(name for name in _ASKED if name in names)
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """What to call a function in a message."""
+    return getattr(fn, "__qualname__", None) or type(fn).__name__
+
+
+def fingerprint(fn: Callable[..., Any]) -> str:
+    """A name for what a function does, as far as its code tells: not for what it reads from outside.
+
+    A function (or an object that is called) with a text ``version`` says itself when it does something else.
+    """
+    own = getattr(fn, "version", None)
+    if isinstance(own, str):
+        return own
+    code = getattr(fn, "__code__", None)
+    named = f"{getattr(fn, '__module__', '')}.{name_of(fn)}"
+    if code is None:
+        return named
+    digest = hashlib.blake2b(code.co_code + repr((code.co_names, _constants(code))).encode(), digest_size=8)
+    return f"{named} {digest.hexdigest()}"
+
+
+def _constants(code: Any) -> list[str]:
+    # Neither the address of code inside code nor the order of a set is the same in the next process.
+    return [
+        repr((const.co_code, _constants(const)))
+        if hasattr(const, "co_code")
+        else repr(sorted(map(repr, const)) if isinstance(const, frozenset) else const)
+        for const in code.co_consts
+    ]

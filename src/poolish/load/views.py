@@ -1,0 +1,229 @@
+"""A view is a dataset that looks at another one. It holds no samples, so it costs nothing and is never out of date.
+
+A loader asks every view to freeze itself, down to the rows below, and there are two kinds of answers::
+
+    Through      the ids of what is below: one row here is one row there (transformed, cached, some filtered)
+    Renumbered   ids of its own, from 0: the order or the choice is the view's (subset, shuffled, mixture)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolish.errors import ConfigError
+from poolish.load.dataset import Dataset, check_index, check_map_style, samples, version_of
+from poolish.load.frozen import FIXED, Frozen, Int64, Mask, Span, WindowRows, freeze, ids_of
+from poolish.rows import DatasetBuffer
+from poolish.rows.snapshot import Snapshot
+from poolish.tokens.store import StreamStore
+from poolish.tokens.window_dataset import WindowDataset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class View(Dataset):
+    """A dataset that looks at ``dataset``, which may be anything with a length and an index."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = check_source(dataset)
+
+    @property
+    def dataset(self) -> Any:
+        """What the view looks at."""
+        return self._dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @property
+    def version(self) -> str:
+        """That of what it looks at, and whatever else decides its samples."""
+        return version_of(self._dataset)
+
+    @property
+    def ids_are_numbers(self) -> bool:
+        """Whether a row's number is its id, for ever: rows come at the end and none ever leaves."""
+        return has_numbers_for_ids(self._dataset)
+
+    def ids_of(self, numbers: Int64) -> Int64:
+        """The ids of the rows with these numbers."""
+        return ids_of(self._dataset, numbers)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Passed on to what it looks at."""
+        pass_epoch(self._dataset, epoch)
+
+    def _numbers(self, indices: Sequence[int]) -> list[int]:
+        n_rows = len(self)
+        return [check_index(index, n_rows) for index in indices]
+
+
+def check_source(dataset: Any, what: str = "dataset") -> Any:
+    """``dataset``, if a view can look at it."""
+    if isinstance(dataset, StreamStore):
+        raise ConfigError(f"{what}: a stream has tokens, not samples; pass its windows, store.as_dataset(width)")
+    return check_map_style(dataset, what)
+
+
+def pass_epoch(dataset: Any, epoch: int) -> None:
+    """Tell ``dataset`` which epoch begins, if it wants to know."""
+    own = getattr(dataset, "set_epoch", None)
+    if own is not None:
+        own(epoch)
+
+
+def check_epoch(epoch: int) -> int:
+    """An epoch as a plain int, if it is one; they count from 0."""
+    try:
+        number = -1 if isinstance(epoch, bool) else operator.index(epoch)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigError(f"epochs are whole numbers from 0, got {epoch!r}")
+    return number
+
+
+def has_numbers_for_ids(dataset: Any) -> bool:
+    """Whether the number of a row is its id for ever."""
+    if isinstance(dataset, (DatasetBuffer, Snapshot, StreamStore, WindowDataset)):
+        return False
+    return bool(getattr(dataset, "ids_are_numbers", True))
+
+
+def read_with_ids(dataset: Any, numbers: list[int]) -> tuple[Int64, list[Any]]:
+    """Samples by number and the ids of just these rows, also while rows come and go."""
+    if has_numbers_for_ids(dataset):
+        return np.asarray(numbers, np.int64), samples(dataset, numbers)
+    for _ in range(100):
+        ids = ids_of(dataset, numbers)
+        rows = freeze(dataset)
+        alive = rows.alive(ids)
+        if alive is None or alive.all():
+            return ids, rows.fetch(ids)
+        # Rows left between our two questions, so other rows have these numbers now.
+    raise IndexError(f"rows {numbers}: they leave the dataset faster than they can be read; read a snapshot of it")
+
+
+def freeze_with_version(dataset: Any) -> tuple[Frozen, str]:
+    """Rows as they are now, and the version that they have."""
+    while True:
+        version, rows = version_of(dataset), freeze(dataset)
+        if version_of(dataset) == version:
+            return rows, version
+        # It changed between our two questions; nobody knows which of the two versions was frozen.
+
+
+class Through:
+    """Frozen rows that are other frozen rows, seen through something."""
+
+    #: Whether a row has the same number here as below.
+    keeps_numbers = True
+
+    def __init__(self, rows: Frozen) -> None:
+        self.rows, self.uuid = rows, rows.uuid
+
+    @property
+    def changes(self) -> str:
+        """As below."""
+        return self.rows.changes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def spans(self) -> list[Span]:
+        """As below."""
+        return self.rows.spans()
+
+    def alive(self, ids: Int64) -> Mask | None:
+        """As below."""
+        return self.rows.alive(ids)
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """As below."""
+        return self.rows.fetch(ids)
+
+    def table(self, ids: Int64) -> pa.Table | None:
+        """As below."""
+        return self.rows.table(ids)
+
+
+class Renumbered:
+    """Frozen rows under numbers of their own, ``0`` to ``n_rows - 1``; ``to_ids`` says which row each of them is."""
+
+    uuid = ""
+    changes = FIXED
+
+    def __init__(self, rows: Frozen, n_rows: int, to_ids: Callable[[Int64], Int64]) -> None:
+        self._rows, self._n_rows, self._to_ids = rows, n_rows, to_ids
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def spans(self) -> list[Span]:
+        """One, from 0."""
+        return [(0, self._n_rows)]
+
+    def alive(self, ids: Int64) -> Mask | None:
+        """All that there were; less those that have left a bounded stream."""
+        inside = ids < self._n_rows
+        below = self._rows.alive(self._to_ids(ids[inside]))
+        if below is None:
+            return None if inside.all() else inside
+        inside[inside] = below
+        return inside
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """From below."""
+        return self._rows.fetch(self._to_ids(ids))
+
+    def table(self, ids: Int64) -> pa.Table | None:
+        """From below."""
+        return self._rows.table(self._to_ids(ids))
+
+
+class Numbering:
+    """Which id the row with a number has, in frozen rows: computed where no row is missing, else looked up.
+
+    ``n_numbers`` is how many numbers there are; some of a stream's windows may have left theirs.
+
+    >>> Numbering(freeze(["rye", "wheat"])).ids(np.array([1, 0]))
+    array([1, 0])
+    """
+
+    def __init__(self, rows: Frozen) -> None:
+        spans = rows.spans()
+        self._ends = np.cumsum([end - first for first, end in spans])
+        # What is added to a number to make it an id, in each span.
+        self._shifts = np.array([first for first, _ in spans]) - np.concatenate([[0], self._ends[:-1]])
+        self._ids: Int64 | None = None
+        below = rows
+        while isinstance(below, Through) and below.keeps_numbers:
+            below = below.rows
+        self.n_numbers = len(rows)
+        if isinstance(below, WindowRows):  # the windows that have left keep their numbers
+            self.n_numbers, self._shifts = spans[0][1], np.zeros(1, np.int64)
+        elif len(rows) != (self._ends[-1] if len(spans) else 0):
+            self._ids = all_ids(rows)
+
+    def ids(self, numbers: Int64) -> Int64:
+        """The ids of the rows with these numbers."""
+        if self._ids is not None:
+            return self._ids[numbers]
+        spans = np.searchsorted(self._ends, numbers, side="right") if len(self._shifts) > 1 else 0
+        ids: Int64 = numbers + self._shifts[spans]
+        return ids
+
+
+def all_ids(rows: Frozen) -> Int64:
+    """Every id that is a row, in order."""
+    found = [np.empty(0, np.int64)]
+    for first, end in rows.spans():
+        ids = np.arange(first, end, dtype=np.int64)
+        alive = rows.alive(ids)
+        found.append(ids if alive is None else ids[alive])
+    return np.concatenate(found)
