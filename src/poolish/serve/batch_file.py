@@ -64,7 +64,7 @@ _ZEROS = b"0" * 16
 _USUAL = re.compile(
     rb'\{"__metadata__":\{"checksum":"[0-9a-f]{16}","header":"[0-9a-f]{16}","hash":"xxh3_64","poolish":"1","queue":"([0-9a-z]{1,64})",'
     rb'"schema":"([0-9a-f]{16})","rows":"([0-9]{1,18})","provider":"([A-Za-z0-9._-]{1,128})",'
-    rb'"counter":"([0-9]{1,18})"\}(?:,([^ ].*?))?\} *',
+    rb'"counter":"([0-9]{1,18})"\}(?:,([^ ].*))?\} *',
     re.DOTALL,
 )
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -72,7 +73,7 @@ class DatasetConsumer:
         self.device = _device(device, output)
         is_cuda = self.device is not None and self.device.type == "cuda"
         self.prefetch = _prefetch(prefetch, _AHEAD_ON_CUDA if is_cuda else 0)
-        self._stage = _cuda_stage(self.device) if is_cuda else None
+        self._stage = _torch_bridge().CudaStage(self.device) if is_cuda else None
         self._deleting = ThreadPoolExecutor(1, "poolish-delete") if self.prefetch else None
         self._readers: dict[str, SplitReader] = {}
         self._ahead: dict[str, ReadingAhead] = {}
@@ -119,7 +120,7 @@ class DatasetConsumer:
 
     def _read(self, reader: SplitReader) -> tuple[Batch, Any]:
         number = reader.number()
-        reader.wait(number, self.timeout_s, self._watch, on_idle=reader.let_go)
+        reader.wait(number, self.timeout_s, self._watch, awake=True, on_idle=reader.let_go)
         return reader.read(number), None
 
     def _given(self, batch: Batch, made: Any) -> Any:
@@ -129,9 +130,7 @@ class DatasetConsumer:
         elif self._stage is not None:
             arrays = self._stage.finish(made)
         else:
-            from poolish.serve.torch_bridge import tensors
-
-            arrays = tensors(batch, self.device)
+            arrays = _torch_bridge().tensors(batch, self.device)
         return (arrays["x"], arrays["y"]) if list(arrays) == ["x", "y"] else arrays
 
     # -- what the batches are
@@ -343,10 +342,11 @@ def _device(device: Any, output: str) -> Any:
     return torch.device(device)
 
 
-def _cuda_stage(device: Any) -> Any:
-    from poolish.serve.torch_bridge import CudaStage
+@cache  # to import what is imported already takes 1 us
+def _torch_bridge() -> Any:
+    from poolish.serve import torch_bridge
 
-    return CudaStage(device)
+    return torch_bridge
 
 
 def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

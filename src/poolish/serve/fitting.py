@@ -83,7 +83,9 @@ def _named(dtype: str) -> object:
 
 
 def _has_shape(shape: tuple[int, ...], sizes: tuple[int | None, ...]) -> bool:
-    return len(shape) == 1 + len(sizes) and all(a is None or a == b for a, b in zip(sizes, shape[1:], strict=True))
+    if len(shape) != 1 + len(sizes):
+        return False
+    return shape[1:] == sizes or all(a is None or a == b for a, b in zip(sizes, shape[1:], strict=True))
 
 
 def _told(dtype: str, shape: tuple[Any, ...]) -> str:

@@ -50,8 +50,9 @@ LOCK_TIMEOUT_S = 60.0
 FOLDERS = ("tmp", "free", "marks", "providers", "dead")
 
 #: How many files wait in free/ at most. ext4 looks at every inode that was deleted in the last minutes before it makes
-#: a new one, so where files come and go a thousand times a second, making one takes 450 us; renaming an old one 20.
-_MAX_FREE = 64
+#: a new one, so where files come and go a thousand times a second, making one takes 450 us; renaming an old one 20, and
+#: removing one of 1 MiB 70. Twice the default backlog, because rank 0 lets go of the batches of all ranks at once.
+_MAX_FREE = 128
 
 
 @dataclass(frozen=True)

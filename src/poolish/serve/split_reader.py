@@ -16,8 +16,8 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,11 +31,13 @@ from poolish.serve.queue_meta import QueueMeta
 from poolish.serve.repair import LOST, bury
 from poolish.serve.watching import Watch
 
-_TOGETHER = 8  # numbers that are deleted together, or fewer if they are large
+_TOGETHER = 16  # numbers that are deleted together, or fewer if they are large
 _TOGETHER_BYTES = 32 * 2**20
 _LOOK_AROUND_S = 0.5  # how often a wait looks at more than its own file
 _SAY_S = 10.0
-IDLE_S = 0.01  # a wait that takes longer is used to let go of what is done
+#: A wait that takes longer is used to let go of what is done, and may be slept through: the 100 us that it takes to be
+#: woken up are a hundredth of it.
+IDLE_S = 0.01
 _FOR_RANK_0_S = 30.0  # rank 0 may be writing the very checkpoint that it will commit
 _LOST_S = 2.0  # a network file system may show a number before its file
 
@@ -46,8 +48,7 @@ class EndOfQueue(Exception):
     """Every provider has finished, and there is no full round of batches left."""
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """A batch as it was read: its arrays share the memory of ``data``.
 
     ``kept`` is a copy of that, where a later batch may have to be replaced by this one: ``data`` is the trainer's to
@@ -226,7 +227,7 @@ class SplitReader:
             if replacement is not None:
                 self.n_replaced += 1
                 logger.warning("%s; batch %d is trained again in its place", error, replacement.number)
-                return replace(replacement, number=number, n_bytes=0)
+                return replacement._replace(number=number, n_bytes=0)
         dead = self.log.path / "dead" / f"{number:012d}.json"
         raise CorruptDataError(
             f"batch {number} of {self.log.meta.split!r} cannot be trained: {error} (see {dead}); "
@@ -269,36 +270,47 @@ class SplitReader:
         *,
         is_over: Callable[[], bool] = lambda: False,
         step_s: float = _LOOK_AROUND_S,
+        awake: bool = False,
         on_idle: Callable[[], object] = lambda: None,
     ) -> None:
         """Until the batch of ``number`` is there. ``Starved`` says what was waited for and why it did not come.
 
-        ``is_over``, asked every ``step_s`` at least, ends it early. ``on_idle`` is called if it takes a while.
+        ``is_over``, asked every ``step_s`` at least, ends it early. ``awake`` keeps the processor for the first
+        ``IDLE_S``, and ``on_idle`` is called if it takes longer.
         """
         if self.is_there(number):
             return
         watch.add(self.log.path)  # before the next look, so that what comes in between is told
         begun = looked = time.monotonic()
         say_at = begun + _SAY_S
-        # Most waits are short, and what could be done meanwhile would be in the provider's way: it takes the lock.
-        watch.wait(IDLE_S if timeout_s is None else min(IDLE_S, timeout_s))
-        if not self.is_there(number):
+        short_s = IDLE_S if timeout_s is None else min(IDLE_S, timeout_s)
+        if not self._came_within(short_s, number, watch.spin if awake else watch.wait):
             on_idle()
             self._look_around(number, 0.0)
-        while not self.is_there(number):
-            if is_over():
-                return
-            now = time.monotonic()
-            if timeout_s is not None and now - begun >= timeout_s:
-                raise self.starved(number, timeout_s)
-            if now - looked >= _LOOK_AROUND_S:
-                self._look_around(number, now - begun)
-                looked = now
-            if now >= say_at:
-                logger.warning("%s", self.told(number, now - begun))
-                say_at = now + 3 * _SAY_S
-            watch.wait(step_s if timeout_s is None else min(step_s, begun + timeout_s - now))
+            while not self.is_there(number):
+                if is_over():
+                    return
+                now = time.monotonic()
+                if timeout_s is not None and now - begun >= timeout_s:
+                    raise self.starved(number, timeout_s)
+                if now - looked >= _LOOK_AROUND_S:
+                    self._look_around(number, now - begun)
+                    looked = now
+                if now >= say_at:
+                    logger.warning("%s", self.told(number, now - begun))
+                    say_at = now + 3 * _SAY_S
+                watch.wait(step_s if timeout_s is None else min(step_s, begun + timeout_s - now))
         self.waited_s += time.monotonic() - begun
+
+    def _came_within(self, seconds: float, number: int, pause: Callable[[float], None]) -> bool:
+        """Most waits are short, and what could be done meanwhile would be in the provider's way: it takes the lock."""
+        end = time.monotonic() + seconds
+        while not self.is_there(number):
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return False
+            pause(left_s)
+        return True
 
     def _look_around(self, number: int, waited_s: float) -> None:
         """Raise if the file will never come."""

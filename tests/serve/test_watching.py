@@ -1,0 +1,206 @@
+"""Waiting for a directory: asleep, or awake for the first milliseconds."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from poolish import DatasetConsumer
+from poolish.kernels import reference
+from poolish.serve import watching
+from poolish.serve.watching import Watch
+from tests.serve.queues import consumer, provider, publish
+
+pytestmark = pytest.mark.kernels
+
+KINDS = [reference]
+if importlib.util.find_spec("poolish.kernels._native") is not None:
+    KINDS.append(importlib.import_module("poolish.kernels._native"))
+
+each_kind = pytest.mark.parametrize("kernels", KINDS, ids=lambda module: module.__name__.rpartition(".")[2])
+LONG_S = 30.0
+
+
+@pytest.fixture
+def pipe():
+    """Two ends, closed afterwards."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_spinning_ends_when_there_is_something_to_read(kernels, pipe):
+    """At once if it is there, as soon as it comes otherwise."""
+    reading, writing = pipe
+    later = threading.Timer(0.05, os.write, (writing, b"batch"))
+    later.start()
+
+    came, _ = kernels.spin_until_readable(reading, LONG_S)
+    is_there, _ = kernels.spin_until_readable(reading, 0.0)
+
+    later.join()
+    assert came
+    assert is_there
+
+
+@each_kind
+def test_spinning_ends_when_the_time_is_over(kernels, pipe):
+    """Where nothing comes."""
+    begun = time.monotonic()
+
+    came, away_s = kernels.spin_until_readable(pipe[0], 0.02)
+
+    waited_s = time.monotonic() - begun
+    assert not came
+    assert 0.02 <= waited_s < 5
+    assert 0 < away_s <= waited_s
+
+
+@each_kind
+def test_spinning_leaves_the_other_threads_their_turn(kernels, pipe):
+    """A trainer's other threads go on, and what they do can end the wait."""
+    reading, writing = pipe
+
+    def work() -> None:
+        sum(range(100_000))
+        os.write(writing, b"batch")
+
+    threading.Thread(target=work).start()
+
+    assert kernels.spin_until_readable(reading, LONG_S)[0]
+
+
+# --- the watch -------------------------------------------------------------------------------------------------------
+
+
+def test_an_awake_wait_sees_what_happens(tmp_path):
+    """Also what happened before it began."""
+    with Watch() as watch:
+        watch.add(tmp_path)
+        (tmp_path / "batch").write_bytes(b"rows")
+        begun = time.monotonic()
+
+        watch.spin(LONG_S)
+
+        assert time.monotonic() - begun < LONG_S / 2
+
+
+def test_an_awake_wait_looks_up_again_and_again(tmp_path):
+    """So that signals are seen, however long it was asked to wait; one that watches nothing does not spin at all."""
+    with Watch() as watch:
+        watch.add(tmp_path / "missing")
+        watch.spin(LONG_S)
+        watch.add(tmp_path)
+        watch.spin(LONG_S)
+    watch.spin(LONG_S)
+
+
+def test_who_loses_the_processor_sleeps_for_a_while(tmp_path, monkeypatch):
+    """Three hundred times as long as it was lost; then it tries again."""
+    clock, spins = [1000.0], []
+
+    def spin(fd: int, seconds: float) -> tuple[bool, float]:
+        spins.append(seconds)
+        return False, 0.002 if len(spins) == 2 else 0.0001
+
+    monkeypatch.setattr(watching, "spin_until_readable", spin)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with Watch() as watch:
+        watch.add(tmp_path)
+        for _ in range(4):
+            watch.spin(0.001)
+        assert len(spins) == 2  # the first lost nothing to speak of, the second its turn
+
+        for now, n_spins in [(1000.59, 2), (1000.61, 3)]:
+            clock[0] = now
+            watch.spin(0.001)
+            assert len(spins) == n_spins
+
+    assert max(spins) <= 0.001
+
+
+# --- the consumer ----------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_stays_awake_for_milliseconds_only(tmp_path):
+    """A wait for a batch that does not come costs hardly any processor."""
+    publish(tmp_path, 1)
+    with consumer(tmp_path, timeout_s=1.0) as running:
+        running.get_batch()
+        begun, used = time.monotonic(), time.thread_time()
+
+        with pytest.raises(TimeoutError):
+            running.get_batch()
+
+        assert time.thread_time() - used < 0.3 * (time.monotonic() - begun)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.002, 0.005, 0.05])
+def test_a_waiting_consumer_can_be_interrupted(tmp_path, after_s):
+    """By Ctrl-C, awake or asleep; the batch comes to the next call."""
+    publish(tmp_path, 1)
+    with consumer(tmp_path) as running:
+        running.get_batch()
+
+        def interrupt() -> None:
+            time.sleep(after_s)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def interrupted() -> None:
+            threading.Thread(target=interrupt).start()
+            running.get_batch()
+
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+
+        assert time.monotonic() - begun < LONG_S / 2
+        publish(tmp_path, 1)
+        assert running.get_batch()["made"][0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("output", ["numpy", "torch"])
+def test_a_batch_that_is_held_never_changes(tmp_path, output):
+    """Whatever is read after it, and however it is held: as it is, as a view, as a buffer."""
+    if output == "torch":
+        pytest.importorskip("torch")
+    n_batches, sizes = 40, {"batch_size": 512, "block_size": 64, "max_backlog": 100}
+    publish(tmp_path, n_batches, **sizes)
+    held, noted = [], []
+    with DatasetConsumer(tmp_path, output=output, timeout_s=LONG_S) as running:
+        for number in range(n_batches):
+            x = np.asarray(running.get_batch()["x"])
+            held.append((x, x[::3, 1:], memoryview(x))[number % 3])
+            noted.append(bytes(held[-1]))
+            publish(tmp_path, 1, **sizes)  # over the files of those that are done
+
+    assert [bytes(each) for each in held] == noted
+    assert len(set(noted)) == n_batches
+
+
+def test_a_provider_that_is_awaited_gets_the_processor(tmp_path):
+    """Also where both have to share one."""
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("no choice of processors here")
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        with provider(tmp_path) as making, consumer(tmp_path) as running:
+            for number in range(20):
+                threading.Timer(0.002, making.publish, ("train",)).start()
+                assert running.get_batch()["made"][0].tolist() == [0, number]
+    finally:
+        os.sched_setaffinity(0, allowed)
