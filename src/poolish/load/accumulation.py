@@ -7,7 +7,7 @@ batch. Sums have no such trouble::
     micro-batch 1    loss sum 1, count 1  --backward-->  +
     micro-batch 2    loss sum 2, count 2  --backward-->  +    gradients of the sum of everything
     ...                                                  |
-    step                                                 `--> divided once by count 1 + count 2 + ..., then the optimizer
+    step                                                 `--> divided once by count 1 + count 2 + ..., then applied
 
 So nothing need be known beforehand, neither the counts nor how many micro-batches there will be. Over several processes
 it is the same sum: gradients and counts are added over all ranks before the one division.
@@ -35,8 +35,9 @@ class GradientAccumulator:
     group is full; ``flush`` steps with what there is: at the end of an epoch, or, without ``steps``, whenever the
     caller's group is complete. ``before_step(parameters)`` sees the finished gradients, to clip them.
 
-    For DistributedDataParallel pass it as ``model`` and run each forward and backward inside ``micro_batch()``: gradients
-    are exchanged once a group, and all ranks must step the same number of times. ``scaler`` is a ``torch.amp.GradScaler``.
+    For DistributedDataParallel pass it as ``model`` and run each forward and backward inside ``micro_batch()``:
+    gradients are exchanged once a group, and all ranks must call ``step`` and ``flush`` equally often. ``scaler`` is a
+    ``torch.amp.GradScaler``.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1)
@@ -68,7 +69,9 @@ class GradientAccumulator:
         self._model, self._before_step, self._scaler = model, before_step, scaler
         self._is_parallel = hasattr(model, "no_sync")
         self.n_steps = 0
-        self._forget()
+        self._n_pending = 0
+        self._total: Any = 0.0  # a tensor where counts are tensors: nobody waits for the device before the step
+        self._is_exchanged = self._is_spoilt = False
 
     @property
     def n_pending(self) -> int:
@@ -83,7 +86,7 @@ class GradientAccumulator:
     def micro_batch(self) -> AbstractContextManager[Any]:
         """Around forward and backward: ranks exchange gradients in the last one of a full group alone."""
         is_last = self.steps is not None and self._n_pending + 1 == self.steps
-        return self._model.no_sync() if self._is_parallel and not is_last else nullcontext()  # type: ignore[no-any-return]
+        return self._model.no_sync() if self._is_parallel and not is_last else nullcontext()
 
     def backward(self, loss_sum: torch.Tensor, count: float | torch.Tensor) -> None:
         """Add the gradients of a loss that is a sum over ``count`` rows, tokens, or weights.
@@ -154,6 +157,8 @@ class GradientAccumulator:
         if not (math.isfinite(total) and total >= 0):
             raise ValueError(f"the counts of the group add up to {total}; they must be finite and not negative")
         if total:
+            # Whatever fails from here on has left gradients that are no longer sums, so nobody may try again.
+            self._is_spoilt = True
             self._divide(total / gradients_are_means_of)
             self._step_optimizer()
             self.n_steps += 1
@@ -208,14 +213,13 @@ class GradientAccumulator:
         return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
     def _forget(self) -> None:
-        self._total: Any = 0.0
-        self._n_pending = 0
+        self._n_pending, self._total = 0, 0.0
         self._is_exchanged = self._is_spoilt = False
 
     def _check_usable(self) -> None:
         if self._is_spoilt:
             raise RuntimeError(
-                "a backward pass failed when it had changed some of the gradients, so those of the group are wrong; "
+                "a backward pass or a step failed when it had changed some of the gradients, so the group's are wrong; "
                 "call reset() and begin the group again, with smaller micro-batches if the memory was too small"
             )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from poolish.errors import ConfigError
 from poolish.load.frozen import Int64
-from poolish.load.ledger import Keeps, OnEmpty, Run
+from poolish.load.ledger import Keeps, OnEmpty, Run, Skipped
 from poolish.load.walk import Held, Place, Plan, Walk, Walks
 
 
@@ -40,24 +40,40 @@ class Audit:
         return f"<Audit: {told}, {n_skipped} skipped, {len(self.gaps)} steps unknown>"
 
 
-def audit(ledger: Keeps, walk: Walks, first_step: int, last_step: int) -> Audit:
-    """The rows of ``first_step`` to ``last_step``, both included."""
+def audit(ledger: Keeps, walk: Walks, first_step: int, last_step: int, n_done: int) -> Audit:
+    """The rows of ``first_step`` to ``last_step``, both included, as far as they are among the ``n_done`` yielded."""
     if not isinstance(walk, Walk):
         raise ConfigError("audit is for loaders that make their own order; with batches= the batches say it themselves")
     told = Audit()
-    runs = ledger.runs()
+    notes = ledger.notes()
+    runs = [note for note in notes if isinstance(note, Run)]
+    runs = [run for run in runs if run.who == min(run.who for run in runs)]
     for i, run in enumerate(runs):
         # A run that was noted later and begins earlier went on from a checkpoint: what came behind it is void.
-        end = min([later.step for later in runs[i + 1 :]] + [last_step + 1])
+        end = min([later.step for later in runs[i + 1 :]] + [last_step + 1, n_done])
         for step, ids in _replay(run, ledger, walk, end):
             if step >= first_step:
                 told.steps[step], told.epochs[step] = ids, run.epoch
     told.gaps = [step for step in range(first_step, last_step + 1) if step not in told.steps]
     told.duplicates = _duplicates(told)
-    for step, ids_ in ledger.skipped():
-        if first_step <= step <= last_step:
-            told.skipped.setdefault(step, []).extend(ids_)
+    told.skipped = {step: ids for step, ids in _skipped(notes).items() if first_step <= step <= last_step}
     return told
+
+
+def _skipped(notes: list[Run | Skipped]) -> dict[int, list[int]]:
+    """Rows that could not be read, without those that somebody went back behind."""
+    left: dict[str, dict[int, list[int]]] = {}
+    for note in notes:
+        mine = left.setdefault(note.who, {})
+        if isinstance(note, Skipped):
+            mine[note.step] = note.ids
+        else:
+            left[note.who] = {step: ids for step, ids in mine.items() if step < note.step}
+    found: dict[int, list[int]] = {}
+    for by_step in left.values():
+        for step, ids in by_step.items():
+            found.setdefault(step, []).extend(ids)
+    return dict(sorted(found.items()))
 
 
 def _replay(run: Run, ledger: Keeps, walk: Walk, end: int) -> Iterator[tuple[int, Int64]]:

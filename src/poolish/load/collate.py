@@ -86,4 +86,7 @@ def empty_like(columns: Any) -> Any:
         return {name: empty_like(values) for name, values in columns.items()}
     if isinstance(columns, tuple):
         return tuple(empty_like(values) for values in columns)
-    return columns[:0]
+    try:
+        return columns[:0]
+    except (TypeError, IndexError):  # a collate_fn may give anything, such as one number for the whole batch
+        return columns

@@ -18,8 +18,9 @@ import numpy as np
 
 from poolish import seeds
 from poolish.errors import ConfigError
+from poolish.files import checksum_hex
 from poolish.load.dataset import Dataset, check_index, samples, version_of
-from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, Int64, Mask, Span, freeze, ids_of
+from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, Int64, Mask, Span, fixed_by, freeze, ids_of
 from poolish.load.mixture import Mixture
 from poolish.load.views import Numbering, Renumbered, check_epoch, check_source, pass_epoch
 from poolish.seeds import KeyedPermutation
@@ -238,7 +239,7 @@ class CompositeRows:
         self._part_of_slot = np.array([part for part, _ in self._slots], np.int64)
         self._high_of_slot = np.array([high for _, high in self._slots], np.int64)
         uuids = [part.uuid for part in parts]
-        self.uuid = "+".join(uuids) if any(uuids) else ""
+        self.uuid = checksum_hex("+".join(uuids).encode()) if any(uuids) else ""
 
     @property
     def changes(self) -> str:
@@ -247,6 +248,11 @@ class CompositeRows:
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
+
+    def fixed_by(self) -> list[int] | None:
+        """What any of the parts is."""
+        found = [fixed for part in self.parts if (fixed := fixed_by(part)) is not None]
+        return [number for fixed in found for number in fixed] if found else None
 
     def outer(self, part: int, ids: Int64) -> Int64:
         """Ids here, of rows that have these ids in a part."""

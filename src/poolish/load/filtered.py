@@ -223,10 +223,9 @@ class Index:
 class _Grown(Renumbered):
     """Kept rows under numbers of their own, which go on when the dataset grows."""
 
-    @property
-    def changes(self) -> str:  # type: ignore[override]
-        """As below."""
-        return self._rows.changes
+    def fixed_by(self) -> None:
+        """Nothing: what comes at the end of the dataset comes at the end here."""
+        return
 
 
 class FilteredRows(Through):
@@ -236,6 +235,7 @@ class FilteredRows(Through):
 
     def __init__(self, dataset: FilteredDataset, rows: Frozen, verdicts: Verdicts) -> None:
         super().__init__(rows)
+        self.uuid = f"{rows.uuid}|filtered" if rows.uuid else ""
         self._dataset, self._verdicts = dataset, verdicts
         self._n_rows: int | None = None
 

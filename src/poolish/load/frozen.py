@@ -175,6 +175,16 @@ class WindowRows(NumberedRows):
         self.uuid = windows.uuid
         self._first, self._shift = min(first, end), windows.first_id
 
+    @property
+    def n_numbers(self) -> int:
+        """How many numbers windows have, those that have left included."""
+        return self._n_rows
+
+    @property
+    def first_id(self) -> int:
+        """The id of window 0."""
+        return self._shift
+
     def __len__(self) -> int:
         return self._n_rows - self._first
 
@@ -184,7 +194,7 @@ class WindowRows(NumberedRows):
 
     def alive(self, ids: Int64) -> Mask | None:
         """The oldest leave a bounded stream."""
-        first = self._shift + self._first
+        first = self._shift + self._dataset.span()[0]
         return None if not len(ids) or ids.min() >= first else ids >= first
 
     def fetch(self, ids: Int64) -> list[Any]:
@@ -234,3 +244,19 @@ def describe(dataset: Any) -> str:
         return f"{type(dataset).__name__} of {len(dataset):,} rows"
     except TypeError:
         return type(dataset).__name__
+
+
+def fixed_by(rows: Frozen) -> list[int] | None:
+    """What must stay as it is for ids to mean the same rows; None where ids mean their rows for ever."""
+    own = getattr(rows, "fixed_by", None)
+    found: list[int] | None = None if own is None else own()
+    return found
+
+
+def kind_of(dataset: Any) -> str:
+    """Which views a dataset is seen through, so that two ways to look at the same rows are not taken for one."""
+    inner = getattr(dataset, "dataset", None)
+    parts = getattr(dataset, "datasets", None) if inner is None else [inner]
+    code = getattr(dataset, "_code", "")
+    below = ",".join(kind_of(part) for part in parts) if isinstance(parts, list) else ""
+    return f"{type(dataset).__name__}{code}({below})"

@@ -24,7 +24,7 @@ from poolish.errors import ConfigError, CorruptDataError, ResumeError
 from poolish.files import Lock, checksum_hex, parse_json, read_json, write_json
 from poolish.files.space import explain_full
 from poolish.load.frozen import Frozen
-from poolish.load.ledger import OnEmpty, Run, digest
+from poolish.load.ledger import OnEmpty, Run, Skipped, digest
 from poolish.load.order import BLOCK_ROWS, Block, Order, Parts, Seen
 
 _LOCK_TIMEOUT_S = 60.0
@@ -80,21 +80,26 @@ class Journal:
         line = self._file(epoch).block(number)
         return None if line is None else Seen.from_json(line)
 
-    def note_run(self, run: Run) -> None:
-        """Steps begin or go on here."""
+    def enter(self, run: Run) -> None:
+        """Somebody's steps begin or go on here."""
         self._write(run.epoch, {"run": run.to_json()})
 
-    def note_skipped(self, step: int, ids: list[int]) -> None:
-        """These rows were due at a step and could not be read."""
-        self._write(max(self._epochs), {"skipped": ids, "step": step})
+    def leave(self, who: str, epoch: int) -> None:
+        """Nothing is forgotten: whoever begins the epoch again sees it as it was decided."""
 
-    def runs(self) -> list[Run]:
-        """All runs of all epochs."""
-        return [Run.from_json(line["run"]) for line in self._lines() if "run" in line]
+    def skip(self, skipped: Skipped) -> None:
+        """Rows could not be read."""
+        self._write(skipped.epoch, {"skipped": list(skipped)})
 
-    def skipped(self) -> list[tuple[int, list[int]]]:
-        """All rows that could not be read."""
-        return [(line["step"], line["skipped"]) for line in self._lines() if "skipped" in line]
+    def notes(self) -> list[Run | Skipped]:
+        """Runs and skipped rows of all epochs, in order."""
+        found: list[Run | Skipped] = []
+        for line in self._lines():
+            if "run" in line:
+                found.append(Run.from_json(line["run"]))
+            elif "skipped" in line:
+                found.append(Skipped(*line["skipped"]))
+        return found
 
     def _write(self, epoch: int, line: dict[str, Any]) -> None:
         with Lock(self.path / "lock", timeout_s=_LOCK_TIMEOUT_S):
@@ -140,14 +145,13 @@ class _EpochFile:
                 data = file.read()
         except FileNotFoundError:
             return
-        for raw in data.splitlines(keepends=True):
-            if not raw.endswith(b"\n"):
-                return  # being written, or left by a killed process
+        # What is behind the last line's end is being written, or was left by a killed process.
+        for raw in data.split(b"\n")[:-1]:
             yield self._parsed(raw)
-            self._offset += len(raw)
+            self._offset += len(raw) + 1
 
     def _parsed(self, raw: bytes) -> dict[str, Any]:
-        text, _, found = raw.rstrip(b"\n").rpartition(b" ")
+        text, _, found = raw.rpartition(b" ")
         if found.decode("ascii", "replace") != checksum_hex(text):
             raise CorruptDataError(
                 f"{self.path}, byte {self._offset}: a damaged line; restore the journal or remove it"

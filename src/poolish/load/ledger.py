@@ -13,7 +13,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from poolish.files import checksum_hex
 from poolish.load.frozen import Frozen
@@ -22,15 +22,15 @@ from poolish.load.order import Block, Order, Parts, Seen
 #: Decisions that a ledger in memory keeps before it forgets the oldest: those of 67 million rows.
 MAX_DECISIONS = 65_536
 
-
 #: What a block without rows means: look again later; the step goes out short; the epoch is over.
 OnEmpty = Literal["wait", "short", "end"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """From ``step`` on: where in which epoch, read by how many ranks, so many rows each."""
+    """From ``step`` on: where in which epoch, read by how many ranks, so many rows each; ``who`` of them noted it."""
 
+    who: str
     epoch: int
     step: int
     position: int
@@ -52,6 +52,15 @@ class Run:
         return cls(**{**value, "ends": tuple(value["ends"])})
 
 
+class Skipped(NamedTuple):
+    """Rows that were due to somebody at a step and could not be read."""
+
+    who: str
+    epoch: int
+    step: int
+    ids: list[int]
+
+
 class Keeps(Protocol):
     """A ledger."""
 
@@ -59,19 +68,19 @@ class Keeps(Protocol):
         """The block, as whoever came first decided it; None for an empty one that is not to be decided yet."""
 
     def seen(self, epoch: int, number: int) -> Seen | None:
-        """What decided a block; None where nobody knows any more."""
+        """What decided a block; None where nobody knows."""
 
-    def note_run(self, run: Run) -> None:
-        """Steps begin or go on here."""
+    def enter(self, run: Run) -> None:
+        """Somebody's steps begin or go on here."""
 
-    def note_skipped(self, step: int, ids: list[int]) -> None:
-        """These rows were due at a step and could not be read."""
+    def leave(self, who: str, epoch: int) -> None:
+        """Somebody has reached the end of an epoch, or went elsewhere."""
 
-    def runs(self) -> list[Run]:
-        """All runs, in the order they were noted."""
+    def skip(self, skipped: Skipped) -> None:
+        """Rows could not be read."""
 
-    def skipped(self) -> list[tuple[int, list[int]]]:
-        """All that ``note_skipped`` was told."""
+    def notes(self) -> list[Run | Skipped]:
+        """All that ``enter`` and ``skip`` were told, in order."""
 
 
 def digest(parts: Parts) -> str:
@@ -81,71 +90,97 @@ def digest(parts: Parts) -> str:
 
 
 class Ledger:
-    """Decisions in memory. With several ranks the first one decides, and the others take what it saw."""
+    """Decisions in memory. With several ranks the first one decides, and the others take what it saw.
+
+    Once all ranks have left an epoch its decisions are forgotten: whoever begins it again looks anew.
+    """
 
     def __init__(self, world_size: int = 1) -> None:
         self._world_size = world_size
         self._lock = threading.Lock()
-        self._seen: dict[int, tuple[list[int], list[Seen]]] = {}
         self._decided: dict[tuple[int, int, str], Seen] = {}
-        self._runs: list[Run] = []
-        self._skipped: list[tuple[int, list[int]]] = []
+        self._history: dict[int, _History] = {}
+        self._notes: list[Run | Skipped] = []
+        self._left: dict[int, set[str]] = {}
 
     def settle(self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty) -> Block | None:
         """Decide, unless another rank has."""
-        if self._world_size == 1:
-            block = order.decide(number, before, frozen, is_end=on_empty == "end")
-            if block.is_empty and on_empty == "wait":
-                return None
-            self._note(order.epoch, number, block.seen)
-            return block
         with self._lock:
             # Kept although all ranks have it: one that reads ahead, or was interrupted, asks again.
-            place = order.epoch, number, digest(before)
+            place = (order.epoch, number, digest(before)) if self._world_size > 1 else (0, 0, "")
             seen = self._decided.get(place)
             block = order.decide(number, before, frozen, seen, is_end=on_empty == "end")
             if block.is_empty and block.is_fresh and on_empty == "wait":
                 return None
             if seen is None:
-                self._decided[place] = block.seen
-                self._note(order.epoch, number, block.seen)
-            if len(self._decided) > MAX_DECISIONS:
-                del self._decided[next(iter(self._decided))]
+                self._note(place, order.epoch, number, block.seen)
             return block
 
-    def _note(self, epoch: int, number: int, seen: Seen) -> None:
-        numbers, kept = self._seen.setdefault(epoch, ([], []))
-        while numbers and numbers[-1] >= number:  # the epoch began again, or went on from an earlier place
-            numbers.pop(), kept.pop()
-        if not kept or kept[-1] != seen:
-            numbers.append(number)
-            kept.append(seen)
-        if len(numbers) > MAX_DECISIONS or len(self._seen) > 1024:
-            del self._seen[next(iter(self._seen))]
+    def _note(self, place: tuple[int, int, str], epoch: int, number: int, seen: Seen) -> None:
+        if self._world_size > 1:
+            self._decided[place] = seen
+            if len(self._decided) > MAX_DECISIONS:
+                del self._decided[next(iter(self._decided))]
+        history = self._history.setdefault(epoch, _History())
+        history.add(number, seen)
+        if len(history) > MAX_DECISIONS or len(self._history) > 1024:
+            del self._history[next(iter(self._history))]
 
     def seen(self, epoch: int, number: int) -> Seen | None:
-        """What the last decision up to that block saw."""
-        numbers, kept = self._seen.get(epoch, ([], []))
-        i = bisect_right(numbers, number) - 1
-        if i < 0:
+        """What the decision on a block saw."""
+        history = self._history.get(epoch)
+        return None if history is None else history.at(number)
+
+    def enter(self, run: Run) -> None:
+        """Somebody's steps begin or go on here."""
+        with self._lock:
+            self._notes.append(run)
+            self._left.get(run.epoch, set()).discard(run.who)
+
+    def leave(self, who: str, epoch: int) -> None:
+        """Somebody has left an epoch; the last one forgets how it was decided, but not what was read."""
+        with self._lock:
+            gone = self._left.setdefault(epoch, set())
+            gone.add(who)
+            if len(gone) >= self._world_size:
+                del self._left[epoch]
+                self._decided = {place: seen for place, seen in self._decided.items() if place[0] != epoch}
+
+    def skip(self, skipped: Skipped) -> None:
+        """Rows could not be read."""
+        with self._lock:
+            self._notes.append(skipped)
+
+    def notes(self) -> list[Run | Skipped]:
+        """Runs and skipped rows, in order."""
+        return list(self._notes)
+
+
+class _History:
+    """What was seen block by block, kept where it is not simply the same again."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._seen: list[Seen] = []
+        self._last = -1
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, number: int, seen: Seen) -> None:
+        while self._numbers and self._numbers[-1] >= number:  # the epoch went on from an earlier place
+            self._numbers.pop()
+            self._seen.pop()
+        self._last = number
+        if not self._seen or seen != Seen(self._seen[-1].spans):
+            self._numbers.append(number)
+            self._seen.append(seen)
+
+    def at(self, number: int) -> Seen | None:
+        i = bisect_right(self._numbers, number) - 1
+        if i < 0 or number > self._last:
             return None
-        return kept[i] if numbers[i] == number else Seen(kept[i].spans)
-
-    def note_run(self, run: Run) -> None:
-        """Steps begin or go on here."""
-        self._runs.append(run)
-
-    def note_skipped(self, step: int, ids: list[int]) -> None:
-        """These rows were due at a step and could not be read."""
-        self._skipped.append((step, ids))
-
-    def runs(self) -> list[Run]:
-        """All runs."""
-        return list(self._runs)
-
-    def skipped(self) -> list[tuple[int, list[int]]]:
-        """All rows that could not be read."""
-        return list(self._skipped)
+        return self._seen[i] if self._numbers[i] == number else Seen(self._seen[i].spans)
 
 
 _shared: weakref.WeakValueDictionary[tuple[Any, ...], Ledger] = weakref.WeakValueDictionary()

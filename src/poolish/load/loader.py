@@ -24,16 +24,18 @@ from typing import TYPE_CHECKING, Any
 from poolish import seeds
 from poolish.errors import ConfigError, ResumeError
 from poolish.load.batch import labelled
-from poolish.load.frozen import FIXED, LOCAL, SHARED, Int64, SnapshotRows, freeze
+from poolish.load.dataset import check_map_style
+from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, Int64, SnapshotRows, fixed_by, freeze, kind_of
 from poolish.load.journal import Journal
-from poolish.load.ledger import Keeps, Ledger, shared_ledger
+from poolish.load.ledger import Keeps, Ledger, Skipped, shared_ledger
 from poolish.load.order import Order
 from poolish.load.reading import Read, Reading, pieces_of
 from poolish.load.sizes import nbytes
-from poolish.load.state import VERSION, check_belongs, to_place, to_state
+from poolish.load.state import VERSION, check_belongs, sealed, to_order, to_place
 from poolish.load.views import check_epoch, pass_epoch
 from poolish.load.walk import BatchWalk, Piece, Place, Plan, Walk, Walks
 from poolish.load.workers import ReadAhead, Workers
+from poolish.tokens.store import StreamStore
 
 if TYPE_CHECKING:
     from poolish.load.audit import Audit
@@ -47,10 +49,10 @@ MAX_BYTES_AHEAD = 2**30
 class Loader:
     """Batches of ``dataset``, shuffled or not, for one rank of any number, resumable at every batch.
 
-    ``dataset`` is anything with a length and an index, a ``DatasetBuffer`` or a ``StreamStore``. ``follow=True`` lets rows
-    that are appended while the epoch runs join it, at most 1,024 rows later, each exactly once; otherwise the epoch is
-    what was there when it began. Batches are dicts of columns that also carry ``ids`` and ``position``; a dataset of
-    tuples gives tuples. ``num_workers`` threads read ahead, in the same order as without.
+    ``dataset`` is anything with a length and an index, a ``DatasetBuffer`` or a ``StreamStore``. ``follow=True`` lets
+    rows that are appended while the epoch runs join it, at most 1,024 rows later, each exactly once; otherwise the
+    epoch is what was there when it began. Batches are dicts of columns that also carry ``ids`` and ``position``; a
+    dataset of tuples gives tuples. ``num_workers`` threads read ahead, in the same order as without.
 
     Leaving the loop and entering it again goes on where it was left; after the end of an epoch the next one begins.
 
@@ -88,7 +90,7 @@ class Loader:
         worker_init_fn: Callable[[int], None] | None = None,
         prefetch_factor: int = 2,
         persistent_workers: bool = False,
-        journal: str | os.PathLike[str] | None = None,
+        journal: str | os.PathLike[str] | Keeps | None = None,
         output: str | None = None,
         follow: bool = False,
         acknowledge: str = "on_yield",
@@ -96,20 +98,23 @@ class Loader:
         device: Any = None,
     ) -> None:
         self._settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.dataset = dataset
+        self.dataset = _checked_dataset(dataset)
         self.batch_size = _whole(batch_size, "batch_size", 1)
         self.shuffle, self.follow, self.drop_last = bool(shuffle), bool(follow), bool(drop_last)
         self.seed = seeds.check_seed(seed)
         self.num_workers = _whole(num_workers, "num_workers", 0)
         self._prefetch_factor = _whole(prefetch_factor, "prefetch_factor", 1)
-        self._timeout, self._worker_init_fn = timeout, worker_init_fn
+        self._timeout = _seconds(timeout)
+        self._worker_init_fn = _callable(worker_init_fn, "worker_init_fn")
         self._keeps_workers = persistent_workers
         if acknowledge not in ACKNOWLEDGE:
             raise ConfigError(f"acknowledge={acknowledge!r}: one of {', '.join(map(repr, ACKNOWLEDGE))}")
         self._is_explicit = acknowledge == "explicit"
+        if faults is not None and not hasattr(faults, "read"):
+            raise ConfigError(f"faults={faults!r}: pass a poolish.guards.Faults")
         self._faults = faults
         self._check_batches(batches, batch_size, shuffle, drop_last)
-        rows = freeze(dataset)
+        rows = self._checked_rows()
         self.rank, self.world_size = _rank(rank, world_size, rows.changes)
         self._about = {"source": rows.uuid, "seed": self.seed, "shuffle": self.shuffle, "batches": batches is not None}
         self._journal = journal
@@ -118,17 +123,19 @@ class Loader:
         self._output = output or ("torch" if importlib.util.find_spec("torch") else "numpy")
         if hasattr(faults, "expect"):
             faults.expect(getattr(dataset, "schema", None))
-        self._reading = Reading(self._output, collate_fn, faults)
+        self._reading = Reading(self._output, _callable(collate_fn, "collate_fn"), faults)
         self._is_columnar = isinstance(rows, SnapshotRows) and collate_fn is None and faults is None
         self._stage = self._make_stage(device, pin_memory)
         self._workers: Workers | None = None
         self._ahead: ReadAhead[Plan, Piece, Read, tuple[Plan, Read]] | None = None
         self._staged: tuple[Plan, Read, Any] | None = None
-        self._place = self._frontier = self._noted = Place(-1)
+        self._place = self._frontier = Place()
+        self._has_entered = False
         self._flight: deque[_InFlight] = deque()
         self._n_skipped = 0
         self._n_skip: int | None = None  # in a worker process: steps to pass over; None where an epoch begins
         self._worker = (0, 1)
+        self._told_epoch: int | None = None
         self._go_to(Place())
 
     def _check_batches(self, batches: Any, batch_size: int, shuffle: bool, drop_last: bool) -> None:
@@ -141,19 +148,32 @@ class Loader:
         if not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__"):
             raise ConfigError(f"batches: {type(batches).__name__} has no length or no index; make it a list of lists")
 
+    def _checked_rows(self) -> Frozen:
+        rows = freeze(self.dataset)
+        if self.follow and fixed_by(rows) is not None:
+            raise ConfigError(
+                f"follow=True on {type(self.dataset).__name__}: a subset, shuffle or mixture numbers the rows it was "
+                "made of, so it cannot grow; pass what is below it, with shuffle=True"
+            )
+        return rows
+
     def _make_ledger(self, changes: str) -> Keeps:
         about = {**self._about, "follow": self.follow}
-        if self._journal is not None:
+        if isinstance(self._journal, (str, os.PathLike)):
             return Journal(self._journal, about)
+        if self._journal is not None:
+            if not hasattr(self._journal, "settle"):
+                raise ConfigError(f"journal={self._journal!r}: pass a directory that all ranks can reach")
+            return self._journal
         if self.world_size == 1:
             return Ledger()
         is_apart = changes == SHARED or (self.follow and _rank_from_environment()[1] > 1)
         if is_apart and (self.follow or changes == SHARED):
             raise ConfigError(
-                f"world_size={self.world_size} on a dataset that grows: ranks in different processes would see an append "
-                "at different moments, and rows would be lost and repeated; pass journal=DIR, the same for all ranks"
+                f"world_size={self.world_size} on a dataset that grows: ranks in different processes would see an "
+                "append at different moments, and rows would be lost and repeated; pass journal=DIR, the same for all"
             )
-        name = (about["source"] or id(self.dataset), self.seed, self.shuffle, self.follow)
+        name = (about["source"] or id(self.dataset), kind_of(self.dataset), self.seed, self.shuffle, self.follow)
         return shared_ledger(name, self.world_size)
 
     def _make_walk(self, batches: Any) -> Walks:
@@ -174,7 +194,10 @@ class Loader:
             from poolish.load.torch_bridge import Stage, make_iterable
 
             make_iterable(Loader)
-            return Stage(device, pin_memory) if device is not None or pin_memory else None
+            try:
+                return Stage(device, pin_memory) if device is not None or pin_memory else None
+            except (RuntimeError, AssertionError) as error:
+                raise ConfigError(f"device={device!r}: {error}") from None
         if device is not None or pin_memory:
             raise ConfigError(f"device= and pin_memory= are for tensors, output is {self._output!r}")
         return None
@@ -187,22 +210,23 @@ class Loader:
             from poolish.load.torch_bridge import worker_place
 
             self._enter_worker(*worker_place())
-        pass_epoch(self.dataset, self._place.epoch)
         return _Iteration(self)
 
     def _enter_worker(self, number: int, n_workers: int) -> None:
         """In a worker process of torch's DataLoader: this loader takes every ``n_workers``-th step."""
         if (number, n_workers) == self._worker:
             return
-        if n_workers > 1 and self.follow and self._journal is None and freeze(self.dataset).changes != FIXED:
+        changes = freeze(self.dataset).changes if n_workers > 1 and self._journal is None else FIXED
+        if changes == SHARED or (self.follow and changes != FIXED):
             raise ConfigError(
-                "follow=True in several worker processes: they would see an append at different moments; pass journal=DIR"
+                "several worker processes on a dataset that grows: they would see an append at different moments, and "
+                "rows would be lost and repeated; pass journal=DIR"
             )
         self._worker = (number, n_workers)
 
     def _next(self) -> Any:
         """The next batch. An error leaves the loader where it was: the same batch comes next."""
-        self._note_run()
+        self._enter()
         self._skip_steps()
         got = self._read_ahead() if self.num_workers else self._read_now()
         if got is None:
@@ -210,7 +234,7 @@ class Loader:
         plan, read, content = got
         if len(read.gone):
             self._n_skipped += len(read.gone)
-            self._ledger.note_skipped(plan.place.step, read.gone.tolist())
+            self._ledger.skip(Skipped(self._who, plan.place.epoch, plan.place.step, read.gone.tolist()))
         batch = labelled(content, read.ids, plan.place.position, plan.place.step)
         stride = self._worker[1]
         if self._is_explicit:
@@ -241,10 +265,11 @@ class Loader:
         self._flight.append(flight)
 
     def _end(self) -> Any:
+        self._ledger.leave(self._who, self._place.epoch)
         place = self._place.next_epoch()
         if not self._flight:
             self._frontier = place
-        self._place, self._n_skip = place, None
+        self._place, self._n_skip, self._has_entered = place, None, False
         self._forget_ahead(keep_workers=self._keeps_workers)
         raise StopIteration
 
@@ -252,7 +277,7 @@ class Loader:
         plan = self._walk.next(self._place)
         if plan is None:
             return None
-        read = self._reading.join([self._describing(piece) for piece in plan.pieces])
+        read = self._reading.join([self._describing(piece) for piece in plan.pieces], plan.example)
         content = read.content if self._stage is None else self._stage.finish(self._stage.begin(read.content))
         return plan, read, content
 
@@ -300,7 +325,7 @@ class Loader:
             _Plans(self._walk, self._place, self._worker[1]),
             lambda plan: plan.pieces if self._is_columnar else pieces_of(plan, size),
             self._reading.read,
-            lambda plan, parts: (plan, self._reading.join(parts)),
+            lambda plan, parts: (plan, self._reading.join(parts, plan.example)),
             workers=self._workers,
             n_ahead=self._prefetch_factor * self.num_workers,
             max_bytes=MAX_BYTES_AHEAD,
@@ -318,19 +343,32 @@ class Loader:
             self._workers.close()
             self._workers = None
 
-    def _note_run(self) -> None:
-        """Tell the ledger where steps begin: at the start of an epoch, and wherever a run goes on."""
-        if self._noted.epoch == self._place.epoch:
+    def _enter(self) -> None:
+        """Tell the dataset and the ledger where steps begin: at the start of an epoch, and wherever a run goes on."""
+        self._tell_epoch(self._place.epoch)
+        if self._has_entered:
             return
-        self._noted = self._place
-        if isinstance(self._walk, Walk) and self.rank == 0 and self._worker[0] == 0:
-            self._ledger.note_run(self._walk.run_from(self._place))
+        if isinstance(self._walk, Walk):
+            self._ledger.enter(self._walk.run_from(self._place, self._who))
+        self._has_entered = True
+
+    @property
+    def _who(self) -> str:
+        return f"rank {self.rank} worker {self._worker[0]}"
+
+    def _tell_epoch(self, epoch: int) -> None:
+        """Before anything is frozen: views may be other rows in another epoch."""
+        if self._told_epoch != epoch:
+            pass_epoch(self.dataset, epoch)
+            self._told_epoch = epoch
 
     def _go_to(self, place: Place) -> None:
         self._forget_ahead(keep_workers=True)
         self._flight.clear()
+        if self._has_entered and place.epoch != self._place.epoch:
+            self._ledger.leave(self._who, self._place.epoch)
         self._place = self._frontier = place
-        self._noted = Place(-1)
+        self._has_entered = False
         self._n_skip = None
 
     # -- how far it is
@@ -339,7 +377,13 @@ class Loader:
         """Batches left in the epoch; with ``follow`` nobody can know."""
         if self.follow:
             raise TypeError("the length of a loader that follows a growing dataset is not known before the epoch ends")
+        self._tell_epoch(self._place.epoch)
         return self._walk.n_left(self._place)
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether ``batches=`` decides what is in a batch."""
+        return isinstance(self._walk, BatchWalk)
 
     @property
     def epoch(self) -> int:
@@ -358,7 +402,7 @@ class Loader:
 
     @property
     def n_skipped(self) -> int:
-        """Rows that were due to this rank and could not be read: they had left the dataset, or a fault left them out."""
+        """Rows that were due to this rank and not read: they had left the dataset, or ``faults`` left them out."""
         return self._n_skipped
 
     def set_epoch(self, epoch: int) -> None:
@@ -374,41 +418,45 @@ class Loader:
 
         Plain JSON. Any rank's state, taken at the same step, restores all ranks, on any world size.
         """
+        place, rows = self._frontier, freeze(self.dataset)
+        state = {"format": "poolish loader", "version": VERSION, **self._about}
+        state |= {"epoch": place.epoch, "step": place.step, "position": place.position}
+        state["fixed_by"] = fixed_by(rows)
         if isinstance(self._walk, BatchWalk):
-            at = {"epoch": self._frontier.epoch, "step": self._frontier.step, "position": self._frontier.position}
-            told = {**at, "n_batches": self._walk.n_batches}
+            state["n_batches"], state["n_rows"] = self._walk.n_batches, len(rows)
         else:
-            told = to_state(self._frontier)
-        state = {"format": "poolish loader", "version": VERSION, **self._about, **told}
-        state["highest"] = self._highest()
+            state["order"] = to_order(place, rows)
         if self._worker[1] > 1:
             state["skip"] = self._n_skip
         if hasattr(self._faults, "state_dict"):
             state["faults"] = self._faults.state_dict()
-        return state
-
-    def _highest(self) -> list[int]:
-        """How far the ids reached when they were last looked at."""
-        held = self._frontier.held
-        return list(held.block.after.ends) if held is not None else [end for _, end in freeze(self.dataset).spans()]
+        return sealed(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``: the next batch is the one that came behind it."""
-        check_belongs(state, self._about, freeze(self.dataset))
-        if isinstance(self._walk, BatchWalk):
-            if state["n_batches"] != self._walk.n_batches:
-                raise ResumeError(
-                    f"the state is of {state['n_batches']} batches an epoch, now there are {self._walk.n_batches}; "
-                    "batches= must be the same as when the state was taken"
-                )
-            place = Place(state["epoch"], state["step"], state["position"])
-        else:
-            assert isinstance(self._walk, Walk)
+        if isinstance(state, Mapping) and isinstance(state.get("epoch"), int):
+            self._tell_epoch(state["epoch"])
+        rows = freeze(self.dataset)
+        check_belongs(state, self._about, rows)
+        if isinstance(self._walk, Walk):
             place = to_place(state, self._walk)
+        else:
+            self._check_batches_of(state, len(rows))
+            place = Place(state["epoch"], state["step"], state["position"])
         self._go_to(place)
         self._n_skip = state.get("skip")
         if "faults" in state and hasattr(self._faults, "load_state_dict"):
             self._faults.load_state_dict(state["faults"])
+
+    def _check_batches_of(self, state: Mapping[str, Any], n_rows: int) -> None:
+        assert isinstance(self._walk, BatchWalk)
+        now = {"n_batches": self._walk.n_batches, "n_rows": n_rows}
+        wrong = [name for name, mine in now.items() if state[name] != mine]
+        if wrong:
+            raise ResumeError(
+                f"the state is of a loader with {wrong[0]}={state[wrong[0]]}, now it is {now[wrong[0]]}; with batches= "
+                "the batches and the rows must be those of the time when the state was taken"
+            )
 
     def mark_trained(self, batch: Any) -> None:
         """This batch is trained. The state moves on when all batches before it are, too."""
@@ -429,7 +477,7 @@ class Loader:
         """Which rows steps ``first_step`` to ``last_step`` saw, and whether any came twice or never."""
         from poolish.load.audit import audit
 
-        return audit(self._ledger, self._walk, first_step, last_step)
+        return audit(self._ledger, self._walk, first_step, last_step, self._place.step)
 
     # -- the end, and travelling
 
@@ -507,6 +555,26 @@ class _InFlight:
     def __init__(self, batch: Any, step: int, after: Place) -> None:
         self.batch, self.step, self.after = batch, step, after
         self.is_trained = False
+
+
+def _checked_dataset(dataset: Any) -> Any:
+    if isinstance(dataset, StreamStore):
+        return dataset
+    if isinstance(dataset, Mapping):
+        raise ConfigError("dataset is a dict, which has keys and no row numbers; append its columns to a DatasetBuffer")
+    return check_map_style(dataset)
+
+
+def _callable(function: Any, what: str) -> Any:
+    if function is not None and not callable(function):
+        raise ConfigError(f"{what}={function!r}: a function, or None")
+    return function
+
+
+def _seconds(timeout: Any) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise ConfigError(f"timeout={timeout!r}: seconds to wait for a batch, 0 for as long as it takes")
+    return timeout
 
 
 def _rank(rank: int | None, world_size: int | None, changes: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from poolish.errors import ConfigError
 from poolish.load.collate import collate, empty_like
 from poolish.load.columns import Columns
-from poolish.load.frozen import Frozen, Int64, SnapshotRows, freeze
+from poolish.load.frozen import Frozen, Int64, SnapshotRows
 from poolish.load.walk import Piece, Plan
 from poolish.rows import DatasetBuffer
 from poolish.rows.fit import one_chunk
@@ -38,7 +38,7 @@ class Reading:
             raise ConfigError(f"output={output!r}: one of {', '.join(map(repr, OUTPUTS))}")
         self._output, self._collate_fn, self._faults = output, collate_fn, faults
         self._columns: tuple[Any, Columns] | None = None
-        self._last: Any = None
+        self._empty: tuple[Any] | None = None
 
     # -- reading: in any thread
 
@@ -85,13 +85,14 @@ class Reading:
 
     # -- batches: in the thread that asks
 
-    def join(self, parts: Sequence[Read]) -> Read:
-        """One batch of all that was read for a step."""
+    def join(self, parts: Sequence[Read], example: tuple[Frozen, Int64]) -> Read:
+        """One batch of all that was read for a step; ``example`` shows what a batch without rows looks like."""
         ids, gone = (np.concatenate([part[i] for part in parts]) if len(parts) != 1 else parts[0][i] for i in (1, 2))
         if len(parts) == 1 and not isinstance(parts[0].content, list):
             return Read(self._finished(parts[0].content), ids, gone)
         if any(isinstance(part.content, list) for part in parts) or not parts:
-            return Read(self._collated([sample for part in parts for sample in part.content]), ids, gone)
+            samples = [sample for part in parts for sample in part.content]
+            return Read(self._formed(samples) if samples else self._without_rows(*example), ids, gone)
         return Read(self._finished(_joined([part.content for part in parts])), ids, gone)
 
     def _finished(self, columns: Any) -> Any:
@@ -99,18 +100,19 @@ class Reading:
             return columns
         return {name: one_chunk(values) for name, values in zip(columns.column_names, columns.columns, strict=True)}
 
-    def _collated(self, samples: list[Any]) -> Any:
-        if self._collate_fn is not None and (samples or self._last is None):
-            self._last = True
-            return self._collate_fn(samples)
-        if not samples:
-            return {} if self._last is None or self._last is True else self._last
-        columns = self._formed(samples)
-        if self._last is None:
-            self._last = empty_like(columns)
-        return columns
+    def _without_rows(self, rows: Frozen, one: Int64) -> Any:
+        """A batch of no rows, with the columns that the others have: a row is read to know them."""
+        if self._empty is None:
+            try:
+                sample = rows.fetch(one)
+            except IndexError:  # it has left a bounded stream; the newest row has not
+                sample = rows.fetch(_one(max(end for _, end in rows.spans()) - 1))
+            self._empty = (empty_like(self._formed(sample)),)
+        return self._empty[0]
 
     def _formed(self, samples: list[Any]) -> Any:
+        if self._collate_fn is not None:
+            return self._collate_fn(samples)
         if self._output == "arrow":
             rows = DatasetBuffer()
             rows.append(samples)
@@ -165,8 +167,3 @@ def pieces_of(plan: Plan, n_rows: int) -> list[Piece]:
         for piece in plan.pieces
         for i in range(0, max(1, len(piece.ids)), n_rows)
     ]
-
-
-def is_columnar(dataset: Any) -> bool:
-    """Whether batches of a dataset are gathered in one go."""
-    return isinstance(freeze(dataset), SnapshotRows)

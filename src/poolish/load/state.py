@@ -1,62 +1,116 @@
-"""A place in an order as plain JSON, and back: small, the same for every rank, and refused where it does not belong."""
+"""A place in an order as plain JSON, and back: small, the same for every rank, and refused where it does not belong.
+
+format, version, check     what it is, and a checksum of all the rest
+source, seed, shuffle      which order it is a place in
+epoch, step, position      where, for people
+order                      where, exactly: the block, what was left before it, what was seen when it was decided;
+                           packed if it is long
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from poolish.errors import ResumeError
-from poolish.load.frozen import Frozen
-from poolish.load.order import NOTHING, Order, Seen
+from poolish.files import checksum_hex
+from poolish.load.frozen import Frozen, fixed_by
+from poolish.load.order import NOTHING, Seen
 from poolish.load.walk import Held, Place, Walk
 
 VERSION = 1
 
+#: An order that takes more characters than this is packed.
+_LONG = 1000
 
-def to_state(place: Place) -> dict[str, Any]:
+
+def to_order(place: Place, rows: Frozen) -> dict[str, Any] | str:
     """Where a place is. A block that is used up is not told: what is left behind it is."""
     number, parts = place.open_block
     seen, offset = None, 0
     if place.held is not None and place.offset < len(place.held.block.ids):
         block = place.held.block
         number, parts, seen, offset = block.number, block.before, block.seen.to_json(), place.offset
-    at = {"epoch": place.epoch, "step": place.step, "position": place.position}
-    return {**at, "block": number, "offset": offset, "parts": parts.to_text(), "ends": list(parts.ends), "seen": seen}
+    told = {"block": number, "offset": offset, "parts": parts.to_text(), "ends": list(parts.ends), "seen": seen}
+    if not parts.ends:  # the epoch has not begun, so nobody has looked yet
+        told["highest"] = [end for _, end in rows.spans()]
+    text = json.dumps(told, separators=(",", ":"))
+    return told if len(text) <= _LONG else base64.b85encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def to_place(state: Mapping[str, Any], walk: Walk) -> Place:
-    """The place that ``to_state`` told of, in the order that ``walk`` reads."""
-    order, (number, offset) = walk.order(state["epoch"]), (state["block"], state["offset"])
-    held = _held(order, number, state, walk)
-    return Place(state["epoch"], state["step"], state["position"], held, offset if state["seen"] else 0)
+    """The place that a state tells of, in the order that ``walk`` reads."""
+    told = _unpacked(state["order"])
+    held = _held(state["epoch"], told, walk)
+    return Place(state["epoch"], state["step"], state["position"], held, told["offset"])
 
 
-def _held(order: Order, number: int, state: Mapping[str, Any], walk: Walk) -> Held | None:
-    if number == 0 and not state["ends"] and state["seen"] is None:
+def _unpacked(told: dict[str, Any] | str) -> dict[str, Any]:
+    if isinstance(told, dict):
+        return told
+    unpacked: dict[str, Any] = json.loads(zlib.decompress(base64.b85decode(told)))
+    return unpacked
+
+
+def _held(epoch: int, told: Mapping[str, Any], walk: Walk) -> Held | None:
+    order, number, ends = walk.order(epoch), told["block"], tuple(told["ends"])
+    if number == 0 and not ends and told["seen"] is None:
         return None  # the epoch has not begun
-    ends = tuple(int(end) for end in state["ends"])
-    parts = order.parts_from(state["parts"], ends) if ends or state["parts"] else NOTHING
-    if state["seen"] is not None:
-        return walk.revived(order, number, parts, Seen.from_json(state["seen"]))
+    parts = order.parts_from(told["parts"], ends) if ends else NOTHING
+    if told["seen"] is not None:
+        return walk.revived(order, number, parts, Seen.from_json(told["seen"]))
     return walk.used_up(number - 1, parts)
 
 
-def check_belongs(state: Mapping[str, Any], about: Mapping[str, Any], rows: Frozen) -> None:
-    """Refuse a state of another order, or of rows that are not there yet: a dataset that went back in time."""
+def sealed(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with its checksum."""
+    return {**state, "check": _check(state)}
+
+
+def _check(state: Mapping[str, Any]) -> str:
+    text = json.dumps({name: value for name, value in state.items() if name != "check"}, sort_keys=True)
+    return checksum_hex(text.encode())
+
+
+def check_belongs(state: Any, about: Mapping[str, Any], rows: Frozen) -> None:
+    """Refuse a state that is damaged, of another order, or of rows that are not there yet."""
     if not isinstance(state, Mapping) or state.get("format") != "poolish loader":
         raise ResumeError(f"this is no state of a poolish Loader: {str(state)[:80]!r}; pass what state_dict() gave")
     if state.get("version") != VERSION:
         raise ResumeError(f"a state of version {state.get('version')!r}; this poolish reads version {VERSION}")
+    if state.get("check") != _check(state):
+        raise ResumeError("this state was changed or cut after state_dict() gave it; go on from an earlier one")
     for name, mine in about.items():
         if state.get(name) != mine:
             raise ResumeError(
                 f"the state is of a loader with {name}={state.get(name)!r}, this one has {mine!r}; "
                 "a state goes on in the same order of the same dataset only"
             )
-    reached = state["highest"]
-    spans = rows.spans()
-    if len(spans) != len(reached) or any(end < high for (_, end), high in zip(spans, reached, strict=False)):
+    _check_rows(state, rows)
+
+
+def _highest(state: Mapping[str, Any]) -> list[int]:
+    """How far the ids reached when they were last looked at."""
+    if "order" not in state:
+        return [state["n_rows"]]
+    told = _unpacked(state["order"])
+    if told["seen"] is None:
+        return list(told["ends"] or told["highest"])
+    return [end for _, end in told["seen"]["spans"]]
+
+
+def _check_rows(state: Mapping[str, Any], rows: Frozen) -> None:
+    spans, reached = rows.spans(), _highest(state)
+    if len(spans) != len(reached) or any(end < high for (_, end), high in zip(spans, reached, strict=True)):
         raise ResumeError(
-            f"the dataset has ids up to {[end for _, end in spans]}, when the state was taken it had {reached}: it went "
-            "back in time; load the dataset that was saved with the state, or a later one"
+            f"the dataset has ids up to {[end for _, end in spans]}, when the state was taken it had {reached}: it "
+            "went back in time; load the dataset that was saved with the state, or a later one"
+        )
+    if state["fixed_by"] != fixed_by(rows):
+        raise ResumeError(
+            "the dataset below a subset, shuffle or mixture has changed since the state was taken, so its row numbers "
+            "mean other rows; go on with the dataset as it was, or let the loader shuffle the dataset itself"
         )

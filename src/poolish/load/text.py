@@ -122,7 +122,7 @@ class TextDataset(Locked, BaseDataset):
 def _found(paths: Any) -> list[str]:
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     found: list[str] = []
-    for path in map(os.fspath, given):
+    for path in [os.fspath(item) for item in given]:
         # A file whose name has a bracket in it is that file, not a pattern.
         matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
         if not matches or os.path.isdir(path):

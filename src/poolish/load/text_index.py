@@ -20,7 +20,7 @@ CHUNK = 1 << 20
 
 
 class TextIndex:
-    """The rows of one file, as ranges of bytes; documents instead of lines with ``by_document``.
+    r"""The rows of one file, as ranges of bytes; documents instead of lines with ``by_document``.
 
     >>> _ = (folder / "a.txt").write_bytes(b"rye\r\n\nwheat")
     >>> index = TextIndex(str(folder / "a.txt"), by_document=False)
@@ -67,13 +67,11 @@ class TextIndex:
     def _take(self, chunk: bytes) -> None:
         offset, line, document, n_rows = self._state
         del self._begins[n_rows:], self._ends[n_rows:]
-        at, carried = chunk.find(b"\n"), b""
+        at = chunk.find(b"\n")
         while at >= 0:
             end = offset + at
-            # The byte before may lie in the chunk before; its value is asked for only then.
-            last = chunk[at - 1 : at] if at else (carried or self._before(offset) if end > line else b"")
-            trimmed = end - 1 if end > line and last == b"\r" else end
-            document = self._line(line, trimmed, document)
+            has_return = end > line and (chunk[at - 1] == 13 if at else self._before(offset) == b"\r")
+            document = self._line(line, end - has_return, document)
             line = end + 1
             at = chunk.find(b"\n", at + 1)
         self._state = (offset + len(chunk), line, document, len(self._ends))
@@ -91,6 +89,7 @@ class TextIndex:
         return None
 
     def _before(self, offset: int) -> bytes:
+        """The last byte of the chunk before."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(fd, 1, offset - 1)

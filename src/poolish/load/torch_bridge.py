@@ -96,5 +96,5 @@ def worker_place() -> tuple[int, int]:
 
 
 def make_iterable(class_: type) -> None:
-    """torch's DataLoader takes objects of this class as datasets to iterate over."""
+    """The DataLoader of torch takes objects of this class as datasets to iterate over."""
     IterableDataset.register(class_)

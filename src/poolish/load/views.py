@@ -16,7 +16,7 @@ import numpy as np
 
 from poolish.errors import ConfigError
 from poolish.load.dataset import Dataset, check_index, check_map_style, samples, version_of
-from poolish.load.frozen import FIXED, Frozen, Int64, Mask, Span, WindowRows, freeze, ids_of
+from poolish.load.frozen import Frozen, Int64, Mask, Span, WindowRows, fixed_by, freeze, ids_of
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.tokens.store import StreamStore
@@ -132,6 +132,10 @@ class Through:
         """As below."""
         return self.rows.changes
 
+    def fixed_by(self) -> list[int] | None:
+        """As below."""
+        return fixed_by(self.rows)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -153,13 +157,23 @@ class Through:
 
 
 class Renumbered:
-    """Frozen rows under numbers of their own, ``0`` to ``n_rows - 1``; ``to_ids`` says which row each of them is."""
+    """Frozen rows under numbers of their own, ``0`` to ``n_rows - 1``; ``to_ids`` says which row each of them is.
 
-    uuid = ""
-    changes = FIXED
+    The numbers mean other rows when those below change, so a loader can neither follow them nor go on with others.
+    """
 
     def __init__(self, rows: Frozen, n_rows: int, to_ids: Callable[[Int64], Int64]) -> None:
         self._rows, self._n_rows, self._to_ids = rows, n_rows, to_ids
+        self.uuid = f"{rows.uuid}|renumbered" if rows.uuid else ""
+
+    @property
+    def changes(self) -> str:
+        """As below."""
+        return self._rows.changes
+
+    def fixed_by(self) -> list[int] | None:
+        """What must stay as it is for the numbers to mean the same rows."""
+        return [len(self._rows), *(edge for span in self._rows.spans() for edge in span)]
 
     def __len__(self) -> int:
         return self._n_rows
@@ -206,7 +220,7 @@ class Numbering:
             below = below.rows
         self.n_numbers = len(rows)
         if isinstance(below, WindowRows):  # the windows that have left keep their numbers
-            self.n_numbers, self._shifts = spans[0][1], np.zeros(1, np.int64)
+            self.n_numbers, self._shifts = below.n_numbers, np.array([below.first_id])
         elif len(rows) != (self._ends[-1] if len(spans) else 0):
             self._ids = all_ids(rows)
 

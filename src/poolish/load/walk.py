@@ -10,6 +10,7 @@ places, and the rows of a step are dealt to them one by one, so the world size i
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from poolish.errors import ResumeError
-from poolish.load.frozen import Frozen, Int64, Mask, freeze, ids_of
+from poolish.load.frozen import Frozen, Int64, Mask, Span, freeze, ids_of
 from poolish.load.ledger import Keeps, OnEmpty, Run
 from poolish.load.order import NOTHING, Block, Order, Parts, Seen
 from poolish.rows import DatasetBuffer
@@ -64,11 +65,12 @@ class Piece(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a rank reads at a step."""
+    """What a rank reads at a step; ``example`` is a row of the step, whoever reads it."""
 
     place: Place
     pieces: list[Piece]
     after: Place
+    example: tuple[Frozen, Int64]
 
 
 class Walks(Protocol):
@@ -109,12 +111,13 @@ class Walk:
     def next(self, place: Place, *, is_ahead: bool = False) -> Plan | None:
         """The step behind a place; None at the end of the epoch.
 
-        ``is_ahead``: nobody waits for it yet. Then neither the end nor a short step is decided, None means not now: rows
-        that are appended before somebody asks still belong to it.
+        ``is_ahead``: nobody waits for it yet. Then neither the end nor a short step is decided, and None means not now:
+        rows that are appended before somebody asks still belong to it.
         """
         n_wanted = self._world_size * self._batch_size
         held, offset, n_found = place.held, place.offset, 0
         pieces: list[Piece] = []
+        example: tuple[Frozen, Int64] | None = None
         while n_found < n_wanted:
             if held is None or offset == len(held.block.ids):
                 on_empty: OnEmpty = "wait" if is_ahead else "short" if n_found else "end"
@@ -130,11 +133,13 @@ class Walk:
                 continue
             n = min(n_wanted - n_found, len(held.block.ids) - offset)
             pieces.append(self._piece(held, offset, n, n_found))
+            example = example or (held.rows, held.block.ids[offset : offset + 1])
             n_found += n
             offset += n
         if self._drop_last and n_found < n_wanted:
             return None
-        return Plan(place, pieces, Place(place.epoch, place.step + 1, place.position + n_found, held, offset))
+        assert example is not None  # there is a row, or this place was the end
+        return Plan(place, pieces, Place(place.epoch, place.step + 1, place.position + n_found, held, offset), example)
 
     def _piece(self, held: Held, offset: int, n: int, n_before: int) -> Piece:
         """This rank's share: of all rows of the step, numbered on, every ``world_size``-th."""
@@ -195,18 +200,19 @@ class Walk:
         block, rows = place.held.block, place.held.rows
         parts, in_block = block.after, len(block.ids) - place.offset
         spans = rows.spans()
-        is_whole = len(rows) == sum(end - first for first, end in spans)
-        if is_whole and (not len(parts.starts) or parts.starts.min() >= min(first for first, _ in spans)):
+        nobody_is_missing = len(rows) == sum(end - first for first, end in spans)
+        if nobody_is_missing and all(_is_inside(part, spans) for part in zip(parts.starts, parts.sizes, strict=True)):
             return in_block + parts.n_left
         return in_block + sum(_n_alive(rows, ids) for ids in self.order(place.epoch).undealt(parts))
 
-    def run_from(self, place: Place) -> Run:
-        """What a ledger notes when steps begin here."""
+    def run_from(self, place: Place, who: str) -> Run:
+        """What a ledger notes when somebody's steps begin here."""
         number, parts = place.open_block
         offset = 0
         if place.held is not None and place.offset < len(place.held.block.ids):
             number, parts, offset = place.held.block.number, place.held.block.before, place.offset
         return Run(
+            who,
             place.epoch,
             place.step,
             place.position,
@@ -224,7 +230,7 @@ class BatchWalk:
     """Steps of ready-made batches: rank r takes batch ``position + r``, and an empty one where there is none left."""
 
     def __init__(self, dataset: Any, batches: Any, *, rank: int, world_size: int) -> None:
-        self._dataset, self._batches = dataset, batches
+        self._dataset, self._batches = dataset, copy.copy(batches)  # its epoch is this loader's own
         self._rank, self._world_size = rank, world_size
         self._epoch: int | None = None
 
@@ -234,10 +240,18 @@ class BatchWalk:
         n_batches = len(self._batches)
         if place.position >= n_batches:
             return None
-        mine = place.position + self._rank
-        numbers = np.asarray(self._batches[mine] if mine < n_batches else [], np.int64)
+        ids = self._ids(place.position + self._rank)
         after = Place(place.epoch, place.step + 1, min(place.position + self._world_size, n_batches))
-        return Plan(place, [Piece(self._rows, ids_of(self._view, numbers), NOTHING.starts)], after)
+        example = self._rows, self._ids(place.position)[:1]
+        return Plan(place, [Piece(self._rows, ids, NOTHING.starts)], after, example)
+
+    def _ids(self, batch: int) -> Int64:
+        numbers = np.asarray(self._batches[batch] if batch < len(self._batches) else [], np.int64)
+        n_rows = len(self._view)
+        wrong = numbers[(numbers < 0) | (numbers >= n_rows)]
+        if len(wrong):
+            raise IndexError(f"batch {batch} of batches= has row {wrong[0]}, the dataset has {n_rows:,} rows")
+        return ids_of(self._view, numbers)
 
     @property
     def n_batches(self) -> int:
@@ -257,6 +271,11 @@ class BatchWalk:
         # Batches are made of row numbers: they mean the rows that there are when the epoch begins.
         self._view = self._dataset.snapshot() if isinstance(self._dataset, DatasetBuffer) else self._dataset
         self._rows, self._epoch = freeze(self._view), epoch
+
+
+def _is_inside(part: tuple[int, int], spans: list[Span]) -> bool:
+    start, size = part
+    return any(first <= start and start + size <= end for first, end in spans)
 
 
 def _n_alive(rows: Frozen, ids: Int64) -> int:

@@ -1,0 +1,191 @@
+"""Concatenations are found, mixtures are computed: proportions in every beginning, nothing twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poolish.load.composite import CompositeDataset, n_mixed
+from poolish.load.frozen import freeze, ids_of
+from poolish.load.mixture import Mixture, whole_weights
+from tests.load.sources import Rows, buffer, row
+
+weights_of = st.lists(
+    st.one_of(st.integers(1, 60), st.floats(0.01, 5).map(lambda w: round(w, 3))), min_size=1, max_size=8
+)
+
+
+# The order of a mixture -----------------------------------------------------------------------------------------
+
+
+@given(weights_of)
+def test_rows_come_when_they_are_due(weights: list[float]):
+    """The computed order is the sorted one, and each row's position is where it stands."""
+    mixture, whole = Mixture(weights), whole_weights(weights)
+    n_each = 40
+    due = sorted((Fraction(2 * j + 1, w), k, j) for k, w in enumerate(whole) for j in range(n_each))
+    end = min(Fraction(2 * n_each + 1, w) for w in whole)
+    expected = [(k, j) for moment, k, j in due if moment < end]
+
+    assert [mixture.place(n) for n in range(len(expected))] == expected
+    assert [mixture.position(k, j) for k, j in expected] == list(range(len(expected)))
+
+
+@given(weights_of, st.integers(0, 10**15))
+def test_every_beginning_has_the_proportions(weights: list[float], n: int):
+    """No two parts could both come closer to their shares; with up to three parts nobody is a whole row off."""
+    whole = whole_weights(weights)
+    part, row_ = Mixture(weights).place(n)
+    # Counts of the first n places: how many rows of each part are due before this one.
+    mixture = Mixture(weights)
+    counts = [0] * len(whole)
+    for k in range(len(whole)):
+        low, high = 0, n + 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if mixture.position(k, middle) < n else (low, middle)
+        counts[k] = low
+    shares = [Fraction(n * w, sum(whole)) for w in whole]
+
+    assert sum(counts) == n
+    assert counts[part] == row_
+    off = [count - share for count, share in zip(counts, shares, strict=True)]
+    gives, takes = max(off), min(off)
+    assert not (gives > Fraction(1, 2) and takes < -Fraction(1, 2))
+    if len(whole) <= 3:
+        assert max(map(abs, off)) < 1
+
+
+def test_mixtures_are_pinned():
+    """The same order in every release."""
+    assert "".join("abc"[Mixture([0.6, 0.3, 0.1]).place(n)[0]] for n in range(20)) == "abaabcaabaabaabcaaba"
+    assert whole_weights([0.1, 0.2, np.float32(0.5)]) == [1, 2, 5]
+    assert whole_weights([1 / 3, 2 / 3]) == [1, 2]
+
+
+# The dataset ----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
+def test_a_pass_repeats_nothing(lengths: list[int], data: st.DataObject):
+    """It ends when a part would have to repeat; before that, no row comes twice."""
+    weights = data.draw(st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths)))
+    mixed = CompositeDataset([[(k, j) for j in range(n)] for k, n in enumerate(lengths)], weights, seed=3)
+    rows = list(mixed)
+
+    assert len(rows) == len(set(rows)) == len(mixed)
+    part, nth = Mixture(weights).place(len(rows))
+    assert nth == lengths[part]  # the next place asks for a row that is not there
+    assert rows == mixed.__getitems__(range(len(rows))) == freeze(mixed).fetch(np.arange(len(rows)))
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
+def test_stopping_at_all_brings_every_row(lengths: list[int], data: st.DataObject):
+    """Smaller parts repeat, evenly: a row comes again only when all of its part have come as often."""
+    weights = data.draw(st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths)))
+    mixed = CompositeDataset([[(k, j) for j in range(n)] for k, n in enumerate(lengths)], weights, stop="all")
+    counts = Counter(mixed)
+
+    for k, n in enumerate(lengths):
+        times = [counts[k, j] for j in range(n)]
+        assert 1 <= min(times) <= max(times) <= min(times) + 1
+    assert "smaller parts repeat" in repr(mixed)
+
+
+def test_what_one_epoch_leaves_out_another_brings():
+    """The larger part is cut, but not always at the same rows."""
+    mixed = CompositeDataset([range(30), "ab"], weights=[1, 1])
+    seen = set()
+    for epoch in range(200):
+        mixed.set_epoch(epoch)
+        seen.update(mixed)
+
+    assert seen == {*range(30), *"ab"}
+
+
+def test_lengths_of_mixtures():
+    """Ends where the first part is used up, or where the last one is."""
+    assert n_mixed(Mixture([1, 3]), [10, 1000], "first") == 41
+    assert n_mixed(Mixture([1, 3]), [10, 1000], "all") == 1333
+    assert len(CompositeDataset([[], [1]], weights=[1, 1])) == 0
+
+
+def test_a_part_that_grows_is_seen():
+    """A composite asks its parts how long they are when it is asked itself, or asked for more than it knows."""
+    rows = buffer(3, holes=False)
+    joined = CompositeDataset([["first"], rows])
+    assert len(joined) == 4
+
+    rows.append(row(3))
+
+    assert joined[4]["n"] == 3
+    assert joined[-1]["n"] == 3
+    assert len(joined) == 5
+
+
+def test_each_part_is_asked_once_for_a_batch():
+    """However mixed the rows of a batch are."""
+
+    class Asked(Rows):
+        batches = 0
+
+        def __getitems__(self, indices):
+            self.batches += 1
+            return super().__getitems__(indices)
+
+    parts = [Asked(10), Asked(10)]
+    batch = CompositeDataset(parts).__getitems__([0, 15, 3, 19, -1])
+
+    assert [sample["n"] for sample in batch] == [0, 5, 3, 9, 9]
+    assert [part.batches for part in parts] == [1, 1]
+
+
+# Ids ------------------------------------------------------------------------------------------------------------
+
+
+def test_ids_say_which_part():
+    """The part above, the row's own id below; also of composites in composites, which keep them apart."""
+    rows = buffer(4)
+    inner = CompositeDataset([rows, Rows(2)])
+    outer = CompositeDataset([Rows(3), inner])
+
+    ids = ids_of(outer, range(len(outer)))
+
+    assert (ids >> 48).tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert (ids & (2**48 - 1)).tolist() == [0, 1, 2, *rows.ids.tolist(), 0, 1]
+    assert [sample["n"] for sample in freeze(outer).fetch(ids[::-1])] == [sample["n"] for sample in outer][::-1]
+
+
+def test_rows_that_leave_a_part_are_dead_by_their_ids():
+    """And new ones are at the end of their own part's span."""
+    rows = buffer(4, holes=False)
+    joined = CompositeDataset([rows, ["last"]])
+    ids = ids_of(joined, range(5))
+
+    rows.append([row(4), row(5)], retain_prior=0.5)
+    frozen = freeze(joined)
+
+    assert frozen.alive(ids).tolist() == [False, False, True, True, True]
+    assert frozen.spans() == [(2, 6), (2**48, 2**48 + 1)]
+    assert frozen.fetch(ids[4:]) == ["last"]
+
+
+def test_tables_of_equal_parts_are_joined():
+    """So a loader can read columns; parts without columns, or with others, are read as samples."""
+    a, b = buffer(3, holes=False), buffer(4, holes=False)
+    frozen = freeze(CompositeDataset([a, b]))
+    ids = np.array([2**48 + 3, 0, 2**48, 2])
+
+    assert frozen.table(ids)["n"].to_pylist() == [3, 0, 0, 2]
+    assert freeze(CompositeDataset([a, Rows(2)])).table(np.array([0, 2**48])) is None
+
+
+def test_too_many_spans_are_refused():
+    """The upper bits of an id can name so many parts and no more."""
+    with pytest.raises(ValueError, match="the most is 32,768"):
+        freeze(CompositeDataset([[0]] * 32_769))

@@ -1,0 +1,192 @@
+"""Images, sound and CIFAR-10 from files made here."""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poolish.errors import ConfigError, CorruptDataError
+from poolish.load.audio import AudioDataset
+from poolish.load.cifar import CIFAR10, CLASSES, FOLDER, RECORD, RECORDS
+from poolish.load.vision import ImageFolder, VisionDataset
+from tests.load.files import cifar_files, make_audio, make_images
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Makes a library look as if it were not installed."""
+    real = builtins.__import__
+
+    def hide(library: str) -> None:
+        def missing(name, *rest):
+            if name.split(".")[0] == library:
+                raise ImportError(f"No module named {name!r}")
+            return real(name, *rest)
+
+        monkeypatch.setattr(builtins, "__import__", missing)
+
+    return hide
+
+
+# Images ---------------------------------------------------------------------------------------------------------
+
+
+def test_images_are_what_was_written(tmp_path: Path):
+    """Exactly, with the label of their folder, sorted by class and path."""
+    from PIL import Image
+
+    images = make_images(tmp_path)
+
+    assert images.classes == ["cat", "dog"]
+    assert [sample["label"] for sample in images] == [0, 0, 1, 1, 1, 1]
+    assert [Path(path).stem for path, _ in images.samples] == ["a", "b", "a", "b", "c", "z"]
+    with Image.open(images.samples[4][0]) as image:
+        assert np.array_equal(images[4]["image"], np.asarray(image))
+    assert images[4]["image"].dtype == np.uint8
+    assert images[4]["image"].flags.writeable
+
+
+def test_images_come_in_the_mode_asked_for(tmp_path: Path):
+    """Always three dimensions; or as PIL images."""
+    assert make_images(tmp_path, mode="L")[0]["image"].shape == (5, 4, 1)
+    assert make_images(tmp_path, mode="RGBA")[0]["image"].shape == (5, 4, 4)
+    pil = make_images(tmp_path, output="pil")[0]["image"]
+    assert (pil.size, pil.mode) == ((4, 5), "RGB")
+
+
+def test_transforms_are_for_their_part(tmp_path: Path):
+    """One sees the image, the other the label; errors name the row and the file."""
+    images = make_images(tmp_path, transform=lambda image: image.astype(np.float32) / 255, target_transform=str)
+    assert images[0]["image"].max() <= 1
+    assert images[0]["label"] == "0"
+
+    Path(images.samples[2][0]).write_bytes(b"no image")
+    with pytest.raises(OSError, match="identify") as caught:
+        images[2]
+    assert any("dog/a.png" in note for note in caught.value.__notes__)
+    assert any("row 2 of ImageFolder" in note for note in caught.value.__notes__)
+
+
+def test_other_files_are_left_alone(tmp_path: Path):
+    """Hidden ones, notes, and folders that are no class are not images."""
+    make_images(tmp_path)
+    for name in (".DS_Store", "cat/notes.txt", "cat/.hidden.png", ".git/x.png", "readme.md"):
+        (tmp_path / "images" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(b"")
+
+    assert len(ImageFolder(tmp_path / "images")) == 6
+
+
+def test_folders_without_images_are_an_error(tmp_path: Path):
+    """A class that nobody meant would shift the labels of all after it."""
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        ImageFolder(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match="no folders"):
+        ImageFolder(tmp_path)
+    (tmp_path / "bird").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"bird: no images.*remove"):
+        ImageFolder(tmp_path)
+    with pytest.raises(ConfigError, match="mode='CMYK'"):
+        ImageFolder(tmp_path, mode="CMYK")
+    with pytest.raises(ConfigError, match="transform"):
+        ImageFolder(tmp_path, transform=3)
+
+
+def test_changed_images_are_another_version(tmp_path: Path):
+    """Of the same files, in another process, it is the same."""
+    first, again = make_images(tmp_path), ImageFolder(tmp_path / "images")
+    assert first.version == again.version != make_images(tmp_path, transform=np.array).version
+
+    Path(first.samples[0][0]).write_bytes(b"other")
+    assert ImageFolder(tmp_path / "images").version != first.version
+
+
+# CIFAR-10 -------------------------------------------------------------------------------------------------------
+
+
+def test_cifar_records_are_read_as_published(tmp_path: Path):
+    """Label first, then the red, green and blue planes."""
+    test, train = cifar_files(tmp_path), CIFAR10(tmp_path / FOLDER, train=True)
+    record = np.fromfile(tmp_path / FOLDER / "data_batch_2.bin", np.uint8, RECORD)
+
+    assert (len(test), len(train)) == (10_000, 50_000)
+    assert isinstance(train, VisionDataset)
+    sample = train[RECORDS]
+    assert sample["label"] == record[0]
+    assert sample["image"].shape == (32, 32, 3)
+    assert sample["image"][5, 7].tolist() == [record[1 + c * 1024 + 5 * 32 + 7] for c in range(3)]
+    assert test.classes[test[3]["label"]] == CLASSES[3]
+    assert train[-1] == {"image": pytest.approx(np.zeros((32, 32, 3))), "label": 0}
+
+
+def test_cifar_files_are_checked(tmp_path: Path):
+    """Missing, cut off, or with a label that there is none for."""
+    with pytest.raises(FileNotFoundError, match=r"cifar-10-binary\.tar\.gz into"):
+        CIFAR10(tmp_path)
+    cifar_files(tmp_path)
+    path = tmp_path / FOLDER / "test_batch.bin"
+    with path.open("r+b") as file:
+        file.write(b"\x0a")
+    with pytest.raises(CorruptDataError, match="label 10 of 10"):
+        CIFAR10(tmp_path, train=False)[0]
+    with path.open("r+b") as file:
+        file.truncate(RECORD)
+    with pytest.raises(CorruptDataError, match="3,073 bytes, not 30,730,000"):
+        CIFAR10(tmp_path, train=False)
+
+
+# Sound ----------------------------------------------------------------------------------------------------------
+
+
+def test_sounds_are_what_was_written(tmp_path: Path):
+    """Channels and frames, float32."""
+    sounds = make_audio(tmp_path)
+
+    assert [sample["audio"].shape for sample in sounds] == [(1, 400), (2, 800), (1, 1200), (2, 1600), (1, 2000)]
+    stereo = sounds[1]
+    assert stereo["audio"].dtype == np.float32
+    assert stereo["audio"].flags.c_contiguous
+    assert stereo["rate"] == 8000
+    assert stereo["path"].endswith("1.wav")
+    written = np.linspace(-0.5, 0.5, 1600).reshape(-1, 2).astype(np.float32)
+    assert np.array_equal(stereo["audio"], written.T)
+
+
+def test_a_part_of_a_sound_is_that_part(tmp_path: Path):
+    """From an offset, for a duration; what lies beyond the end is not there."""
+    whole, part = make_audio(tmp_path), make_audio(tmp_path, offset_s=0.1, duration_s=0.05)
+
+    assert [sample["audio"].shape[1] for sample in part] == [0, 0, 400, 400, 400]
+    assert np.array_equal(part[3]["audio"], whole[3]["audio"][:, 800:1200])
+    assert part.version != whole.version
+
+
+def test_sounds_can_be_listed(tmp_path: Path):
+    """In the order given."""
+    paths = make_audio(tmp_path).paths
+
+    listed = AudioDataset([paths[3], paths[0]], transform=np.abs)
+
+    assert listed[0]["path"] == paths[3]
+    assert listed[0]["audio"].min() >= 0
+    for source, match in (([], "no sound files"), ([tmp_path / "x.wav"], "x.wav: no such file")):
+        with pytest.raises(FileNotFoundError, match=match):
+            AudioDataset(source)
+    with pytest.raises(ConfigError, match="duration_s=0"):
+        AudioDataset(tmp_path, duration_s=0)
+
+
+# Missing libraries ----------------------------------------------------------------------------------------------
+
+
+def test_missing_libraries_name_the_extra(tmp_path: Path, without):
+    """What to install, said when the dataset is made."""
+    without("soundfile")
+    with pytest.raises(ImportError, match=r"poolish\[audio\]"):
+        AudioDataset(tmp_path)
+    without("PIL")
+    with pytest.raises(ImportError, match=r"poolish\[image\]"):
+        ImageFolder(tmp_path)

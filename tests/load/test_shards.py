@@ -1,0 +1,224 @@
+"""Shards: every row on one rank, whatever the numbers; what is repeated or left out is said."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poolish import DatasetBuffer
+from poolish.errors import ConfigError, PoolishError, UnknownColumn
+from poolish.load.dataset import Dataset
+from poolish.load.frozen import freeze
+from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard, n_steps
+
+counts = st.integers(0, 60)
+worlds = st.integers(1, 12)
+
+
+def shards(n: int, world_size: int, uneven: str = "short") -> list[list[int]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [list(HorizontalShard(rank, world_size, uneven)(range(n))) for rank in range(world_size)]
+
+
+# Rows -----------------------------------------------------------------------------------------------------------
+
+
+@given(counts, worlds)
+def test_every_row_is_in_one_shard(n, world_size):
+    """Nothing repeated, nothing left out, and lengths differ by one at most."""
+    parts = shards(n, world_size)
+
+    assert sorted(row for part in parts for row in part) == list(range(n))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(counts, worlds)
+def test_padded_shards_have_every_row_and_the_same_length(n, world_size):
+    """What is repeated are rows from the start, no more than needed."""
+    parts = shards(n, world_size, "pad")
+    n_each = -(-n // world_size)
+
+    assert {len(part) for part in parts} == {n_each}
+    dealt = [parts[i % world_size][i // world_size] for i in range(n_each * world_size)]
+    assert dealt == [i % n for i in range(n_each * world_size)]
+
+
+@given(counts, worlds)
+def test_dropped_shards_repeat_nothing_and_have_the_same_length(n, world_size):
+    """What is left out are the last rows, fewer than ranks."""
+    parts = shards(n, world_size, "drop")
+
+    assert {len(part) for part in parts} == {n // world_size}
+    assert sorted(row for part in parts for row in part) == list(range(n - n % world_size))
+
+
+@pytest.mark.parametrize(
+    ("n", "world_size", "uneven", "said"),
+    [
+        (10, 4, "pad", "10 rows on 4 ranks, uneven='pad': rows 0 to 1 are repeated, 2 in all (shard of rank 0)"),
+        (11, 4, "pad", "11 rows on 4 ranks, uneven='pad': row 0 is repeated, 1 in all (shard of rank 0)"),
+        (
+            2,
+            5,
+            "pad",
+            "2 rows on 5 ranks, uneven='pad': rows 0 to 1 are repeated, the first ones more than once, "
+            "3 in all (shard of rank 0)",
+        ),
+        (10, 4, "drop", "10 rows on 4 ranks, uneven='drop': rows 8 to 9 are left out (shard of rank 0)"),
+        (2_001, 4, "drop", "2,001 rows on 4 ranks, uneven='drop': row 2000 is left out (shard of rank 0)"),
+    ],
+)
+def test_repeating_and_leaving_out_is_said_with_the_numbers(n, world_size, uneven, said):
+    """Once for each shard, where the shard is made."""
+    with pytest.warns(UserWarning, match=uneven) as warned:
+        HorizontalShard(0, world_size, uneven)(range(n))
+
+    assert [str(warning.message) for warning in warned] == [said]
+    assert warned[0].filename == __file__
+
+
+def test_even_shards_are_silent():
+    """Warnings are errors here: none comes."""
+    for uneven in ("short", "pad", "drop"):
+        assert list(HorizontalShard(1, 4, uneven)(range(8))) == [1, 5]
+    assert list(HorizontalShard(1, 4)(range(7))) == [1, 5]
+
+
+def test_shards_are_datasets():
+    """They count from the end, refuse what is outside, read many at once, and can be cut again."""
+    shard = HorizontalShard(1, 3)(list("abcdefgh"))
+
+    assert isinstance(shard, Dataset)
+    assert (shard[-1], shard.__getitems__([2, 0]), list(HorizontalShard(1, 2)(shard))) == ("h", ["h", "b"], ["e"])
+    for index in (3, -4):
+        with pytest.raises(IndexError, match=f"row {index} of 3"):
+            shard[index]
+
+
+def test_an_empty_shard_is_a_shard():
+    """Fewer rows than ranks, or none at all."""
+    assert list(HorizontalShard(2, 3)(range(2))) == []
+    assert list(HorizontalShard(2, 3, "pad")(range(0))) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"rank": 4, "world_size": 4}, "rank must be from 0 to 3 in a world of 4, got 4"),
+        ({"rank": -1, "world_size": 4}, "got -1"),
+        ({"rank": 0, "world_size": 0}, "world_size must be at least 1"),
+        ({"rank": 0.0, "world_size": 4}, "rank must be a whole number, got float"),
+        ({"rank": True, "world_size": 4}, "rank must be a whole number, got bool"),
+        ({"rank": 0, "world_size": 4, "uneven": "shrt"}, "'short', 'pad' or 'drop', got 'shrt'"),
+    ],
+)
+def test_bad_ranks_are_refused(settings, match):
+    """Before anything is read, on both kinds."""
+    with pytest.raises(ConfigError, match=match):
+        HorizontalShard(**settings)
+    with pytest.raises(ConfigError, match=match):
+        HybridShard(**settings, columns=["x"])
+
+
+@given(counts, worlds, st.integers(1, 9))
+def test_all_ranks_have_the_same_number_of_steps(n, world_size, batch_size):
+    """As many as the longest shard needs."""
+    longest = max(len(part) for part in shards(n, world_size))
+
+    assert n_steps(n, world_size, batch_size) == -(-longest // batch_size)
+
+
+# Columns --------------------------------------------------------------------------------------------------------
+
+ROWS = [{"x": i, "y": -i, "name": str(i)} for i in range(5)]
+
+
+def test_columns_come_in_the_order_asked_for():
+    """And no others."""
+    shard = VerticalShard(["name", "x"])(ROWS)
+
+    assert [list(row.items()) for row in shard.__getitems__([3, -1])] == [
+        [("name", "3"), ("x", 3)],
+        [("name", "4"), ("x", 4)],
+    ]
+    assert shard[1] == {"name": "1", "x": 1}
+    assert len(shard) == 5
+
+
+def test_a_hybrid_shard_is_both():
+    """Columns of every other row."""
+    shard = HybridShard(1, 2, columns=["y"], uneven="short")(ROWS)
+
+    assert list(shard) == [{"y": -1}, {"y": -3}]
+    with pytest.warns(UserWarning, match="row 4 is left out"):
+        assert len(HybridShard(1, 2, columns=["y"], uneven="drop")(ROWS)) == 2
+
+
+def test_unknown_columns_are_named_with_the_nearest():
+    """The error is a KeyError too, and lists what there is."""
+    with pytest.raises(UnknownColumn, match=r"no column 'nam'; did you mean 'name'\? there are \['x', 'y', 'name'\]"):
+        VerticalShard(["x", "nam"])(ROWS)[0]
+    with pytest.raises(KeyError, match="no column 'q'; there are"):
+        VerticalShard(["q"])(ROWS).__getitems__([0])
+
+
+def test_samples_without_names_are_refused():
+    """With what to do."""
+    with pytest.raises(TypeError, match="dicts, got tuple; name their parts"):
+        VerticalShard(["x"])([(1, 2)])[0]
+
+
+@pytest.mark.parametrize("columns", ["x", [], ["x", "x"], [1], ["x", None]])
+def test_bad_columns_are_refused(columns):
+    """One name without its list is a mistake, not its letters."""
+    with pytest.raises(PoolishError, match="columns must be a list of different names"):
+        VerticalShard(columns)
+    with pytest.raises(PoolishError, match="columns must be a list of different names"):
+        HybridShard(0, 1, columns)
+
+
+# Frozen for a loader --------------------------------------------------------------------------------------------
+
+
+def test_a_loader_reads_the_same_rows():
+    """Frozen, by id, as samples or as a table, also where the buffer has lost rows."""
+    buffer = DatasetBuffer()
+    for row in ROWS * 4:
+        buffer.append(row)
+    buffer.retain(0.8)
+    rows = buffer.snapshot()
+    shard = HybridShard(1, 3, columns=["name", "x"])(rows)
+
+    frozen = freeze(shard)
+    ids = np.array([4, 0, 2])
+
+    assert frozen.spans() == [(0, len(shard))]
+    assert frozen.fetch(ids) == [shard[int(i)] for i in ids]
+    assert frozen.table(ids).to_pylist() == frozen.fetch(ids)
+    with pytest.raises(UnknownColumn, match="no column 'nme'; did you mean 'name'"):
+        freeze(VerticalShard(["nme"])(rows)).table(ids)
+
+
+def test_versions_tell_shards_apart():
+    """A cache never gives the rows of one shard for those of another."""
+    made = [HorizontalShard(0, 2), HorizontalShard(1, 2), HorizontalShard(0, 3), VerticalShard(["x"])]
+
+    assert len({shard(ROWS).version for shard in made}) == 4
+
+
+def test_the_epoch_is_passed_on():
+    """What is below may depend on it."""
+    epochs = []
+
+    class Below(list):
+        def set_epoch(self, epoch):
+            epochs.append(epoch)
+
+    HybridShard(0, 2, columns=["x"])(Below(ROWS)).set_epoch(3)
+
+    assert epochs == [3]

@@ -1,0 +1,572 @@
+"""Threads that read ahead: the same results in the same order, and nothing lost whatever interrupts them."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poolish.errors import ConfigError
+from poolish.load import workers as workers_module
+from poolish.load.workers import ReadAhead, Workers
+
+#: How long a test waits for what must happen. Nothing is judged by time: it only ends a test that would hang.
+PATIENCE_S = 30
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with Workers(4) as made:
+        yield made
+
+
+def ahead(tasks, read=lambda part: part, *, workers, n_ahead=2, split=list, join=lambda task, pieces: pieces, **more):
+    return ReadAhead(iter(tasks), split, read, join, workers=workers, n_ahead=n_ahead, **more)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+# Order ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.lists(st.integers(), max_size=5), max_size=12),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.sampled_from(["steal", "static"]),
+)
+def test_results_come_in_the_order_of_the_tasks(tasks, n_workers, n_ahead, assignment):
+    """However many workers there are, however work is given out, and also where a task has no parts."""
+    with Workers(n_workers, assignment=assignment) as workers:
+        results = list(ahead(tasks, lambda i: i * 2, workers=workers, n_ahead=n_ahead))
+
+    assert results == [[i * 2 for i in task] for task in tasks]
+
+
+def test_tasks_are_drawn_and_joined_by_the_caller_alone(workers):
+    """So what they decide does not depend on the threads; reading is done by the workers alone."""
+    threads: dict[str, set[str]] = {"draw": set(), "join": set(), "split": set(), "read": set()}
+
+    def note(what, value):
+        threads[what].add(threading.current_thread().name)
+        return value
+
+    tasks = (note("draw", [k]) for k in range(20))
+    list(
+        ahead(
+            tasks,
+            lambda part: note("read", part),
+            split=lambda task: note("split", task),
+            join=lambda task, pieces: note("join", pieces),
+            workers=workers,
+        )
+    )
+
+    caller = {threading.current_thread().name}
+    assert (threads["draw"], threads["split"], threads["join"]) == (caller, caller, caller)
+    assert threads["read"] <= {f"poolish-worker-{i}" for i in range(4)}
+
+
+def test_no_more_tasks_are_begun_than_asked_for(workers):
+    """n_ahead counts the task that is next."""
+    drawn = []
+    results = ahead(([drawn.append(k) or k] for k in range(10)), workers=workers, n_ahead=3)
+
+    assert drawn == []
+    for k in range(4):
+        assert next(results) == [k]
+        assert drawn == list(range(k + 3))
+
+
+def test_the_next_task_is_read_while_the_consumer_works(workers):
+    """Double buffering: with n_ahead=2 nobody need ask for the second task for it to be read."""
+    is_read = threading.Event()
+
+    results = ahead([["a"], ["b"]], lambda part: is_read.set() if part == "b" else None, workers=workers)
+    next(results)
+
+    assert is_read.wait(PATIENCE_S)
+
+
+def test_idle_workers_take_over_from_a_busy_one():
+    """One part that lasts does not hold up the others, of its own task or of the next."""
+    go_on, others = threading.Event(), []
+
+    def read(part):
+        if part == "slow":
+            assert go_on.wait(PATIENCE_S)
+        else:
+            others.append(part)
+        return part
+
+    with Workers(2) as workers:
+        results = ahead([["slow", 1, 2, 3], [4, 5]], read, workers=workers)
+        consumer = threading.Thread(target=lambda: others.append(list(results)))
+        consumer.start()
+        wait_until(lambda: len(others) == 5)
+        taken = list(others)
+        go_on.set()
+        consumer.join(PATIENCE_S)
+
+    assert taken == [1, 2, 3, 4, 5]
+    assert others[-1] == [["slow", 1, 2, 3], [4, 5]]
+
+
+def test_static_parts_stay_with_their_worker():
+    """Part i of every task is read by worker i % n."""
+    with Workers(3, assignment="static") as workers:
+        names = list(ahead([range(7)] * 5, lambda part: threading.current_thread().name, workers=workers))
+
+    assert names == [[f"poolish-worker-{i % 3}" for i in range(7)]] * 5
+
+
+# Errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_comes_when_its_task_is_next(workers):
+    """With its type, and a note that names the part; the results before it come first."""
+
+    def read(part):
+        if part == 2:
+            raise FileNotFoundError("rye.png")
+        return part
+
+    results = ahead([[0], [1], [2], [3]], read, workers=workers, n_ahead=4, describe=lambda part: f"row {part}")
+
+    assert [next(results), next(results)] == [[0], [1]]
+    with pytest.raises(FileNotFoundError, match=r"rye\.png") as caught:
+        next(results)
+    assert caught.value.__notes__ == ["while reading row 2"]
+
+
+def test_asking_again_reads_again_what_failed(workers):
+    """Only that: the parts that were read are kept, and nothing is lost."""
+    fails, reads = {1, 3}, []
+
+    def read(part):
+        reads.append(part)
+        if part in fails:
+            raise ValueError(part)
+        return part
+
+    results = ahead([[0, 1, 2, 3], [4]], read, workers=workers)
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="1"):
+            next(results)
+    fails.clear()
+    assert list(results) == [[0, 1, 2, 3], [4]]
+    assert sorted(reads) == [0, 1, 1, 1, 2, 3, 3, 3, 4]
+
+
+def test_notes_do_not_pile_up(workers):
+    """Also where a reader raises the same object each time."""
+    error = ValueError("always")
+
+    def read(part):
+        raise error
+
+    results = ahead([[7]], read, workers=workers)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="always"):
+            next(results)
+
+    assert error.__notes__ == ["while reading 7"]
+
+
+@pytest.mark.parametrize("where", ["read", "split", "join"])
+def test_stop_iteration_from_a_function_does_not_end_the_epoch(workers, where):
+    """An epoch that ends early would be a silent loss."""
+
+    def stop(*_):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="StopIteration") as caught:
+        list(ahead([[1], [2]], workers=workers, **{where: stop}))
+
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_leaving_the_interpreter_is_carried_too(workers):
+    """A worker never dies of what a reader raises."""
+
+    def read(part):
+        if part == 0:
+            sys.exit(3)
+        return part
+
+    results = ahead([[0], [1]], read, workers=workers)
+
+    with pytest.raises(SystemExit):
+        next(results)
+
+
+@pytest.mark.parametrize("where", ["draw", "split"])
+def test_an_error_of_a_task_itself_waits_for_its_turn(workers, where):
+    """The tasks before it are in order, so their results come first; then it goes on behind it."""
+    bad = {2}
+
+    class Tasks:
+        k = -1
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.k += 1
+            if self.k == 4:
+                raise StopIteration
+            if where == "draw" and self.k in bad:
+                raise LookupError("no such task")
+            return [self.k]
+
+    def split(task):
+        if where == "split" and task[0] in bad:
+            raise LookupError("no such task")
+        return task
+
+    results = ahead(Tasks(), workers=workers, n_ahead=4, split=split)
+
+    assert [next(results), next(results)] == [[0], [1]]
+    with pytest.raises(LookupError, match="no such task"):
+        next(results)
+    bad.clear()
+    assert list(results) == ([[2], [3]] if where == "split" else [[3]])
+
+
+# Waiting and interrupting ---------------------------------------------------------------------------------------
+
+
+def test_a_timeout_says_what_it_waited_for(workers):
+    """And asking again goes on."""
+    go_on = threading.Event()
+
+    def read(part):
+        assert part == "fast" or go_on.wait(PATIENCE_S)
+        return part
+
+    results = ahead([["fast", "slow", "slower"]], read, workers=workers, timeout=0.02, describe="row {}".format)
+
+    with pytest.raises(
+        TimeoutError, match=r"no result in 0\.02 s; still reading row slow and 1 more parts; raise timeout"
+    ):
+        list(results)
+    go_on.set()
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        try:
+            assert next(results) == ["fast", "slow", "slower"]
+            break
+        except TimeoutError:
+            pass
+
+
+def test_ctrl_c_ends_the_waiting_and_loses_nothing(workers):
+    """Whenever it comes; each next goes on where the interrupted one stood."""
+    go_on, waits = threading.Event(), threading.Event()
+
+    def read(part):
+        if part == 1:
+            waits.set()
+            assert go_on.wait(PATIENCE_S)
+        return part
+
+    def interrupt():
+        waits.wait(PATIENCE_S)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    main = threading.main_thread().ident
+    results = ahead([[0, 1], [2]], read, workers=workers)
+    threading.Thread(target=interrupt, daemon=True).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        next(results)
+    go_on.set()
+    assert list(results) == [[0, 1], [2]]
+
+
+def test_interrupts_at_any_moment_lose_nothing(workers):
+    """Alarms while tasks are drawn, sent, read and joined: every result comes once, in order."""
+
+    class Interrupted(BaseException):
+        pass
+
+    def alarm(_, frame):
+        if frame.f_code.co_filename == workers_module.__file__:
+            raise Interrupted
+
+    # Tasks that are drawn by C alone: a generator that is interrupted is over, which is its own affair.
+    results = ahead(zip(range(3_000), strict=True), workers=workers, n_ahead=4)
+    seen, n_interrupts, is_over = [next(results)], 0, False
+    before = signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.00013)
+    try:
+        while not is_over:
+            try:
+                seen.extend(results)
+                is_over = True
+            except Interrupted:
+                n_interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+    assert seen == [[k] for k in range(3_000)]
+    assert n_interrupts > 0
+
+
+def test_a_closed_reader_is_over(workers):
+    """It forgets what it had begun, waits for nothing, and the workers serve the next one."""
+    go_on, reads = threading.Event(), []
+
+    def read(part):
+        reads.append(part)
+        assert go_on.wait(PATIENCE_S)
+
+    results = ahead([range(100), range(100)], read, workers=workers, timeout=0.01)
+    with pytest.raises(TimeoutError):
+        next(results)
+    results.close()
+    results.close()
+
+    assert list(results) == []
+    go_on.set()
+    assert list(ahead([[1], [2]], workers=workers)) == [[1], [2]]
+    assert len(reads) <= 4
+
+
+def test_a_reader_that_nobody_holds_reads_no_further(workers):
+    """Its parts in the queue are skipped."""
+    go_on, reads = threading.Event(), []
+
+    def read(part):
+        reads.append(part)
+        assert go_on.wait(PATIENCE_S)
+
+    results = ahead([range(100)], read, workers=workers, timeout=0.01)
+    with pytest.raises(TimeoutError):
+        next(results)
+    del results
+    gc.collect()
+    go_on.set()
+
+    assert list(ahead([[1]], workers=workers)) == [[1]]
+    assert len(reads) <= 4
+
+
+# Bytes ----------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_bounded(workers):
+    """Once the size of a part is known, no more tasks are begun than fit."""
+    drawn = []
+    tasks = ([drawn.append(k) or k] * 4 for k in range(20))
+
+    results = ahead(tasks, workers=workers, n_ahead=10, max_bytes=100, size_of=lambda piece: 10)
+
+    ahead_of = []
+    for k, result in enumerate(results):
+        assert result == [k] * 4
+        ahead_of.append(len(drawn) - k - 1)
+    # Two tasks of 40 bytes fit; before the first result nobody knows that.
+    assert ahead_of == [0, *[1] * 18, 0]
+
+
+def test_a_task_too_large_is_read_alone(workers):
+    """It goes on, one task at a time."""
+    drawn = []
+    results = ahead(
+        ([drawn.append(k) or k] for k in range(5)), workers=workers, n_ahead=4, max_bytes=1, size_of=lambda piece: 10
+    )
+
+    for k in range(5):
+        assert next(results) == [k]
+        assert drawn == list(range(k + 1))
+
+
+# The threads ----------------------------------------------------------------------------------------------------
+
+
+def running(prefix: str = "poolish-worker") -> int:
+    return sum(thread.name.startswith(prefix) for thread in threading.enumerate())
+
+
+def test_workers_start_at_first_use_and_end_at_close():
+    """Closing twice is closing once, and a use after it starts again."""
+    wait_until(lambda: running() == 0)
+    workers = Workers(3)
+    assert (running(), repr(workers)) == (0, "<Workers: 3 threads, steal, not started>")
+
+    for _ in range(2):
+        assert list(ahead([[1]], workers=workers)) == [[1]]
+        assert (running(), repr(workers)) == (3, "<Workers: 3 threads, steal>")
+        workers.close()
+        workers.close()
+        assert running() == 0
+
+
+def test_closing_in_the_middle_gives_the_parts_back(monkeypatch):
+    """What nobody had begun is read by the next threads, and a part that lasts does not hold up the closing."""
+    monkeypatch.setattr(workers_module, "CLOSE_TIMEOUT_S", 0.01)
+    go_on = threading.Event()
+    workers = Workers(2)
+    results = ahead([[0], range(50)], lambda part: part and go_on.wait(PATIENCE_S), workers=workers, timeout=PATIENCE_S)
+    next(results)
+
+    workers.close()
+    go_on.set()
+
+    assert list(results) == [[0, *[True] * 49]]
+    workers.close()
+
+
+def test_workers_that_nobody_holds_end_by_themselves():
+    """No thread is leaked, and the last result is not kept alive by one that waits."""
+
+    class Piece:
+        pass
+
+    wait_until(lambda: running() == 0)
+    workers = Workers(2)
+    (piece,) = next(ahead([[1]], lambda part: Piece(), workers=workers))
+    is_kept = weakref.ref(piece)
+    del piece
+    gc.collect()
+    wait_until(lambda: is_kept() is None)
+
+    del workers
+    gc.collect()
+
+    wait_until(lambda: running() == 0)
+
+
+def test_init_runs_first_in_every_worker():
+    """With the number of the worker."""
+    calls = []
+
+    with Workers(3, init=lambda i: calls.append((i, threading.current_thread().name))) as workers:
+        list(ahead([range(20)], workers=workers))
+
+    assert sorted(calls) == [(i, f"poolish-worker-{i}") for i in range(3)]
+
+
+def test_an_error_of_init_comes_to_the_caller():
+    """With the number of the worker, no thread is left, and the next use tries again."""
+    fails = [True]
+
+    def init(worker_id):
+        if worker_id == 1 and fails:
+            raise PermissionError("no such device")
+
+    wait_until(lambda: running() == 0)
+    workers = Workers(3, init=init)
+    results = ahead([[1]], workers=workers)
+
+    with pytest.raises(PermissionError, match="no such device") as caught:
+        next(results)
+    assert caught.value.__notes__ == ["while starting worker 1"]
+    wait_until(lambda: running() == 0)
+    fails.clear()
+    assert list(results) == [[1]]
+    workers.close()
+
+
+def test_a_forked_process_starts_threads_of_its_own():
+    """Unused, used before, or in the middle of an epoch: the child goes on where the parent stood."""
+    program = """
+import os
+from poolish.load.workers import ReadAhead, Workers
+
+workers = Workers(2)
+def read(): return ReadAhead(iter([[k] * 50 for k in range(6)]), list, abs, lambda t, p: p, workers=workers, n_ahead=3)
+first = read()
+next(first)
+child = os.fork()
+rest = [result[0] for result in first]
+again = [result[0] for result in read()]
+workers.close()
+assert (rest, again) == ([1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]), (rest, again)
+if child == 0:
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
+
+        assert done.stdout == "7\n"
+
+
+def test_a_program_ends_while_workers_read():
+    """Threads that were never closed do not hold it up, and say nothing."""
+    program = """
+import time
+from poolish.load.workers import ReadAhead, Workers
+
+workers = Workers(4)
+results = ReadAhead(iter([range(9)] * 9), list, lambda i: time.sleep(i / 100), len, workers=workers, n_ahead=4)
+results._join = lambda task, pieces: pieces
+next(results)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"n_workers": 0}, "n_workers must be a whole number from 1 up, got 0"),
+        ({"n_workers": True}, "n_workers"),
+        ({"n_workers": 1.5}, "n_workers"),
+        ({"n_workers": 1, "assignment": "steel"}, "'steal' or 'static', got 'steel'"),
+    ],
+)
+def test_bad_workers_are_refused(settings, match):
+    """The error names the setting and the value."""
+    with pytest.raises(ConfigError, match=match):
+        Workers(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"), [({"n_ahead": 0}, "n_ahead"), ({"max_bytes": 5}, "size_of"), ({"timeout": -1}, "timeout")]
+)
+def test_bad_settings_are_refused(workers, settings, match):
+    """Before anything is read."""
+    with pytest.raises(ConfigError, match=match):
+        ahead([], workers=workers, **settings)
+
+
+# Speed ----------------------------------------------------------------------------------------------------------
+
+
+def test_speed_of_a_slow_source_and_of_a_fast_one():
+    """Printed, not judged: how far from the ideal, and what one part costs."""
+    with Workers(8) as workers:
+        start = time.perf_counter()
+        for _ in range(64):
+            time.sleep(0.001)
+        one = (time.perf_counter() - start) / 64
+        start = time.perf_counter()
+        n_read = sum(map(len, ahead([range(256)] * 8, lambda i: time.sleep(0.001), workers=workers)))
+        print(f"slow source: {(time.perf_counter() - start) / (n_read * one / 8):.3f} of the ideal time")
+        start = time.perf_counter()
+        n_fast = sum(map(len, ahead([range(256)] * 100, workers=workers)))
+        print(f"fast source: {(time.perf_counter() - start) / n_fast * 1e6:.2f} us a part")
+
+    assert (n_read, n_fast) == (2_048, 25_600)
