@@ -18,6 +18,7 @@ BUILTIN_PARENT = {
     errors.NumberTooLarge: OverflowError,
     errors.BadText: UnicodeError,
     errors.UnknownColumn: KeyError,
+    errors.DataRefused: ValueError,
     errors.CorruptDataError: ValueError,
     errors.StoreLocked: BlockingIOError,
     errors.StoreFull: OSError,

@@ -8,6 +8,7 @@ that a caller who does not know poolish would expect, so that code written for f
     |   |-- NumberTooLarge     OverflowError       an integer beyond what its column can hold
     |   |-- BadText            UnicodeError        text that has no UTF-8 form
     |   `-- UnknownColumn      KeyError            a column that the schema does not have
+    |-- DataRefused            ValueError          a guard found rows that break the rules of its suite
     |-- CorruptDataError       ValueError          what was read back is not what was written
     |-- StoreLocked            BlockingIOError     another process holds the lock
     |-- StoreFull              OSError             no space, quota or size left (ENOSPC, EDQUOT, EFBIG)
@@ -35,6 +36,7 @@ __all__ = [
     "BudgetSpent",
     "ConfigError",
     "CorruptDataError",
+    "DataRefused",
     "DurabilityLost",
     "LimitExceeded",
     "NumberTooLarge",
@@ -98,6 +100,12 @@ class BadText(SchemaError, UnicodeError):
 
 class UnknownColumn(SchemaError, KeyError):
     """A column was asked for that the schema does not have."""
+
+
+class DataRefused(PoolishError, ValueError):
+    """A guard did not let data pass: it fits its schema and breaks a rule. ``result`` is what the guard found."""
+
+    result: object = None
 
 
 class CorruptDataError(PoolishError, ValueError):

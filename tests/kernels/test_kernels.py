@@ -395,9 +395,102 @@ def test_frozen_arrays_are_copies(kernels):
     assert np.frombuffer(frozen[0], np.float32).tolist() == [0, 1, 2]
 
 
+# Dealing out ----------------------------------------------------------------------------------------------------
+
+
+def dealt(kernels, parts, key, n):
+    """``n`` ids from parts of (start, size, cursor, key), and where the cursors are afterwards."""
+    starts, sizes, cursors, keys = (list(column) for column in zip(*parts, strict=True)) if parts else ([], [], [], [])
+    moved, out = numbers(cursors), np.full(n, -7)
+    scratch = np.full(2 * (n + len(parts)), -7)
+    kernels.deal(numbers(starts), numbers(sizes), moved, np.array(keys, np.uint64), key, out, scratch)
+    return out.tolist(), moved.tolist()
+
+
+words = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def parts_to_deal(draw, largest=3000):
+    parts, start = [], 0
+    for _ in range(draw(st.integers(1, 9))):
+        start += draw(st.integers(0, 2**40))
+        size = draw(st.integers(1, largest) | st.sampled_from([1, 2, 15, 16, 17, 255, 256, 257, 1023, 1024, 1025]))
+        parts.append((start, size, draw(st.integers(0, size)), draw(words)))
+        start += size
+    return parts
+
+
+@each_kind
+@given(parts_to_deal(largest=200), words, st.integers(1, 300))
+def test_parts_are_dealt_out_exactly_once(kernels, parts, key, n):
+    """Block after block until nothing is left: what was left of each part, each id once."""
+    left = [(start, size, key_) for start, size, _, key_ in parts]
+    cursors, seen = [cursor for _, _, cursor, _ in parts], [set() for _ in parts]
+    while (total := sum(size - cursor for (_, size, _), cursor in zip(left, cursors, strict=True))) > 0:
+        state = [(start, size, c, key_) for (start, size, key_), c in zip(left, cursors, strict=True)]
+        ids, moved = dealt(kernels, state, key, min(n, total))
+        for k, (start, size, _) in enumerate(left):
+            mine = {id_ for id_ in ids if start <= id_ < start + size}
+            assert len(mine) == moved[k] - cursors[k]
+            assert not mine & seen[k]
+            seen[k] |= mine
+        cursors, key = moved, (key + 1) % 2**64
+
+    for (_, size, cursor, _), found in zip(parts, seen, strict=True):
+        assert len(found) == size - cursor
+
+
+@given(parts_to_deal(), words, st.data())
+def test_both_deal_alike(parts, key, data):
+    """To the last id, also over more than one round of the compiled loop."""
+    n = data.draw(st.integers(0, min(1500, sum(size - cursor for _, size, cursor, _ in parts))))
+
+    assert len({str(dealt(kernels, parts, key, n)) for kernels in IMPLEMENTATIONS}) == 1
+
+
+@each_kind
+def test_dealing_is_pinned(kernels):
+    """A seed means the same order for ever."""
+    assert dealt(kernels, [(0, 10, 0, 7)], 1, 6) == ([0, 9, 7, 4, 8, 5], [6])
+    three = [(0, 10, 3, 7), (100, 5, 0, 8), (1000, 20, 19, 9)]
+    assert dealt(kernels, three, 1, 8) == ([1008, 4, 8, 102, 103, 104, 5, 101], [6, 4, 20])
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("parts", "n"),
+    [
+        ([(0, 5, 0, 1)], 6),
+        ([(0, 5, 6, 1)], 1),
+        ([(0, 5, -1, 1)], 1),
+        ([], 1),
+        ([(0, 5, 2, 1), (9, 5, 5, 1)], 4),
+    ],
+)
+def test_more_than_there_is_cannot_be_dealt(kernels, parts, n):
+    """Refused before anything is written."""
+    with pytest.raises(IndexError):
+        dealt(kernels, parts, 1, n)
+
+
+@each_kind
+def test_dealing_needs_its_scratch(kernels):
+    """Too little room is refused, and so are columns of different lengths."""
+    starts, sizes, cursors, keys = numbers([0, 9]), numbers([5, 5]), numbers([0, 0]), np.array([1, 2], np.uint64)
+    with pytest.raises(IndexError):
+        kernels.deal(starts, sizes, cursors, keys, 1, np.empty(3, np.int64), np.empty(9, np.int64))
+    for short in (1, 2, 3):
+        columns = [starts, sizes, cursors, keys]
+        columns[short] = columns[short][:1]
+        with pytest.raises((IndexError, ValueError)):
+            kernels.deal(*columns, 1, np.empty(3, np.int64), np.empty(10, np.int64))
+    assert cursors.tolist() == [0, 0]
+
+
 def test_both_have_the_same_kernels():
     """What one half offers the other has, too."""
     for name in ("resolve", "gather", "gather_offsets", "gather_ranges", "gather_bits", "copy_bits", "freeze_row"):
         assert all(callable(getattr(module, name)) for module in IMPLEMENTATIONS)
-    for name in ("count_blocks", "select", "select_one", "kill", "evict", "mix", "permute", "unpermute"):
+    for name in ("count_blocks", "select", "select_one", "kill", "evict", "mix", "permute", "unpermute", "deal"):
         assert all(callable(getattr(module, name)) for module in IMPLEMENTATIONS)

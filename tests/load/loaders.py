@@ -70,7 +70,9 @@ def value_of(sample: dict[str, Any]) -> int:
 def _more(base: Any, n: int) -> list[dict[str, Any]]:
     """Other samples of the same form."""
     is_windows = hasattr(base, "width")
-    return [{"types": np.zeros(2, int), "values": np.full(2, 1000 + i)} if is_windows else {"n": 1000 + i} for i in range(n)]
+    return [
+        {"types": np.zeros(2, int), "values": np.full(2, 1000 + i)} if is_windows else {"n": 1000 + i} for i in range(n)
+    ]
 
 
 #: What holds rows; each makes ``n`` of them.

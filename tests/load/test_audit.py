@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 
 from poolish.errors import ConfigError
+from poolish.guards import Faults
 from poolish.load import FilteredDataset, order
 from tests.effort import times
 from tests.load.loaders import buffer, dealt, extend, load, ranks, rows, saved, step, stream, whole
@@ -43,7 +44,10 @@ def test_audit_tells_what_was_yielded(world_size, shuffle):
     assert {number: ids.tolist() for number, ids in audit.steps.items()} == seen
     assert audit.is_clean
     assert sorted(set(audit.epochs.values())) == [0, 1, 2]
-    assert repr(audit) == f"<Audit: {len(seen)} steps, {sum(map(len, seen.values()))} rows, 0 repeated, 0 skipped, 0 steps unknown>"
+    assert (
+        repr(audit)
+        == f"<Audit: {len(seen)} steps, {sum(map(len, seen.values()))} rows, 0 repeated, 0 skipped, 0 steps unknown>"
+    )
 
 
 def test_a_part_can_be_asked_for():
@@ -102,7 +106,13 @@ def test_audit_after_the_process_is_gone(tmp_path):
         state, seen = None, {}
         for _ in range(8):
             loaders = ranks(
-                chance.randint(1, 3), store, chance.randint(1, 4), shuffle=True, follow=True, journal=journal, state=state
+                chance.randint(1, 3),
+                store,
+                chance.randint(1, 4),
+                shuffle=True,
+                follow=True,
+                journal=journal,
+                state=state,
             )
             seen |= walk(loaders, chance.randint(0, 3))
             state = saved(chance.choice(loaders))
@@ -136,8 +146,6 @@ def test_rows_that_could_not_be_read_are_told_once():
 
 def test_rows_that_were_skipped_in_forgotten_steps_are_not_told():
     """A fault that is repaired before the run goes on from its checkpoint left no trace."""
-    from poolish.guards import Faults
-
     broken = {3}
 
     class Mended:

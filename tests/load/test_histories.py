@@ -145,7 +145,9 @@ def test_parts_of_a_composite_grow_each_on_its_own(monkeypatch):
         state, seen, loaders = None, [], []
         for _ in range(12):
             world_size = chance.randint(1, 3)
-            loaders = ranks(world_size, CompositeDataset([left, fixed, right]), 2, shuffle=True, follow=True, state=state)
+            loaders = ranks(
+                world_size, CompositeDataset([left, fixed, right]), 2, shuffle=True, follow=True, state=state
+            )
             for batches in islice(iter(lambda: step(loaders), None), chance.randint(0, 3)):  # noqa: B023
                 seen += [row for batch in batches for row in rows_of(batch)]
             if loaders[0].epoch:

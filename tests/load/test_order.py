@@ -57,7 +57,9 @@ def test_growing_ranges_are_dealt_out_once(appends, seed, shuffle, size):
         assert ids.tolist() == list(range(total))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, *(2**k + d for k in (8, 10, 16, 18) for d in (-1, 0, 1))])
+@pytest.mark.parametrize(
+    "n", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, *(2**k + d for k in (8, 10, 16, 18) for d in (-1, 0, 1))]
+)
 def test_around_powers_of_two_nothing_is_lost(n):
     """Where a cipher's width changes, a known library is no permutation."""
     blocks = drawn(Order(1, 0), lambda _: freeze(range(n)), -(-n // 1024))
@@ -75,7 +77,9 @@ def test_the_same_seen_gives_the_same_block():
     source.retain(0.3, by="random")
     source.append(rows(60, 90))
 
-    again = Order(9, 2).decide(0, NOTHING, freeze(source), Seen.from_json(json.loads(json.dumps(decided.seen.to_json()))))
+    again = Order(9, 2).decide(
+        0, NOTHING, freeze(source), Seen.from_json(json.loads(json.dumps(decided.seen.to_json())))
+    )
 
     assert again.ids.tolist() == decided.ids.tolist()
     assert (again.after.to_text(), again.after.ends) == (decided.after.to_text(), decided.after.ends)

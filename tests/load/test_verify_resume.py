@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from itertools import islice
 
 import numpy as np
@@ -175,8 +176,6 @@ def test_growth_that_repeats_rows_is_told():
 
 def test_what_differs_between_threads_is_told():
     """A source that answers otherwise in another thread."""
-    import threading
-
     main = threading.current_thread()
 
     class Thready:

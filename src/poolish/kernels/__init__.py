@@ -1,8 +1,8 @@
 """The hot loops, native where a compiler was found, NumPy otherwise.
 
-Both halves mean the same: ``_native.pyx`` and ``_tokens.pyx`` are compiled at install time, ``reference.py`` and
-``reference_tokens.py`` say in NumPy what they must do, and the test-suite runs on either. ``POOLISH_PURE=1`` forces
-the reference.
+Both halves mean the same: ``_native.pyx``, ``_tokens.pyx`` and ``_stats.pyx`` are compiled at install time,
+``reference.py``, ``reference_tokens.py`` and ``reference_stats.py`` say in NumPy what they must do, and the test-suite
+runs on either. ``POOLISH_PURE=1`` forces the reference.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import importlib
 import os
 from types import ModuleType
 
-from poolish.kernels import reference, reference_tokens
+from poolish.kernels import reference, reference_stats, reference_tokens
 
 
-def _choose() -> tuple[ModuleType, ModuleType]:
+def _choose() -> tuple[ModuleType, ModuleType, ModuleType]:
     if os.environ.get("POOLISH_PURE", "") in ("", "0"):
         try:
-            return importlib.import_module("poolish.kernels._native"), importlib.import_module(
-                "poolish.kernels._tokens"
+            rows, tokens, stats = (
+                importlib.import_module(f"poolish.kernels.{name}") for name in ("_native", "_tokens", "_stats")
             )
+            return rows, tokens, stats
         except ModuleNotFoundError:  # installed without a compiler: slower, the same answers
             pass
-    return reference, reference_tokens
+    return reference, reference_tokens, reference_stats
 
 
-_chosen, _tokens = _choose()
+_chosen, _tokens, _stats = _choose()
 
 #: Whether the compiled kernels are in use.
 is_native: bool = _chosen is not reference
@@ -68,3 +69,12 @@ UNDECIDED, SCALAR, SEQUENCE = reference_tokens.UNDECIDED, reference_tokens.SCALA
 
 # serve
 spin_until_readable = _chosen.spin_until_readable
+
+# guards
+scan = _stats.scan
+sort = _stats.sort
+walk = _stats.walk
+fill_registers = _stats.fill_registers
+tally = _stats.tally
+merge_moments = reference_stats.merge  # a few numbers at a time
+scatter = reference_stats.scatter

@@ -11,6 +11,7 @@ import numpy as np
 from poolish.errors import ConfigError
 from poolish.load.frozen import Int64
 from poolish.load.ledger import Keeps, OnEmpty, Run, Skipped
+from poolish.load.order import Parts, Seen
 from poolish.load.walk import Held, Place, Plan, Walk, Walks
 
 
@@ -40,22 +41,26 @@ class Audit:
         return f"<Audit: {told}, {n_skipped} skipped, {len(self.gaps)} steps unknown>"
 
 
-def audit(ledger: Keeps, walk: Walks, first_step: int, last_step: int, n_done: int) -> Audit:
-    """The rows of ``first_step`` to ``last_step``, both included, as far as they are among the ``n_done`` yielded."""
+def audit(ledger: Keeps, walk: Walks, first_step: int, last_step: int, n_done: int | None) -> Audit:
+    """The rows of ``first_step`` to ``last_step``, both included, as far as they were decided and, if given, done."""
     if not isinstance(walk, Walk):
         raise ConfigError("audit is for loaders that make their own order; with batches= the batches say it themselves")
     told = Audit()
     notes = ledger.notes()
     runs = [note for note in notes if isinstance(note, Run)]
     runs = [run for run in runs if run.who == min(run.who for run in runs)]
+    last = last_step + 1 if n_done is None else min(last_step + 1, n_done)
+    passes: dict[int, int] = {}
     for i, run in enumerate(runs):
         # A run that was noted later and begins earlier went on from a checkpoint: what came behind it is void.
-        end = min([later.step for later in runs[i + 1 :]] + [last_step + 1, n_done])
+        end = min([later.step for later in runs[i + 1 :]] + [last])
+        # An epoch may be begun again, on purpose; what goes on from a checkpoint is still the same pass.
+        n_passes = sum(earlier.position == 0 for earlier in runs[: i + 1])
         for step, ids in _replay(run, ledger, walk, end):
             if step >= first_step:
-                told.steps[step], told.epochs[step] = ids, run.epoch
+                told.steps[step], told.epochs[step], passes[step] = ids, run.epoch, n_passes
     told.gaps = [step for step in range(first_step, last_step + 1) if step not in told.steps]
-    told.duplicates = _duplicates(told)
+    told.duplicates = _duplicates(told.steps, passes)
     told.skipped = {step: ids for step, ids in _skipped(notes).items() if first_step <= step <= last_step}
     return told
 
@@ -78,7 +83,7 @@ def _skipped(notes: list[Run | Skipped]) -> dict[int, list[int]]:
 
 def _replay(run: Run, ledger: Keeps, walk: Walk, end: int) -> Iterator[tuple[int, Int64]]:
     again = _Replay(run, ledger, walk)
-    place = again.place
+    place = again.begin()
     while place.step < end:
         plan = again.next(place)
         if plan is None:
@@ -105,13 +110,14 @@ class _Replay(Walk):
             world_size=1,
             drop_last=run.drop_last,
         )
-        order = self.order(run.epoch)
-        parts = order.parts_from(run.parts, run.ends)
-        self._first = run.block, parts
-        self.place = Place(run.epoch, run.step, run.position)
-        if run.offset:
-            held = self._next_block(self.place, "end")
-            self.place = Place(run.epoch, run.step, run.position, held, run.offset)
+        self._run, self._first = run, (run.block, self.order(run.epoch).parts_from(run.parts, run.ends))
+
+    def begin(self) -> Place:
+        """Where the run began."""
+        run, held = self._run, None
+        if run.seen is not None:
+            held = self._decided(Place(run.epoch), Seen.from_json(run.seen))
+        return Place(run.epoch, run.step, run.position, held, run.offset)
 
     def next(self, place: Place, *, is_ahead: bool = False) -> Plan | None:
         """The step behind a place, as far as anybody knows."""
@@ -121,18 +127,23 @@ class _Replay(Walk):
             return None
 
     def _next_block(self, place: Place, on_empty: OnEmpty) -> Held:
-        number, before = self._first if place.held is None else place.open_block
-        seen = self._seen(place.epoch, number)
+        seen = self._seen(place.epoch, self._open(place)[0])
         if seen is None:
             raise _Unknown
+        return self._decided(place, seen)
+
+    def _open(self, place: Place) -> tuple[int, Parts]:
+        return self._first if place.held is None else place.open_block
+
+    def _decided(self, place: Place, seen: Seen) -> Held:
         order: Any = self.order(place.epoch)
-        return Held(order.decide(number, before, None, seen), None, None)  # type: ignore[arg-type]  # reads nothing
+        return Held(order.decide(*self._open(place), None, seen), None, None)  # type: ignore[arg-type]  # reads nothing
 
 
-def _duplicates(told: Audit) -> list[int]:
+def _duplicates(steps: dict[int, Int64], passes: dict[int, int]) -> list[int]:
     repeated: set[int] = set()
-    for epoch in set(told.epochs.values()):
-        ids = np.concatenate([ids for step, ids in told.steps.items() if told.epochs[step] == epoch])
+    for one in set(passes.values()):
+        ids = np.concatenate([ids for step, ids in steps.items() if passes[step] == one])
         unique, counts = np.unique(ids, return_counts=True)
         repeated.update(unique[counts > 1].tolist())
     return sorted(repeated)

@@ -86,7 +86,7 @@ class CompositeDataset(Dataset):
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
-        part, row = self._find([index])[0]
+        part, row = self._bisect(self._ends, index) if self._mixture is None else self._find([index])[0]
         return self._parts[part][row]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -103,7 +103,7 @@ class CompositeDataset(Dataset):
         return [self._bisect(ends, index) for index in indices]
 
     def _bisect(self, ends: list[int], index: int) -> Place:
-        if not (type(index) is int and ends and 0 <= index < ends[-1]):
+        if type(index) is not int or not ends or not 0 <= index < ends[-1]:
             index = check_index(index, len(self))
             ends = self._ends
         part = bisect_right(ends, index)

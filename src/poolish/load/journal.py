@@ -48,6 +48,8 @@ class Journal:
             if not place.exists():
                 write_json(place, self._about)
         found = read_json(place)
+        if not isinstance(found, dict):
+            raise ConfigError(f"{place}: not a journal of poolish; give a directory of its own")
         wrong = [name for name, value in self._about.items() if found.get(name) != value]
         if wrong:
             raise ConfigError(

@@ -28,7 +28,10 @@ OnEmpty = Literal["wait", "short", "end"]
 
 @dataclass(frozen=True)
 class Run:
-    """From ``step`` on: where in which epoch, read by how many ranks, so many rows each; ``who`` of them noted it."""
+    """From ``step`` on: where in which epoch, read by how many ranks, so many rows each; ``who`` of them noted it.
+
+    ``seen`` is what decided the block that it begins inside of.
+    """
 
     who: str
     epoch: int
@@ -38,6 +41,7 @@ class Run:
     offset: int
     parts: str
     ends: tuple[int, ...]
+    seen: dict[str, Any] | None
     world_size: int
     batch_size: int
     drop_last: bool

@@ -130,7 +130,7 @@ class Loader:
         self._ahead: ReadAhead[Plan, Piece, Read, tuple[Plan, Read]] | None = None
         self._staged: tuple[Plan, Read, Any] | None = None
         self._place = self._frontier = Place()
-        self._has_entered = False
+        self._has_entered = self._has_yielded = False
         self._flight: deque[_InFlight] = deque()
         self._n_skipped = 0
         self._n_skip: int | None = None  # in a worker process: steps to pass over; None where an epoch begins
@@ -243,7 +243,7 @@ class Loader:
         self._place = plan.after
         if not self._is_explicit:
             self._frontier = plan.after
-        self._n_skip = stride - 1
+        self._n_skip, self._has_yielded = stride - 1, True
         return batch
 
     def _skip_steps(self) -> None:
@@ -450,12 +450,11 @@ class Loader:
 
     def _check_batches_of(self, state: Mapping[str, Any], n_rows: int) -> None:
         assert isinstance(self._walk, BatchWalk)
-        now = {"n_batches": self._walk.n_batches, "n_rows": n_rows}
-        wrong = [name for name, mine in now.items() if state[name] != mine]
-        if wrong:
+        then, now = (state["n_batches"], state["n_rows"]), (self._walk.n_batches, n_rows)
+        if then != now:
             raise ResumeError(
-                f"the state is of a loader with {wrong[0]}={state[wrong[0]]}, now it is {now[wrong[0]]}; with batches= "
-                "the batches and the rows must be those of the time when the state was taken"
+                f"the state is of {then[0]} batches of {then[1]:,} rows, now there are {now[0]} batches of "
+                f"{now[1]:,} rows; batches= are made of row numbers, so both must be as they were"
             )
 
     def mark_trained(self, batch: Any) -> None:
@@ -477,7 +476,7 @@ class Loader:
         """Which rows steps ``first_step`` to ``last_step`` saw, and whether any came twice or never."""
         from poolish.load.audit import audit
 
-        return audit(self._ledger, self._walk, first_step, last_step, self._place.step)
+        return audit(self._ledger, self._walk, first_step, last_step, self._place.step if self._has_yielded else None)
 
     # -- the end, and travelling
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ from poolish.load.frozen import Frozen, Int64, Span
 BLOCK_ROWS = 1024
 
 Words = NDArray[np.uint64]
+
+_JUMP, _HALF = 2**48, 2**47
 
 
 class Seen(NamedTuple):
@@ -48,13 +50,15 @@ class Seen(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         packed = base64.b64encode(zlib.compress(self.dead)).decode() if self.dead else ""
-        return {"spans": [list(span) for span in self.spans], "dead": packed, "end": self.is_end}
+        edges = [edge for span in self.spans for edge in span]
+        return {"spans": spelled(edges), "dead": packed, "end": self.is_end}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Seen:
         """What ``to_json`` gave."""
         dead = zlib.decompress(base64.b64decode(value["dead"])) if value["dead"] else b""
-        return cls(tuple((int(first), int(end)) for first, end in value["spans"]), dead, bool(value["end"]))
+        edges = spelled_out(value["spans"])
+        return cls(tuple(zip(edges[::2], edges[1::2], strict=True)), dead, bool(value["end"]))
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,9 @@ class Parts:
         return int(self.sizes.sum() - self.cursors.sum())
 
     def to_text(self) -> str:
-        """Three numbers a part, short because most parts begin where the one before ended."""
-        behind = np.concatenate([[0], (self.starts + self.sizes)[:-1]]) if len(self.starts) else self.starts
-        return ",".join(map(str, np.stack([self.starts - behind, self.sizes, self.cursors], axis=1).ravel().tolist()))
+        """Three numbers a part."""
+        edges = np.stack([self.starts, self.starts + self.sizes], axis=1).ravel()
+        return spelled(edges.tolist()) + ";" + ",".join(map(str, self.cursors.tolist()))
 
 
 NOTHING = Parts((), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
@@ -194,13 +198,45 @@ class Order:
 
     def parts_from(self, text: str, ends: tuple[int, ...]) -> Parts:
         """What ``Parts.to_text`` wrote."""
-        numbers = np.array(text.split(",") if text else [], np.int64).reshape(-1, 3)
-        gaps, sizes, cursors = numbers.T.copy()
-        starts = np.cumsum(gaps + np.concatenate([[0], sizes[:-1]])) if len(sizes) else sizes
-        if (sizes < 1).any() or (cursors < 0).any() or (cursors >= sizes).any():
+        first, _, second = text.partition(";")
+        try:
+            edges = np.array(spelled_out(first), np.int64).reshape(-1, 2)
+            cursors = np.array(second.split(",") if second else [], np.int64)
+        except (ValueError, OverflowError):
+            raise ResumeError(f"these are no parts of an order: {text[:60]!r}") from None
+        starts, sizes = edges[:, 0].copy(), edges[:, 1] - edges[:, 0]
+        if len(cursors) != len(sizes) or (sizes < 1).any() or (cursors < 0).any() or (cursors >= sizes).any():
             raise ResumeError(f"the state's parts make no sense: {text[:60]!r}; it was changed or cut")
         keys = np.array([self.part_key(start) for start in starts.tolist()], np.uint64)
-        return Parts(ends, starts.astype(np.int64), sizes, cursors, keys)
+        return Parts(ends, starts, sizes, cursors, keys)
+
+
+def spelled(numbers: Sequence[int]) -> str:
+    """Ids that mostly grow, as what each adds to the one before; ids of a composite jump by 2**48, told apart.
+
+    >>> spelled([0, 50, 2**48, 2**48 + 60])
+    '0,50,1:-50,60'
+    """
+    told, last = [], 0
+    for number in numbers:
+        jumps, rest = divmod(number - last + _HALF, _JUMP)
+        told.append(f"{jumps}:{rest - _HALF}" if jumps else str(rest - _HALF))
+        last = number
+    return ",".join(told)
+
+
+def spelled_out(text: str) -> list[int]:
+    """The numbers that ``spelled`` told.
+
+    >>> spelled_out('0,50,1:-50,60') == [0, 50, 2**48, 2**48 + 60]
+    True
+    """
+    numbers, last = [], 0
+    for told in text.split(",") if text else ():
+        jumps, _, rest = told.rpartition(":")
+        last += int(jumps or 0) * _JUMP + int(rest)
+        numbers.append(last)
+    return numbers
 
 
 def _last_part(starts: list[Any], sizes: list[Any], end: int) -> int | None:

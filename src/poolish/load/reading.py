@@ -92,7 +92,7 @@ class Reading:
             return Read(self._finished(parts[0].content), ids, gone)
         if any(isinstance(part.content, list) for part in parts) or not parts:
             samples = [sample for part in parts for sample in part.content]
-            return Read(self._formed(samples) if samples else self._without_rows(*example), ids, gone)
+            return Read(self._collated(samples) if samples else self._without_rows(*example), ids, gone)
         return Read(self._finished(_joined([part.content for part in parts])), ids, gone)
 
     def _finished(self, columns: Any) -> Any:
@@ -104,11 +104,17 @@ class Reading:
         """A batch of no rows, with the columns that the others have: a row is read to know them."""
         if self._empty is None:
             try:
-                sample = rows.fetch(one)
-            except IndexError:  # it has left a bounded stream; the newest row has not
-                sample = rows.fetch(_one(max(end for _, end in rows.spans()) - 1))
-            self._empty = (empty_like(self._formed(sample)),)
+                self._collated(rows.fetch(one))
+            except IndexError:  # it has left a bounded stream
+                return {}
+        assert self._empty is not None
         return self._empty[0]
+
+    def _collated(self, samples: list[Any]) -> Any:
+        columns = self._formed(samples)
+        if self._empty is None:
+            self._empty = (empty_like(columns),)
+        return columns
 
     def _formed(self, samples: list[Any]) -> Any:
         if self._collate_fn is not None:
@@ -130,8 +136,11 @@ def _read_what_is_left(piece: Piece) -> Read:
     alive = piece.rows.alive(piece.ids)
     if alive is None or alive.all():
         return Read(piece.rows.fetch(piece.ids), piece.ids, piece.gone)  # not because a row is gone: it says why
-    ids = piece.ids[alive]
-    return Read(piece.rows.fetch(ids) if len(ids) else [], ids, np.concatenate([piece.gone, piece.ids[~alive]]))
+    left = Piece(piece.rows, piece.ids[alive], np.concatenate([piece.gone, piece.ids[~alive]]))
+    try:
+        return Read(piece.rows.fetch(left.ids) if len(left.ids) else [], left.ids, left.gone)
+    except IndexError:
+        return _read_what_is_left(left)
 
 
 def _one(id_: int) -> Int64:

@@ -111,14 +111,14 @@ def _check_workers(
 def _check_worlds(loader: Loader, expected: list[_Step], world_sizes: Sequence[int], report: ResumeReport) -> None:
     """Whatever the number of ranks: together they give the rows that come next, in the same order."""
     report.checked.append(f"world_size {', '.join(map(str, world_sizes))}")
-    n_rows = len(expected) * loader.batch_size * loader.world_size
-    rows = _whole_order(loader, 1, n_rows, loader.state_dict())
+    begin = _copy(loader).position
+    rows = _whole_order(loader, 1, len(expected) * loader.batch_size * loader.world_size, loader.state_dict())
     for world_size in world_sizes:
         for n_done in (0, len(expected) // 2):
-            stopped = _copy(loader, rank=0, world_size=1)
+            stopped = _copy(loader, rank=0, world_size=1, drop_last=False)
             list(islice(stopped, n_done))
             state = _through_json(stopped.state_dict())
-            behind = rows[stopped.position - loader.position :]
+            behind = rows[stopped.position - begin :]
             rest = _whole_order(loader, world_size, len(behind), state)
             if rest[: len(behind)] != behind[: len(rest)] or len(rest) < len(behind):
                 where = f"world_size={world_size}, resumed at position {stopped.position}"
@@ -128,7 +128,9 @@ def _check_worlds(loader: Loader, expected: list[_Step], world_sizes: Sequence[i
 def _whole_order(loader: Loader, world_size: int, n_rows: int, state: Any) -> list[int]:
     """The rows that all ranks together read, in the order that they are dealt out."""
     ledger = Ledger(world_size)
-    ranks = [_copy(loader, rank=rank, world_size=world_size, journal=ledger) for rank in range(world_size)]
+    # What drop_last leaves out depends on the number of ranks, so here nothing is left out.
+    shared = {"world_size": world_size, "journal": ledger, "drop_last": False}
+    ranks = [_copy(loader, rank=rank, **shared) for rank in range(world_size)]
     for rank in ranks:
         rank.load_state_dict(state)
     ids: list[int] = []
@@ -143,7 +145,10 @@ def _whole_order(loader: Loader, world_size: int, n_rows: int, state: Any) -> li
 def _check_growth(loader: Loader, steps: int, grow: Callable[[], object], report: ResumeReport) -> None:
     """Grow the dataset between stopping and going on: over the whole epoch no row may come twice or never."""
     report.checked.append("growing between stopping and going on")
-    current = _copy(loader)
+    wide = {"rank": 0, "world_size": 1, "drop_last": False}
+    due = {id_ for step in _walked(_copy(loader, **wide), None) for id_ in step.ids}
+    before = freeze(loader.dataset).spans()
+    current = _copy(loader, **wide)
     seen: list[int] = []
     n_grown = 0
     while True:
@@ -154,7 +159,7 @@ def _check_growth(loader: Loader, steps: int, grow: Callable[[], object], report
         if n_grown < steps:
             grow()
             n_grown += 1
-        resumed = _copy(loader)
+        resumed = _copy(loader, **wide)
         resumed.load_state_dict(_through_json(current.state_dict()))
         current = resumed
     unique, counts = np.unique(np.array(seen, np.int64), return_counts=True)
@@ -163,7 +168,8 @@ def _check_growth(loader: Loader, steps: int, grow: Callable[[], object], report
         report.differences.append(f"growing: {len(repeated)} rows came twice, such as row {repeated[0]}")
     if loader.follow:
         rows = freeze(loader.dataset)
-        missing = [id_ for id_ in _all_ids(rows) if id_ not in set(seen)]
+        new = {id_ for id_ in _all_ids(rows) if not any(first <= id_ < end for first, end in before)}
+        missing = sorted(((due & set(_all_ids(rows))) | new) - set(seen))
         if missing:
             report.differences.append(f"growing: {len(missing)} rows never came, such as row {missing[0]}")
 
@@ -183,7 +189,7 @@ def _copy(loader: Loader, **changes: Any) -> Loader:
     return copy
 
 
-def _walked(loader: Loader, steps: int) -> list[_Step]:
+def _walked(loader: Loader, steps: int | None) -> list[_Step]:
     return [_Step(_ids(batch), batch) for batch in islice(_batches(loader), steps)]
 
 

@@ -18,51 +18,51 @@ from typing import Any
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
 from poolish.load.frozen import Frozen, fixed_by
-from poolish.load.order import NOTHING, Seen
+from poolish.load.order import NOTHING, Seen, spelled, spelled_out
 from poolish.load.walk import Held, Place, Walk
 
 VERSION = 1
 
-#: An order that takes more characters than this is packed.
-_LONG = 1000
+#: A text that is longer than this is packed.
+_LONG = 200
 
 
-def to_order(place: Place, rows: Frozen) -> dict[str, Any] | str:
+def to_order(place: Place, rows: Frozen) -> dict[str, Any]:
     """Where a place is. A block that is used up is not told: what is left behind it is."""
     number, parts = place.open_block
-    seen, offset = None, 0
+    seen, offset = Seen(()), 0
     if place.held is not None and place.offset < len(place.held.block.ids):
         block = place.held.block
-        number, parts, seen, offset = block.number, block.before, block.seen.to_json(), place.offset
-    told = {"block": number, "offset": offset, "parts": parts.to_text(), "ends": list(parts.ends), "seen": seen}
-    if not parts.ends:  # the epoch has not begun, so nobody has looked yet
-        told["highest"] = [end for _, end in rows.spans()]
-    text = json.dumps(told, separators=(",", ":"))
-    return told if len(text) <= _LONG else base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+        number, parts, seen, offset = block.number, block.before, block.seen, place.offset
+    # Before an epoch nobody has looked, so what there is now stands for what was seen.
+    highest = "" if parts.ends or seen.spans else spelled([end for _, end in rows.spans()])
+    texts = {"parts": parts.to_text(), "ends": spelled(parts.ends), **seen.to_json(), "highest": highest}
+    return {"block": number, "offset": offset, **{name: _packed(text) for name, text in texts.items()}}
+
+
+def _packed(text: Any) -> Any:
+    if not isinstance(text, str) or len(text) <= _LONG:
+        return text
+    return "z" + base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def _unpacked(text: Any) -> Any:
+    if not isinstance(text, str) or not text.startswith("z"):
+        return text
+    return zlib.decompress(base64.b85decode(text[1:])).decode()
 
 
 def to_place(state: Mapping[str, Any], walk: Walk) -> Place:
     """The place that a state tells of, in the order that ``walk`` reads."""
-    told = _unpacked(state["order"])
-    held = _held(state["epoch"], told, walk)
-    return Place(state["epoch"], state["step"], state["position"], held, told["offset"])
-
-
-def _unpacked(told: dict[str, Any] | str) -> dict[str, Any]:
-    if isinstance(told, dict):
-        return told
-    unpacked: dict[str, Any] = json.loads(zlib.decompress(base64.b85decode(told)))
-    return unpacked
-
-
-def _held(epoch: int, told: Mapping[str, Any], walk: Walk) -> Held | None:
-    order, number, ends = walk.order(epoch), told["block"], tuple(told["ends"])
-    if number == 0 and not ends and told["seen"] is None:
-        return None  # the epoch has not begun
+    told = {name: _unpacked(text) for name, text in state["order"].items()}
+    order, number, ends = walk.order(state["epoch"]), told["block"], tuple(spelled_out(told["ends"]))
     parts = order.parts_from(told["parts"], ends) if ends else NOTHING
-    if told["seen"] is not None:
-        return walk.revived(order, number, parts, Seen.from_json(told["seen"]))
-    return walk.used_up(number - 1, parts)
+    held: Held | None = None  # the epoch has not begun
+    if told["spans"]:
+        held = walk.revived(order, number, parts, Seen.from_json(told))
+    elif ends:
+        held = walk.used_up(number - 1, parts)
+    return Place(state["epoch"], state["step"], state["position"], held, told["offset"])
 
 
 def sealed(state: dict[str, Any]) -> dict[str, Any]:
@@ -96,10 +96,8 @@ def _highest(state: Mapping[str, Any]) -> list[int]:
     """How far the ids reached when they were last looked at."""
     if "order" not in state:
         return [state["n_rows"]]
-    told = _unpacked(state["order"])
-    if told["seen"] is None:
-        return list(told["ends"] or told["highest"])
-    return [end for _, end in told["seen"]["spans"]]
+    told = {name: _unpacked(text) for name, text in state["order"].items()}
+    return spelled_out(told["spans"])[1::2] or spelled_out(told["ends"] or told["highest"])
 
 
 def _check_rows(state: Mapping[str, Any], rows: Frozen) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from poolish import seeds
 from poolish.errors import ConfigError
-from poolish.load.dataset import samples
+from poolish.load.dataset import check_index, samples
 from poolish.load.frozen import Frozen, Int64, freeze
 from poolish.load.views import Through, View, check_epoch, read_with_ids
 
@@ -45,28 +45,33 @@ class TransformedDataset(View):
             raise ConfigError(f"fn is called with each sample, got {type(fn).__name__} {fn!r}; pass a function")
         self._fn, self._seed, self._epochs = fn, seeds.check_seed(seed), _n_epochs(epochs)
         self._asks, self._code = _asks(fn), fingerprint(fn)
-        self._epoch = 0
         if "progress" in self._asks and self._epochs is None:
             raise ConfigError(f"{name_of(fn)} asks for progress; say over how many epochs it goes: epochs=...")
+        self._turn_to(0)
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
+        if self._call.wants_rng:
+            return self.__getitems__([index])[0]
+        number = check_index(index, len(self._dataset))
+        return self._call(number, self._dataset[number])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Read together, then transformed one by one."""
-        numbers = self._numbers(indices)
-        call = self._call()
-        if "rng" not in self._asks:
-            return [
-                call(number, sample) for number, sample in zip(numbers, samples(self._dataset, numbers), strict=True)
-            ]
-        ids, found = read_with_ids(self._dataset, numbers)
-        return [call(id_, sample) for id_, sample in zip(ids.tolist(), found, strict=True)]
+        numbers, call = self._numbers(indices), self._call
+        if call.wants_rng:
+            ids, found = read_with_ids(self._dataset, numbers)
+            return [call(id_, sample) for id_, sample in zip(ids.tolist(), found, strict=True)]
+        return [call(number, sample) for number, sample in zip(numbers, samples(self._dataset, numbers), strict=True)]
 
     def set_epoch(self, epoch: int) -> None:
         """From now on samples are those of ``epoch``, here and below."""
-        self._epoch = check_epoch(epoch)
+        self._turn_to(check_epoch(epoch))
         super().set_epoch(epoch)
+
+    def _turn_to(self, epoch: int) -> None:
+        self._epoch = epoch
+        given = {"progress": self.progress} if "progress" in self._asks else {}
+        self._call = Call(self._fn, given, self._seed if "rng" in self._asks else None, epoch)
 
     @property
     def version(self) -> str:
@@ -78,24 +83,7 @@ class TransformedDataset(View):
 
     def freeze(self) -> Frozen:
         """The rows below, transformed as in this epoch."""
-        return TransformedRows(freeze(self._dataset), self._call())
-
-    def _call(self) -> Callable[[int, Any], Any]:
-        """What to do with a row and its id, now: a later ``set_epoch`` does not change it."""
-        fn, seed, epoch, asks = self._fn, self._seed, self._epoch, self._asks
-        given: dict[str, Any] = {"progress": self.progress} if "progress" in asks else {}
-        wants_rng = "rng" in asks
-
-        def call(row: int, sample: Any) -> Any:
-            try:
-                if wants_rng:
-                    return fn(sample, rng=seeds.generator(seed, "transform", epoch, row), **given)
-                return fn(sample, **given)
-            except Exception as error:
-                error.add_note(f"while transforming row {row} with {name_of(fn)}")
-                raise
-
-        return call
+        return TransformedRows(freeze(self._dataset), self._call)
 
     @property
     def progress(self) -> float:
@@ -105,10 +93,28 @@ class TransformedDataset(View):
         return min(1.0, self._epoch / (self._epochs - 1))
 
 
+class Call:
+    """The function, with what it asks for in one epoch; never changed, so that it stays what somebody has frozen."""
+
+    def __init__(self, fn: Callable[..., Any], given: dict[str, Any], seed: int | None, epoch: int) -> None:
+        self._fn, self._given, self._seed, self._epoch = fn, given, seed, epoch
+        self.wants_rng = seed is not None
+
+    def __call__(self, row: int, sample: Any) -> Any:
+        try:
+            if self._seed is not None:
+                rng = seeds.generator(self._seed, "transform", self._epoch, row)
+                return self._fn(sample, rng=rng, **self._given)
+            return self._fn(sample, **self._given)
+        except Exception as error:
+            error.add_note(f"while transforming row {row} with {name_of(self._fn)}")
+            raise
+
+
 class TransformedRows(Through):
     """Frozen rows, transformed."""
 
-    def __init__(self, rows: Frozen, call: Callable[[int, Any], Any]) -> None:
+    def __init__(self, rows: Frozen, call: Call) -> None:
         super().__init__(rows)
         self._call = call
 

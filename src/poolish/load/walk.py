@@ -208,9 +208,10 @@ class Walk:
     def run_from(self, place: Place, who: str) -> Run:
         """What a ledger notes when somebody's steps begin here."""
         number, parts = place.open_block
-        offset = 0
+        offset, seen = 0, None
         if place.held is not None and place.offset < len(place.held.block.ids):
-            number, parts, offset = place.held.block.number, place.held.block.before, place.offset
+            block = place.held.block
+            number, parts, offset, seen = block.number, block.before, place.offset, block.seen.to_json()
         return Run(
             who,
             place.epoch,
@@ -220,6 +221,7 @@ class Walk:
             offset,
             parts.to_text(),
             parts.ends,
+            seen,
             self._world_size,
             self._batch_size,
             self._drop_last,

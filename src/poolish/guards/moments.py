@@ -1,0 +1,117 @@
+"""Moments: mean, variance, skewness and kurtosis, from five numbers that merge.
+
+Kept are the count, the mean, and the sums of the 2nd, 3rd and 4th powers of the distances from it. Two sets are joined,
+and one taken out of another, by Pebay's formulas, so nothing cancels as it would in sums of plain squares. What is
+beyond float64 is infinite or NaN, and never a warning: fourth powers are, from distances of about 1e77.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish.errors import CorruptDataError
+from poolish.kernels import merge_moments, scan
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of the finite values of a column. Moments are biased, as in SciPy and ``np.var``; ``unbiased=True`` as in pandas.
+
+    >>> moments = Moments.of(np.array([1.0, 2.0, 6.0])).merge(Moments.of(np.array([7.0])))
+    >>> moments.n, moments.mean, moments.variance(), moments.variance(unbiased=True)
+    (4, 4.0, 6.5, 8.666666666666666)
+    """
+
+    n: int = 0
+    mean: float = math.nan
+    m2: float = 0.0
+    m3: float = 0.0
+    m4: float = 0.0
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> Moments:
+        """One pass over an array of numbers."""
+        return cls.from_tuple(scan(values)[0])
+
+    @classmethod
+    def from_tuple(cls, numbers: Sequence[float]) -> Moments:
+        """From the five numbers."""
+        n, mean, m2, m3, m4 = numbers
+        if type(n) is not int or n < 0 or not m2 >= 0 and not math.isnan(m2):
+            raise CorruptDataError(f"moments {list(numbers)}: a count and a sum of squares are never negative")
+        return cls(n, float(mean) if n else math.nan, float(m2), float(m3), float(m4))
+
+    @property
+    def as_tuple(self) -> tuple[int, float, float, float, float]:
+        """The five numbers."""
+        return self.n, self.mean, self.m2, self.m3, self.m4
+
+    def merge(self, other: Moments) -> Moments:
+        """The moments of both."""
+        return Moments(*merge_moments(self.as_tuple, other.as_tuple))
+
+    def subtract(self, other: Moments) -> Moments:
+        """The moments of what is left when ``other``, which was a part, is taken out; to rounding of the whole.
+
+        >>> both = Moments.of(np.array([1.0, 2.0, 6.0, 7.0]))
+        >>> both.subtract(Moments.of(np.array([6.0, 7.0]))).mean
+        1.5
+        """
+        n, part = self.n - other.n, other.n
+        if n < 0:
+            raise ValueError(f"{other.n:,} values cannot be taken out of {self.n:,}")
+        if not n or not part:
+            return self if n else Moments()
+        # Pebay's formulas, solved for one of the two parts.
+        mean = self.mean + (self.mean - other.mean) * (part / n)
+        apart, whole = other.mean - mean, self.n
+        m2 = max(self.m2 - other.m2 - apart**2 * (n * part / whole), 0.0)
+        m3 = self.m3 - other.m3 - apart**3 * (n * part * (n - part) / whole**2)
+        m3 -= 3 * apart * (n * other.m2 - part * m2) / whole
+        m4 = self.m4 - other.m4 - apart**4 * (n * part * (n * n - n * part + part * part) / whole**3)
+        m4 -= 6 * apart**2 * (n * n * other.m2 + part * part * m2) / whole**2
+        m4 -= 4 * apart * (n * other.m3 - part * m3) / whole
+        return Moments(n, mean, m2, m3, max(m4, 0.0))
+
+    def variance(self, *, unbiased: bool = False) -> float:
+        """The mean squared distance from the mean; NaN of nothing."""
+        n = self.n - unbiased
+        return self.m2 / n if n > 0 else math.nan
+
+    def skewness(self, *, unbiased: bool = False) -> float:
+        """How lopsided: 0 for what is symmetric; NaN without variance."""
+        skewness = _divide(self.m3 * math.sqrt(self.n), _power(self.m2, 1.5)) if self._has_spread else math.nan
+        if unbiased:
+            return skewness * math.sqrt(self.n * (self.n - 1)) / (self.n - 2) if self.n > 2 else math.nan
+        return skewness
+
+    def kurtosis(self, *, unbiased: bool = False) -> float:
+        """How heavy the tails are, Fisher's: 0 for a normal distribution; NaN without variance.
+
+        >>> Moments.of(np.arange(5.0)).kurtosis()
+        -1.3
+        """
+        n = self.n
+        kurtosis = _divide(self.m4 * n, _power(self.m2, 2)) - 3 if self._has_spread else math.nan
+        if unbiased:
+            return (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * kurtosis + 6) if n > 3 else math.nan
+        return kurtosis
+
+    @property
+    def _has_spread(self) -> bool:
+        """Whether the variance is more than what rounding the mean leaves, as SciPy asks."""
+        return self.n > 0 and self.m2 / self.n > (np.finfo(np.float64).eps * abs(self.mean)) ** 2
+
+
+def _power(number: float, exponent: float) -> float:
+    return number**exponent if number < 1e150 else math.inf
+
+
+def _divide(a: float, b: float) -> float:
+    return a / b if b and math.isfinite(b) else math.nan

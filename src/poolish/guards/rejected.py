@@ -1,0 +1,93 @@
+"""Rejected: what a door did not let in, counted in full and kept in part, with the reasons."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+
+from poolish.guards.leaves import Mask
+from poolish.guards.verdicts import Result
+
+MAX_ROWS = 1_000
+MAX_BYTES = 64 * 2**20
+
+
+class Rejected:
+    """Rows that a guard kept out of a buffer.
+
+    ``n_rows`` and ``reasons`` count all of them. ``rows`` are the newest, at most 1,000 and 64 MiB, with three columns
+    before their own: ``rejected_row`` (the number in its append), ``rejected_reason`` and ``rejected_append``.
+    """
+
+    def __init__(self) -> None:
+        self.n_rows = self.n_appends = 0
+        self.reasons: Counter[str] = Counter()
+        self._kept: list[pa.Table] = []
+        self._lock = threading.Lock()
+
+    def add(self, table: pa.Table, result: Result, which: Mask) -> None:
+        """Count and keep some rows of an append."""
+        told = result.rejected(which)
+        bad = table.filter(pa.array(which)).combine_chunks()
+        with self._lock:
+            front = {
+                "rejected_append": pa.array([self.n_appends] * len(bad), pa.int64()),
+                "rejected_row": told["row"],
+                "rejected_reason": told["reason"],
+            }
+            for i, (name, values) in enumerate(front.items()):
+                bad = bad.add_column(i, name, values)
+            self.n_appends += 1
+            self.n_rows += len(bad)
+            for verdict in result.failures:
+                if verdict.action != "log":
+                    self.reasons[verdict.title] += (
+                        int((verdict.bad & which).sum()) if verdict.bad is not None else len(bad)
+                    )
+            self._kept = _newest([*self._kept, bad])
+
+    @property
+    def rows(self) -> pa.Table:
+        """The newest of them, oldest first."""
+        with self._lock:
+            kept = list(self._kept)
+        return pa.concat_tables(kept, promote_options="permissive") if kept else pa.table({})
+
+    def clear(self) -> None:
+        """Forget the rows and the counts."""
+        with self._lock:
+            self.n_rows = self.n_appends = 0
+            self.reasons, self._kept = Counter(), []
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    def __bool__(self) -> bool:
+        return self.n_rows > 0
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{title}: {n:,}" for title, n in self.reasons.most_common())
+        return f"<Rejected {self.n_rows:,} rows of {self.n_appends:,} appends{': ' if told else ''}{told}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+
+def _newest(tables: list[pa.Table]) -> list[pa.Table]:
+    """The last tables that fit the limits, the first of them cut."""
+    kept: list[pa.Table] = []
+    n_left, bytes_left = MAX_ROWS, MAX_BYTES
+    for table in reversed(tables):
+        if n_left <= 0 or bytes_left <= 0:
+            break
+        n_fitting = min(n_left, len(table), max(1, bytes_left * len(table) // max(table.nbytes, 1)))
+        part = table.slice(len(table) - n_fitting)
+        kept.insert(0, part if n_fitting == len(table) else part.combine_chunks())
+        n_left, bytes_left = n_left - n_fitting, bytes_left - part.nbytes
+    return kept

@@ -1,0 +1,299 @@
+"""What a check found: verdicts with counts and examples, and together a result that says which rows may pass.
+
+    check --> Verdict   ok or not, how many rows are bad and which, or what was measured against which threshold
+    suite --> Result    all verdicts; ``mask`` True for good rows; ``kept`` True for rows that may pass the door
+
+A failing check has a *severity* (warn, error, fatal), and for each severity ``Suite.on`` chooses an *action*, which is
+what a door does. From the mildest to the strictest:
+
+    log      everything passes; it is logged and counted
+    drop     the bad rows stay out, the others pass; where no row is to blame (a mean, a drift), the whole batch does
+    skip     the whole batch stays out, and the run goes on
+    refuse   the whole batch stays out; an error where a caller can act on it (append, a consumer), quarantine where
+             nobody can (a provider)
+    raise    an error, everywhere
+
+If several checks fail, the strictest of their actions counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from poolish import html
+from poolish.errors import DataRefused
+from poolish.guards.leaves import Mask, Rows, Unfit
+
+Severity = Literal["warn", "error", "fatal"]
+Action = Literal["log", "drop", "skip", "refuse", "raise"]
+Level = Literal["file", "format", "statistics", "meaning"]
+
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+ACTIONS: tuple[Action, ...] = get_args(Action)
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+MAX_EXAMPLES = 3
+MAX_VALUE = 60
+
+
+@dataclass(frozen=True)
+class Example:
+    """A bad row: its number in what was checked, its id where that is known, and the value."""
+
+    row: int
+    id: int | None
+    value: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one check found.
+
+    ``status`` is "ok" or "failed", or says why nothing could be said ("insufficient", "constant", "no reference"),
+    which is no failure. ``bad`` marks the bad rows of a check of rows, None where no row is to blame. ``acts`` is False
+    while a failure has not lasted for ``persist`` windows.
+    """
+
+    check: str
+    columns: tuple[str, ...]
+    severity: Severity
+    level: Level
+    status: str
+    n_rows: int
+    n_bad: int = 0
+    detail: str = ""
+    examples: tuple[Example, ...] = ()
+    measured: dict[str, Any] = field(default_factory=dict)
+    action: Action = "refuse"
+    acts: bool = True
+    bad: Mask | None = field(default=None, repr=False, compare=False)
+    says_columns: bool = field(default=False, repr=False)  # ``check`` names the columns itself
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found that breaks the rule."""
+        return self.status != "failed"
+
+    @property
+    def title(self) -> str:
+        """Which check this is."""
+        return self.check if self.says_columns or not self.columns else f"{', '.join(self.columns)} {self.check}"
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.title}: {self.status}{f' ({self.detail})' if self.detail else ''}"
+        parts = [self.detail] if self.detail else []
+        if self.bad is not None:
+            parts.append(f"{self.n_bad:,} of {self.n_rows:,} rows are bad")
+        parts += [", ".join(_shown(example) for example in self.examples)] if self.examples else []
+        waiting = "" if self.acts else " (has not lasted long enough to act on)"
+        return f"{self.title}: {'; '.join(parts)}{waiting}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values; the mask is not part of it."""
+        told: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("check", "severity", "level", "status", "n_rows", "n_bad", "detail", "action", "acts")
+        }
+        told["columns"] = list(self.columns)
+        told["examples"] = [{"row": each.row, "id": each.id, "value": each.value} for each in self.examples]
+        told["measured"] = {name: _plain(value) for name, value in self.measured.items()}
+        return told
+
+
+class Result:
+    """What a suite found in rows.
+
+    ``ok``: no check of severity error or fatal failed. ``mask``: True for every row that none of them blames. ``kept``:
+    True for every row that may pass a door, by the actions the suite chose. ``bad_rows``: a table of the rows that are
+    not good, with their numbers, ids and reasons.
+
+    >>> from poolish.guards import Suite
+    >>> result = Suite().expect("reward", finite=True).check({"reward": [1.0, float("nan")]})
+    >>> result.ok, result.mask, result.bad_rows.to_pylist()
+    (False, array([ True, False]), [{'row': 1, 'id': None, 'reason': 'reward is finite: got nan'}])
+    """
+
+    def __init__(self, verdicts: Sequence[Verdict], rows: Rows, *, name: str = "suite") -> None:
+        self.verdicts, self.name = list(verdicts), name
+        self._rows = rows
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows were checked."""
+        return len(self._rows)
+
+    @property
+    def failures(self) -> list[Verdict]:
+        """The verdicts that are not ok, the gravest first."""
+        failed = [verdict for verdict in self.verdicts if not verdict.ok]
+        return sorted(failed, key=lambda verdict: -SEVERITIES.index(verdict.severity))
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check of severity error or fatal failed."""
+        return all(verdict.severity == "warn" for verdict in self.failures)
+
+    @property
+    def action(self) -> Action:
+        """What a door does: the strictest action of the checks that failed."""
+        asked = [verdict.action for verdict in self.failures if verdict.acts]
+        return max(asked, key=ACTIONS.index, default="log")
+
+    @cached_property
+    def mask(self) -> Mask:
+        """True for the rows that no check of severity error or fatal blames."""
+        return self._good(verdict for verdict in self.failures if verdict.severity != "warn")
+
+    @cached_property
+    def kept(self) -> Mask:
+        """True for the rows that may pass a door."""
+        acting = [verdict for verdict in self.failures if verdict.acts and verdict.action != "log"]
+        if any(verdict.action != "drop" or verdict.bad is None for verdict in acting):
+            return np.zeros(self.n_rows, np.bool_)
+        return self._good(iter(acting))
+
+    @property
+    def bad_rows(self) -> pa.Table:
+        """``row``, ``id`` and ``reason`` of every row that an error or a fatal check blames."""
+        return self.rejected(~self.mask)
+
+    def rejected(self, which: Mask) -> pa.Table:
+        """``row``, ``id`` and ``reason`` of these rows; a row without a reason of its own has that of the batch."""
+        numbers = np.flatnonzero(which)
+        of_batch = "; ".join(str(verdict) for verdict in self.failures if verdict.action != "log")
+        reasons = [self.reason(int(row)) or f"with its batch: {of_batch}" for row in numbers]
+        ids = None if self._rows.ids is None else self._rows.ids[numbers]
+        return pa.table(
+            {
+                "row": pa.array(numbers, pa.int64()),
+                "id": pa.nulls(len(numbers), pa.int64()) if ids is None else pa.array(ids, pa.int64()),
+                "reason": pa.array(reasons, pa.string()),
+            }
+        )
+
+    def reason(self, row: int) -> str:
+        """Why a row is bad, in words; empty if it is not."""
+        blaming = (verdict for verdict in self.failures if verdict.bad is not None and verdict.bad[row])
+        return "; ".join(f"{verdict.title}: {self._got(verdict, row)}" for verdict in blaming)
+
+    def to_json(self) -> str:
+        """The verdicts and the counts, as JSON text."""
+        return json.dumps(self.told(), allow_nan=False, indent=2)
+
+    def told(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "suite": self.name,
+            "ok": self.ok,
+            "action": self.action,
+            "n_rows": self.n_rows,
+            "n_bad": int((~self.mask).sum()),
+            "verdicts": [verdict.to_json() for verdict in self.verdicts],
+        }
+
+    def to_html(self) -> str:
+        """A report for people: one line for each check, escaped, without scripts."""
+        return str(html.join(html.element("h2", self._headline()), verdict_table(self.verdicts)))
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        lines = [f"  {verdict.severity}: {verdict}" for verdict in self.failures]
+        return "\n".join([self._headline(), *lines])
+
+    def error(self, place: str = "", advice: str = "mend the rows, or change what the suite expects") -> DataRefused:
+        """The error with which a door refuses these rows."""
+        told = [str(verdict) for verdict in self.failures if verdict.action != "log"][:5]
+        more = len(self.failures) - len(told)
+        rest = f"; and {more} more" if more > 0 else ""
+        error = DataRefused(f"{place}{': ' if place else ''}{'; '.join(told)}{rest}; {advice}")
+        error.result = self
+        return error
+
+    def _headline(self) -> str:
+        n_bad = int((~self.mask).sum())
+        n_failed = len(self.failures)
+        verdict = "ok" if self.ok else "not ok"
+        rows = f"{n_bad:,} of {self.n_rows:,} rows bad"
+        return f"{self.name}: {verdict}, {n_failed} of {len(self.verdicts)} checks failed, {rows}"
+
+    def _good(self, verdicts: Iterator[Verdict]) -> Mask:
+        good = np.ones(self.n_rows, np.bool_)
+        for verdict in verdicts:
+            if verdict.bad is not None:
+                good &= ~verdict.bad
+        return good
+
+    def _got(self, verdict: Verdict, row: int) -> str:
+        try:
+            return ", ".join(f"got {shown(self._rows[name].value(row))}" for name in verdict.columns) or "it breaks it"
+        except Unfit as why:
+            return str(why)
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> html.Html:
+    """Verdicts as a table, the failures first."""
+    ordered = sorted(verdicts, key=lambda verdict: verdict.ok)
+    rows = [
+        (verdict.title, verdict.level, verdict.severity, verdict.status, verdict.n_bad, _told(verdict))
+        for verdict in ordered
+    ]
+    return html.table(("check", "level", "severity", "verdict", "bad rows", "what was found"), rows)
+
+
+def shown(value: object) -> str:
+    """A value as a line of text.
+
+    >>> shown(0.5), shown("a" * 100)[-8:], shown(np.zeros((2, 3)))
+    ('0.5', "aaaa...'", 'float64[2, 3]')
+    """
+    if isinstance(value, np.ndarray) and value.ndim:
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, (str, bytes)) and len(value) > MAX_VALUE:
+        return repr(value[: MAX_VALUE - 3])[:-1] + "...'"
+    text = repr(value)
+    return text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."
+
+
+def examples_of(rows: Rows, columns: Sequence[str], bad: Mask) -> tuple[Example, ...]:
+    """The first few bad rows."""
+    found = np.flatnonzero(bad)[:MAX_EXAMPLES]
+    ids = rows.ids
+    return tuple(
+        Example(int(row), None if ids is None else int(ids[row]), _value(rows, columns, int(row))) for row in found
+    )
+
+
+def _value(rows: Rows, columns: Sequence[str], row: int) -> str:
+    try:
+        values = [shown(rows[name].value(row)) for name in columns]
+    except Unfit:
+        return ""
+    return values[0] if len(values) == 1 else ", ".join(f"{n}={v}" for n, v in zip(columns, values, strict=True))
+
+
+def _shown(example: Example) -> str:
+    id_ = f", id {example.id}" if example.id is not None else ""
+    return f"row {example.row}{id_}: {example.value}" if example.value else f"row {example.row}{id_}"
+
+
+def _told(verdict: Verdict) -> str:
+    return "" if verdict.status == "ok" and not verdict.detail else str(verdict).partition(": ")[2]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -1,0 +1,54 @@
+"""The example that grows and is killed: poolish repeats and loses nothing, whatever the others do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "growing_epoch.py"
+
+#: Hides torchdata from the program that is run behind it.
+WITHOUT_TORCHDATA = """
+import importlib.util, runpy, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "torchdata" else found(name, *more)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def told(*arguments: str) -> dict[str, list[str]]:
+    """The cells of the table that the example prints, by loader; and what it says besides under ''."""
+    done = subprocess.run(
+        [sys.executable, *arguments, str(EXAMPLE)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [re.split(r"\s*[│|]\s*", line.strip().strip("│|").strip()) for line in done.stdout.splitlines()]
+    return {"": [done.stdout], **{row[0]: row[1:] for row in rows if len(row) == 6}}
+
+
+def test_growth_kill_and_new_world_size_repeat_and_lose_nothing():
+    """10,100 rows come once each through poolish, while torch's loader, told the same history, repeats some."""
+    table = told()
+
+    killed, resumed, *counts = table["poolish Loader, follow=True"]
+    assert resumed == "2 processes"
+    assert 110 <= int(killed.split()[0]) <= 180
+    assert counts == ["10,100", "0", "0"]
+    repeated = int(table["torch DataLoader, seeded, skipping"][-2].replace(",", ""))
+    assert repeated > 1_000
+
+
+def test_example_runs_without_torchdata():
+    """Where torchdata is not installed the example says so, and compares with what torch itself has."""
+    table = told("-c", WITHOUT_TORCHDATA)
+
+    assert "torchdata is not installed" in table[""][0]
+    assert table["poolish Loader, follow=True"][-2:] == ["0", "0"]
+    assert "torch DataLoader, seeded, skipping" in table
