@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.errors import ResumeError
+from poolish.load.cached import CachedDataset
 from poolish.load.composite import CompositeDataset
 from poolish.load.filtered import SCAN_ROWS, FilteredDataset
 from poolish.load.frozen import freeze, ids_of
@@ -45,6 +46,22 @@ def test_looks_no_further_than_it_must():
 
     assert filtered[3] == 6
     assert len(likes.asked) == SCAN_ROWS == filtered.n_scanned
+
+
+def test_views_of_a_filter_look_no_further_either():
+    """Row 0 through a transform and a cache costs what it costs below; what is outside is still outside."""
+    likes = Likes()
+    filtered = FilteredDataset(range(10**6), likes)
+    for view in (CachedDataset(TransformedDataset(filtered, abs)), TransformedDataset(filtered, lambda n, rng: n)):
+        assert view[1] == 2
+        assert view.__getitems__([0, 3]) == [0, 6]
+        assert len(likes.asked) == SCAN_ROWS
+    for view in (
+        CachedDataset(FilteredDataset(range(9), Likes())),
+        TransformedDataset(FilteredDataset([], Likes()), abs),
+    ):
+        with pytest.raises(IndexError):
+            view[7]
 
 
 def test_each_row_is_looked_at_once():

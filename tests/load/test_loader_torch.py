@@ -22,6 +22,15 @@ from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:.*DataLoader will create:UserWarning", "ignore:.*set_vital:UserWarning")
 
 
+def read_in_workers(loader):
+    """All batches, by two workers, which end at once also after an error (torch leaves them to the garbage collector)."""
+    iterator = iter(DataLoader(loader, batch_size=None, num_workers=2))
+    try:
+        return list(iterator)
+    finally:
+        iterator._shutdown_workers()
+
+
 def numbers(batches):
     return [batch["n"].tolist() for batch in batches]
 
@@ -97,7 +106,7 @@ def test_workers_over_a_stream_that_others_write_need_a_journal(tmp_path, follow
     loader = make(StreamStore.open(tmp_path / "stream"), follow=follow)
 
     with pytest.raises(ConfigError, match="journal=DIR"):
-        list(DataLoader(loader, batch_size=None, num_workers=2))
+        read_in_workers(loader)
 
 
 def test_workers_that_start_at_different_moments_see_one_epoch(tmp_path):
@@ -111,7 +120,7 @@ def test_workers_that_start_at_different_moments_see_one_epoch(tmp_path):
 
     loader = make(reader, journal=tmp_path / "journal")
     iterator = iter(DataLoader(loader, batch_size=None, num_workers=2, worker_init_fn=wait, prefetch_factor=1))
-    while not list((tmp_path / "journal").glob("epoch-0.jsonl")):
+    while not any(b'\n{"block"' in b"\n" + path.read_bytes() for path in (tmp_path / "journal").glob("epoch-0.jsonl")):
         time.sleep(0.002)
     extend(writer, 20)
     go.touch()
@@ -138,7 +147,7 @@ def test_an_error_in_a_worker_comes_out():
             return {"n": i}
 
     with pytest.raises(ValueError, match="row three is broken"):
-        list(DataLoader(make(Broken()), batch_size=None, num_workers=2))
+        read_in_workers(make(Broken()))
 
 
 # torchdata's StatefulDataLoader -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from poolish.load.cached import CachedDataset
 from poolish.load.composite import CompositeDataset
 from poolish.load.dataset import version_of
 from poolish.load.filtered import FilteredDataset
-from poolish.load.frozen import FIXED, LOCAL, SHARED, freeze, ids_of
+from poolish.load.frozen import LOCAL, SHARED, fixed_by, freeze, ids_of
 from poolish.load.shuffled import ShuffledDataset
 from poolish.load.subsetted import SubsettedDataset
 from poolish.load.transformed import TransformedDataset, fingerprint
@@ -341,9 +341,21 @@ def test_how_it_may_change_is_passed_on():
         CompositeDataset([[1], rows]),
     ):
         assert freeze(view).changes == LOCAL
-        assert rows.uuid in freeze(view).uuid
-    for view in (ShuffledDataset(rows), SubsettedDataset(rows, [0]), CompositeDataset([rows, [1]], weights=[1, 1])):
-        assert freeze(view).changes == FIXED
+        assert freeze(view).uuid  # so a state that is given another buffer is refused
+        assert fixed_by(freeze(view)) is None
+    shuffled = ShuffledDataset(rows)
+    for view in (
+        shuffled,
+        SubsettedDataset(rows, [0]),
+        CompositeDataset([rows, [1]], weights=[1, 1]),
+        CachedDataset(TransformedDataset(shuffled, shift)),
+        FilteredDataset(shuffled, is_liked),
+        CompositeDataset([rows, shuffled]),
+    ):
+        before = fixed_by(freeze(view))
+        assert before is not None
+    rows.append(row(99))
+    assert fixed_by(freeze(shuffled)) != before
 
 
 def test_buffers_tell_their_version():

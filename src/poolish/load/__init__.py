@@ -4,9 +4,15 @@
 and threads can be used alone.
 """
 
+from poolish.load.accumulation import GradientAccumulator
 from poolish.load.adapted import AdaptedDataset
+from poolish.load.adaptive import AdaptiveBatches
+from poolish.load.audio import AudioDataset
+from poolish.load.base import BaseDataset
 from poolish.load.batch import Batch
 from poolish.load.batches import RandomBatches, SequentialBatches, StratifiedBatches
+from poolish.load.cached import CachedDataset, CacheStats
+from poolish.load.cifar import CIFAR10
 from poolish.load.composite import CompositeDataset
 from poolish.load.dataset import Dataset
 from poolish.load.filtered import FilteredDataset
@@ -15,23 +21,35 @@ from poolish.load.resume_check import verify_resume
 from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard
 from poolish.load.shuffled import ShuffledDataset
 from poolish.load.subsetted import SubsettedDataset
+from poolish.load.text import TextDataset
 from poolish.load.transformed import TransformedDataset
+from poolish.load.vision import ImageFolder, VisionDataset
 
 __all__ = [
+    "CIFAR10",
     "AdaptedDataset",
+    "AdaptiveBatches",
+    "AudioDataset",
+    "BaseDataset",
     "Batch",
+    "CacheStats",
+    "CachedDataset",
     "CompositeDataset",
     "Dataset",
     "FilteredDataset",
+    "GradientAccumulator",
     "HorizontalShard",
     "HybridShard",
+    "ImageFolder",
     "Loader",
     "RandomBatches",
     "SequentialBatches",
     "ShuffledDataset",
     "StratifiedBatches",
     "SubsettedDataset",
+    "TextDataset",
     "TransformedDataset",
     "VerticalShard",
+    "VisionDataset",
     "verify_resume",
 ]

@@ -154,7 +154,7 @@ class CachedDataset(Locked, View):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """What is held is copied, the rest is read in one call."""
-        numbers = self._numbers(indices)
+        numbers = self._numbers_below(indices)
         if self._by_number:
             return self._live(numbers, lambda missing: samples(self._dataset, missing))
         for _ in range(100):
@@ -346,7 +346,7 @@ class _Gone(Exception):
 def _never_changes(dataset: Any) -> bool:
     if isinstance(dataset, Dataset):
         return type(dataset).version is Dataset.version
-    return not isinstance(getattr(dataset, "version", None), str)
+    return not isinstance(getattr(dataset, "version", None), str) and not hasattr(dataset, "_fingerprint")
 
 
 def _kind(dataset: Any) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from poolish.errors import ConfigError, ResumeError
 from poolish.load.dataset import check_index, samples, version_of
-from poolish.load.frozen import Frozen, Int64, Mask, Span, freeze
+from poolish.load.frozen import Frozen, Int64, Mask, Span, fixed_by, freeze
 from poolish.load.locked import Locked
 from poolish.load.transformed import fingerprint, name_of
 from poolish.load.verdicts import UNKNOWN, YES, Verdicts
@@ -144,6 +144,11 @@ class FilteredDataset(Locked, View):
     # -- what a loader and a cache ask
 
     @property
+    def length_costs(self) -> bool:
+        """Each row has to be looked at."""
+        return True
+
+    @property
     def version(self) -> str:
         """That of the dataset, and the predicate's code."""
         return f"{super().version}|filtered {self._code}"
@@ -223,9 +228,9 @@ class Index:
 class _Grown(Renumbered):
     """Kept rows under numbers of their own, which go on when the dataset grows."""
 
-    def fixed_by(self) -> None:
-        """Nothing: what comes at the end of the dataset comes at the end here."""
-        return
+    def fixed_by(self) -> list[int] | None:
+        """As below: what comes at the end of the dataset comes at the end here, unless its own numbers are fixed."""
+        return fixed_by(self._rows)
 
 
 class FilteredRows(Through):

@@ -114,6 +114,11 @@ class TextDataset(Locked, BaseDataset):
                 "give the right encoding=, or repair the file"
             ) from None
 
+    @property
+    def length_costs(self) -> bool:
+        """The files have to be looked at from end to end."""
+        return True
+
     def files(self) -> list[str]:
         """The text files."""
         return list(self._paths)

@@ -14,7 +14,7 @@ from typing import Any
 
 from poolish import seeds
 from poolish.errors import ConfigError
-from poolish.load.dataset import check_index, samples
+from poolish.load.dataset import samples
 from poolish.load.frozen import Frozen, Int64, freeze
 from poolish.load.views import Through, View, check_epoch, read_with_ids
 
@@ -52,12 +52,12 @@ class TransformedDataset(View):
     def __getitem__(self, index: int) -> Any:
         if self._call.wants_rng:
             return self.__getitems__([index])[0]
-        number = check_index(index, len(self._dataset))
+        number = self._numbers_below([index])[0]
         return self._call(number, self._dataset[number])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Read together, then transformed one by one."""
-        numbers, call = self._numbers(indices), self._call
+        numbers, call = self._numbers_below(indices), self._call
         if call.wants_rng:
             ids, found = read_with_ids(self._dataset, numbers)
             return [call(id_, sample) for id_, sample in zip(ids.tolist(), found, strict=True)]

@@ -58,6 +58,17 @@ class View(Dataset):
         """Passed on to what it looks at."""
         pass_epoch(self._dataset, epoch)
 
+    @property
+    def length_costs(self) -> bool:
+        """Whether asking for the length looks at every row."""
+        return bool(getattr(self._dataset, "length_costs", False))
+
+    def _numbers_below(self, indices: Sequence[int]) -> list[int]:
+        """Row numbers for a view that has those of what it looks at; a length that costs is not asked for in vain."""
+        if self.length_costs and all(type(index) is int and index >= 0 for index in indices):
+            return list(indices)  # whoever has such a length says itself what is outside
+        return self._numbers(indices)
+
     def _numbers(self, indices: Sequence[int]) -> list[int]:
         n_rows = len(self)
         return [check_index(index, n_rows) for index in indices]
