@@ -1,4 +1,4 @@
-"""The audit tells the rows that each step really saw: across resumes, world sizes, epochs, and after the process is gone."""
+"""The audit tells the rows that each step really saw: across resumes, world sizes, epochs, and processes."""
 
 from __future__ import annotations
 

@@ -130,5 +130,8 @@ def test_an_empty_batch_has_the_form_of_one_that_is_not():
     batch = collate([{"x": np.zeros((2, 3), np.float32), "t": "rye", "inner": (1, "a")}])
     empty = empty_like(batch)
 
-    assert empty["x"].shape == (0, 2, 3) and empty["x"].dtype == np.float32
-    assert empty["t"] == [] and empty["inner"][0].shape == (0,) and empty["inner"][1] == []
+    assert empty["x"].shape == (0, 2, 3)
+    assert empty["x"].dtype == np.float32
+    assert empty["t"] == []
+    assert empty["inner"][0].shape == (0,)
+    assert empty["inner"][1] == []

@@ -33,7 +33,8 @@ def test_an_empty_block_is_not_decided_by_who_reads_ahead():
         block = ledger.settle(order, 0, NOTHING, freeze(source), "wait")
         assert sorted(block.ids.tolist()) == [0, 1]
         end = ledger.settle(order, 1, block.after, freeze(source), "end")
-        assert end.is_empty and end.seen.is_end
+        assert end.is_empty
+        assert end.seen.is_end
 
 
 def test_every_decision_can_be_asked_for_again(monkeypatch):

@@ -105,7 +105,7 @@ def test_ranks_in_processes_see_each_row_once_while_a_writer_appends(tmp_path):
 
 
 def test_killed_ranks_go_on_from_the_last_common_state_on_another_world_size(tmp_path):
-    """kill -9 of all in the middle of whatever they do, again and again: what the checkpoints count is exactly the epoch."""
+    """kill -9 of all in the middle of whatever they do, again and again: the checkpoints count exactly the epoch."""
     for number in range(times(2)):
         folder, chance = tmp_path / str(number), random.Random(number)
         folder.mkdir()

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*DataLoader will create:UserWar
 
 
 def read_in_workers(loader):
-    """All batches, by two workers, which end at once also after an error (torch leaves them to the garbage collector)."""
+    """All batches, by two workers that end also after an error; torch would leave them to the garbage collector."""
     iterator = iter(DataLoader(loader, batch_size=None, num_workers=2))
     try:
         return list(iterator)
@@ -96,7 +96,8 @@ def test_persistent_workers_while_the_stream_grows(tmp_path, monkeypatch):
     audit = Loader(
         StreamStore.open(tmp_path / "stream"), 2, shuffle=True, follow=True, journal=tmp_path / "journal"
     ).audit(0, steps[-1])
-    assert not audit.duplicates and not audit.gaps
+    assert not audit.duplicates
+    assert not audit.gaps
 
 
 @pytest.mark.parametrize("follow", [False, True])

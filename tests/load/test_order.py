@@ -52,7 +52,8 @@ def test_growing_ranges_are_dealt_out_once(appends, seed, shuffle, size):
 
     assert sorted(ids.tolist()) == list(range(total))
     assert all(len(block.ids) <= size for block in blocks)
-    assert blocks[-1].is_empty and blocks[-1].seen.is_end
+    assert blocks[-1].is_empty
+    assert blocks[-1].seen.is_end
     if not shuffle and sorted(appends) == appends[:1]:
         assert ids.tolist() == list(range(total))
 
@@ -83,7 +84,8 @@ def test_the_same_seen_gives_the_same_block():
 
     assert again.ids.tolist() == decided.ids.tolist()
     assert (again.after.to_text(), again.after.ends) == (decided.after.to_text(), decided.after.ends)
-    assert decided.is_fresh and not again.is_fresh
+    assert decided.is_fresh
+    assert not again.is_fresh
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(1, 2**40), st.integers(0, 2**40)), max_size=20))

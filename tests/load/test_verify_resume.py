@@ -101,7 +101,8 @@ def test_randomness_without_a_seed_is_told():
     report = verify_resume(load(noisy, 2))
 
     assert not report
-    assert "noise" in str(report) and "random" in str(report)
+    assert "noise" in str(report)
+    assert "random" in str(report)
     assert "does not resume exactly" in str(report)
 
 

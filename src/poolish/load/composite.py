@@ -78,6 +78,11 @@ class CompositeDataset(Dataset):
         """The parts."""
         return list(self._parts)
 
+    @property
+    def choice(self) -> str:
+        """How parts are mixed."""
+        return "" if self._weights is None else f"mixed {self._weights} {self._seed} {self._stop}"
+
     def __len__(self) -> int:
         lengths = [len(part) for part in self._parts]
         if self._mixture is not None:

@@ -149,6 +149,11 @@ class FilteredDataset(Locked, View):
         return True
 
     @property
+    def choice(self) -> str:
+        """The predicate's code."""
+        return f"filtered {self._code}"
+
+    @property
     def version(self) -> str:
         """That of the dataset, and the predicate's code."""
         return f"{super().version}|filtered {self._code}"

@@ -253,10 +253,16 @@ def fixed_by(rows: Frozen) -> list[int] | None:
     return found
 
 
-def kind_of(dataset: Any) -> str:
-    """Which views a dataset is seen through, so that two ways to look at the same rows are not taken for one."""
+def choice_of(dataset: Any) -> str:
+    """Which rows, under which numbers, the views of a dataset make of what is below them; empty where all, as they are.
+
+    >>> choice_of([1, 2, 3])
+    ''
+    """
     inner = getattr(dataset, "dataset", None)
     parts = getattr(dataset, "datasets", None) if inner is None else [inner]
-    code = getattr(dataset, "_code", "")
-    below = ",".join(kind_of(part) for part in parts) if isinstance(parts, list) else ""
-    return f"{type(dataset).__name__}{code}({below})"
+    below = [choice_of(part) for part in parts] if isinstance(parts, list) else []
+    own = getattr(dataset, "choice", "")
+    if len(below) > 1:
+        return f"{own}({','.join(below)})" if own or any(below) else ""
+    return " of ".join(each for each in (own if isinstance(own, str) else "", *below) if each)

@@ -42,7 +42,10 @@ class Journal:
 
     def _check(self) -> None:
         """The journal is about this order; an empty directory becomes one."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError(f"journal {self.path}: there is a file of that name; give a directory") from None
         place = self.path / "order.json"
         with Lock(self.path / "lock", timeout_s=_LOCK_TIMEOUT_S):
             if not place.exists():
@@ -57,7 +60,9 @@ class Journal:
                 f"{self._about[wrong[0]]!r}; give each training run a directory of its own"
             )
 
-    def settle(self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty) -> Block | None:
+    def settle(
+        self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty, session: int = 0
+    ) -> Block | None:
         """Decide, unless another process has."""
         file, mine = self._file(order.epoch), digest(before)
         line = file.block(number)
@@ -82,11 +87,12 @@ class Journal:
         line = self._file(epoch).block(number)
         return None if line is None else Seen.from_json(line)
 
-    def enter(self, run: Run) -> None:
-        """Somebody's steps begin or go on here."""
+    def enter(self, run: Run) -> int:
+        """Somebody's steps begin or go on here; on disk all of a training run is one session."""
         self._write(run.epoch, {"run": run.to_json()})
+        return 0
 
-    def leave(self, who: str, epoch: int) -> None:
+    def leave(self, who: str, epoch: int, session: int) -> None:
         """Nothing is forgotten: whoever begins the epoch again sees it as it was decided."""
 
     def skip(self, skipped: Skipped) -> None:

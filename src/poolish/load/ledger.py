@@ -68,16 +68,18 @@ class Skipped(NamedTuple):
 class Keeps(Protocol):
     """A ledger."""
 
-    def settle(self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty) -> Block | None:
+    def settle(
+        self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty, session: int = 0
+    ) -> Block | None:
         """The block, as whoever came first decided it; None for an empty one that is not to be decided yet."""
 
     def seen(self, epoch: int, number: int) -> Seen | None:
         """What decided a block; None where nobody knows."""
 
-    def enter(self, run: Run) -> None:
-        """Somebody's steps begin or go on here."""
+    def enter(self, run: Run) -> int:
+        """Somebody's steps begin or go on here; the session is whatever all ranks agree in until they leave."""
 
-    def leave(self, who: str, epoch: int) -> None:
+    def leave(self, who: str, epoch: int, session: int) -> None:
         """Somebody has reached the end of an epoch, or went elsewhere."""
 
     def skip(self, skipped: Skipped) -> None:
@@ -96,22 +98,26 @@ def digest(parts: Parts) -> str:
 class Ledger:
     """Decisions in memory. With several ranks the first one decides, and the others take what it saw.
 
-    Once all ranks have left an epoch its decisions are forgotten: whoever begins it again looks anew.
+    All ranks enter an epoch for the nth time together: that is a session, with decisions of its own. Whoever begins an
+    epoch again, or goes on in it from a state, looks anew. When all ranks have left a session it is forgotten.
     """
 
     def __init__(self, world_size: int = 1) -> None:
         self._world_size = world_size
         self._lock = threading.Lock()
-        self._decided: dict[tuple[int, int, str], Seen] = {}
+        self._decided: dict[tuple[int, int, int, str], Seen] = {}
         self._history: dict[int, _History] = {}
         self._notes: list[Run | Skipped] = []
-        self._left: dict[int, set[str]] = {}
+        self._entered: dict[tuple[str, int], int] = {}
+        self._left: dict[tuple[int, int], set[str]] = {}
 
-    def settle(self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty) -> Block | None:
+    def settle(
+        self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty, session: int = 0
+    ) -> Block | None:
         """Decide, unless another rank has."""
         with self._lock:
             # Kept although all ranks have it: one that reads ahead, or was interrupted, asks again.
-            place = (order.epoch, number, digest(before)) if self._world_size > 1 else (0, 0, "")
+            place = (order.epoch, session, number, digest(before)) if self._world_size > 1 else (0, 0, 0, "")
             seen = self._decided.get(place)
             block = order.decide(number, before, frozen, seen, is_end=on_empty == "end")
             if block.is_empty and block.is_fresh and on_empty == "wait":
@@ -120,7 +126,7 @@ class Ledger:
                 self._note(place, order.epoch, number, block.seen)
             return block
 
-    def _note(self, place: tuple[int, int, str], epoch: int, number: int, seen: Seen) -> None:
+    def _note(self, place: tuple[int, int, int, str], epoch: int, number: int, seen: Seen) -> None:
         if self._world_size > 1:
             self._decided[place] = seen
             if len(self._decided) > MAX_DECISIONS:
@@ -135,20 +141,23 @@ class Ledger:
         history = self._history.get(epoch)
         return None if history is None else history.at(number)
 
-    def enter(self, run: Run) -> None:
+    def enter(self, run: Run) -> int:
         """Somebody's steps begin or go on here."""
         with self._lock:
             self._notes.append(run)
-            self._left.get(run.epoch, set()).discard(run.who)
+            session = self._entered.get((run.who, run.epoch), 0) + 1
+            self._entered[run.who, run.epoch] = session
+            return session
 
-    def leave(self, who: str, epoch: int) -> None:
-        """Somebody has left an epoch; the last one forgets how it was decided, but not what was read."""
+    def leave(self, who: str, epoch: int, session: int) -> None:
+        """Somebody has left a session; the last one forgets how it was decided, but not what was read."""
         with self._lock:
-            gone = self._left.setdefault(epoch, set())
+            gone = self._left.setdefault((epoch, session), set())
             gone.add(who)
             if len(gone) >= self._world_size:
-                del self._left[epoch]
-                self._decided = {place: seen for place, seen in self._decided.items() if place[0] != epoch}
+                del self._left[epoch, session]
+                kept = {place: seen for place, seen in self._decided.items() if place[:2] != (epoch, session)}
+                self._decided = kept
 
     def skip(self, skipped: Skipped) -> None:
         """Rows could not be read."""

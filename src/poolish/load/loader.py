@@ -25,7 +25,7 @@ from poolish import seeds
 from poolish.errors import ConfigError, ResumeError
 from poolish.load.batch import labelled
 from poolish.load.dataset import check_map_style
-from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, Int64, SnapshotRows, fixed_by, freeze, kind_of
+from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, Int64, SnapshotRows, choice_of, fixed_by, freeze
 from poolish.load.journal import Journal
 from poolish.load.ledger import Keeps, Ledger, Skipped, shared_ledger
 from poolish.load.order import Order
@@ -116,7 +116,8 @@ class Loader:
         self._check_batches(batches, batch_size, shuffle, drop_last)
         rows = self._checked_rows()
         self.rank, self.world_size = _rank(rank, world_size, rows.changes)
-        self._about = {"source": rows.uuid, "seed": self.seed, "shuffle": self.shuffle, "batches": batches is not None}
+        self._about = {"source": rows.uuid, "choice": choice_of(dataset), "seed": self.seed, "shuffle": self.shuffle}
+        self._about["batches"] = batches is not None
         self._journal = journal
         self._ledger = self._make_ledger(rows.changes)
         self._walk = self._make_walk(batches)
@@ -173,7 +174,7 @@ class Loader:
                 f"world_size={self.world_size} on a dataset that grows: ranks in different processes would see an "
                 "append at different moments, and rows would be lost and repeated; pass journal=DIR, the same for all"
             )
-        name = (about["source"] or id(self.dataset), kind_of(self.dataset), self.seed, self.shuffle, self.follow)
+        name = (about["source"] or id(self.dataset), about["choice"], self.seed, self.shuffle, self.follow)
         return shared_ledger(name, self.world_size)
 
     def _make_walk(self, batches: Any) -> Walks:
@@ -265,11 +266,11 @@ class Loader:
         self._flight.append(flight)
 
     def _end(self) -> Any:
-        self._ledger.leave(self._who, self._place.epoch)
+        self._leave()
         place = self._place.next_epoch()
         if not self._flight:
             self._frontier = place
-        self._place, self._n_skip, self._has_entered = place, None, False
+        self._place, self._n_skip = place, None
         self._forget_ahead(keep_workers=self._keeps_workers)
         raise StopIteration
 
@@ -349,8 +350,13 @@ class Loader:
         if self._has_entered:
             return
         if isinstance(self._walk, Walk):
-            self._ledger.enter(self._walk.run_from(self._place, self._who))
+            self._walk.session = self._ledger.enter(self._walk.run_from(self._place, self._who))
         self._has_entered = True
+
+    def _leave(self) -> None:
+        if self._has_entered and isinstance(self._walk, Walk):
+            self._ledger.leave(self._who, self._place.epoch, self._walk.session)
+        self._has_entered = False
 
     @property
     def _who(self) -> str:
@@ -365,10 +371,8 @@ class Loader:
     def _go_to(self, place: Place) -> None:
         self._forget_ahead(keep_workers=True)
         self._flight.clear()
-        if self._has_entered and place.epoch != self._place.epoch:
-            self._ledger.leave(self._who, self._place.epoch)
+        self._leave()
         self._place = self._frontier = place
-        self._has_entered = False
         self._n_skip = None
 
     # -- how far it is
@@ -590,7 +594,13 @@ def _rank(rank: int | None, world_size: int | None, changes: str) -> tuple[int, 
 
 def _rank_from_environment() -> tuple[int, int]:
     """RANK and WORLD_SIZE as torchrun and its kin set them; one of one where nobody did."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    named = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
+    for name, value in named.items():
+        if not value.isdecimal():
+            raise ConfigError(
+                f"the environment says {name}={value!r}: a whole number; unset it, or pass rank= and world_size="
+            )
+    return int(named["RANK"]), int(named["WORLD_SIZE"])
 
 
 def _whole(value: Any, what: str, least: int) -> int:

@@ -151,22 +151,31 @@ class Order:
         known = parts.ends or tuple(first for first, _ in spans)
         if ends == known and parts.ends:
             return parts
-        starts, sizes, cursors, keys = (list(a) for a in (parts.starts, parts.sizes, parts.cursors, parts.keys))
+        sizes, new = parts.sizes, []
         for (first, end), begin in zip(spans, known, strict=True):
             begin = max(begin, first)  # what came and went unseen is nobody's row
             if end <= begin:
                 continue
-            i = _last_part(starts, sizes, begin)
-            if i is not None and (cursors[i] == 0 or not self.shuffle):
-                sizes[i] += end - begin
+            last = np.flatnonzero(parts.starts + parts.sizes == begin)
+            if len(last) and (parts.cursors[last[-1]] == 0 or not self.shuffle):
+                sizes = sizes.copy()
+                sizes[last[-1]] += end - begin
             else:
-                starts.append(np.int64(begin))
-                sizes.append(np.int64(end - begin))
-                cursors.append(np.int64(0))
-                keys.append(np.uint64(self.part_key(begin)))
+                new.append((begin, end - begin))
         highest = tuple(max(end, begin) for end, begin in zip(ends, known, strict=True))
-        as_numbers = [np.array(a, np.int64) for a in (starts, sizes, cursors)]
-        return Parts(highest, as_numbers[0], as_numbers[1], as_numbers[2], np.array(keys, np.uint64))
+        grown = Parts(highest, parts.starts, sizes, parts.cursors, parts.keys)
+        return self._with_new(grown, new) if new else grown
+
+    def _with_new(self, parts: Parts, new: list[tuple[int, int]]) -> Parts:
+        starts, sizes = np.array(new, np.int64).T
+        keys = np.array([self.part_key(start) for start, _ in new], np.uint64)
+        return Parts(
+            parts.ends,
+            np.concatenate([parts.starts, starts]),
+            np.concatenate([parts.sizes, sizes]),
+            np.concatenate([parts.cursors, np.zeros(len(new), np.int64)]),
+            np.concatenate([parts.keys, keys]),
+        )
 
     def part_key(self, start: int) -> int:
         """The key of the permutation of the part that begins at ``start``."""
@@ -237,11 +246,6 @@ def spelled_out(text: str) -> list[int]:
         last += int(jumps or 0) * _JUMP + int(rest)
         numbers.append(last)
     return numbers
-
-
-def _last_part(starts: list[Any], sizes: list[Any], end: int) -> int | None:
-    """Which part ends there."""
-    return next((i for i in range(len(starts) - 1, -1, -1) if starts[i] + sizes[i] == end), None)
 
 
 def _in_order(parts: Parts, cursors: Int64, ids: Int64) -> None:

@@ -103,10 +103,10 @@ class Reading:
     def _without_rows(self, rows: Frozen, one: Int64) -> Any:
         """A batch of no rows, with the columns that the others have: a row is read to know them."""
         if self._empty is None:
-            try:
-                self._collated(rows.fetch(one))
-            except IndexError:  # it has left a bounded stream
+            samples = self.read(Piece(rows, one, one[:0])).content
+            if not samples:  # it has left a bounded stream, or a fault left it out
                 return {}
+            self._collated(samples)
         assert self._empty is not None
         return self._empty[0]
 

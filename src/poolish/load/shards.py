@@ -132,6 +132,11 @@ class RowShard(View):
         return samples(self._dataset, [self._below(number) for number in self._numbers(indices)])
 
     @property
+    def choice(self) -> str:
+        """Every nth row."""
+        return str(self.shard)
+
+    @property
     def version(self) -> str:
         """That of the dataset, and which rows of it."""
         return f"{super().version}|{self.shard} of {self._n_below}"

@@ -40,6 +40,11 @@ class ShuffledDataset(View):
         order = self._order(len(self._dataset))
         return samples(self._dataset, order[[check_index(index, len(order)) for index in indices]])
 
+    @property
+    def choice(self) -> str:
+        """All rows, in the order of a seed."""
+        return f"shuffled {self._seed}"
+
     def set_epoch(self, epoch: int) -> None:
         """From now on the order is that of ``epoch``."""
         self._turn_to(check_epoch(epoch))

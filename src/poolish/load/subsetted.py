@@ -43,6 +43,11 @@ class SubsettedDataset(View):
         return samples(self._dataset, self._indices[self._numbers(indices)] if len(indices) else [])
 
     @property
+    def choice(self) -> str:
+        """The numbers."""
+        return f"subset {checksum_hex(self._indices.data)}"
+
+    @property
     def version(self) -> str:
         """That of the dataset, and the choice."""
         return f"{super().version}|subset {checksum_hex(self._indices.data)}"

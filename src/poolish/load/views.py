@@ -46,6 +46,11 @@ class View(Dataset):
         return version_of(self._dataset)
 
     @property
+    def choice(self) -> str:
+        """Which rows these are and how they are numbered, where the view decides that."""
+        return ""
+
+    @property
     def ids_are_numbers(self) -> bool:
         """Whether a row's number is its id, for ever: rows come at the end and none ever leaves."""
         return has_numbers_for_ids(self._dataset)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from poolish.errors import ResumeError
-from poolish.load.frozen import Frozen, Int64, Mask, Span, freeze, ids_of
+from poolish.load.frozen import Frozen, Int64, Mask, SnapshotRows, Span, freeze, ids_of
 from poolish.load.ledger import Keeps, OnEmpty, Run
 from poolish.load.order import NOTHING, Block, Order, Parts, Seen
 from poolish.rows import DatasetBuffer
@@ -101,6 +101,7 @@ class Walk:
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         self._drop_last = drop_last
         self._order = order_of(0)
+        self.session = 0
 
     def order(self, epoch: int) -> Order:
         """The order of an epoch."""
@@ -132,7 +133,7 @@ class Walk:
                     break
                 continue
             n = min(n_wanted - n_found, len(held.block.ids) - offset)
-            pieces.append(self._piece(held, offset, n, n_found))
+            _add(pieces, self._piece(held, offset, n, n_found))
             example = example or (held.rows, held.block.ids[offset : offset + 1])
             n_found += n
             offset += n
@@ -153,9 +154,17 @@ class Walk:
 
     def _next_block(self, place: Place, on_empty: OnEmpty) -> Held | None:
         order, (number, before) = self.order(place.epoch), place.open_block
-        rows = freeze(self._dataset) if order.follow or place.held is None else place.held.rows
-        block = self._ledger.settle(order, number, before, rows, on_empty)
+        rows = self._current_rows(place.held) if order.follow or place.held is None else place.held.rows
+        block = self._ledger.settle(order, number, before, rows, on_empty, self.session)
         return None if block is None else self._hold(block, rows)
+
+    def _current_rows(self, held: Held | None) -> Frozen:
+        """The rows that there are now; as the same object while nothing changes, so that they are read in one go."""
+        rows = freeze(self._dataset)
+        last = None if held is None else held.rows
+        if isinstance(rows, SnapshotRows) and isinstance(last, SnapshotRows) and rows.snapshot is last.snapshot:
+            return last
+        return rows
 
     def revived(self, order: Order, number: int, before: Parts, seen: Seen) -> Held:
         """A block that was decided by an earlier run, on the rows that are there now."""
@@ -273,6 +282,15 @@ class BatchWalk:
         # Batches are made of row numbers: they mean the rows that there are when the epoch begins.
         self._view = self._dataset.snapshot() if isinstance(self._dataset, DatasetBuffer) else self._dataset
         self._rows, self._epoch = freeze(self._view), epoch
+
+
+def _add(pieces: list[Piece], piece: Piece) -> None:
+    """One more piece, or more of the last one where it is read from the same rows."""
+    if pieces and pieces[-1].rows is piece.rows:
+        last = pieces.pop()
+        ids, gone = np.concatenate([last.ids, piece.ids]), np.concatenate([last.gone, piece.gone])
+        piece = Piece(piece.rows, ids, gone)
+    pieces.append(piece)
 
 
 def _is_inside(part: tuple[int, int], spans: list[Span]) -> bool:
