@@ -13,7 +13,7 @@ BIN    := $(VENV)/bin
 # torch comes first, pinned: left to the other packages' resolution it may become another build, which brings
 # gigabytes of CUDA libraries. Choose yours by `make TORCH=...`.
 TORCH  ?= torch==2.13.0
-EXTRAS := torch,hf,image,cli,examples
+EXTRAS := torch,hf,image,audio,guards,cli,examples
 
 # Wheels that a machine offers to pip are offered to uv too.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)

@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "growing_epoch.py"
 
 #: Hides torchdata from the program that is run behind it.

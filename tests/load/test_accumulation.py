@@ -7,6 +7,7 @@ import sys
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from poolish.errors import ConfigError, ResumeError
 from poolish.load.accumulation import GradientAccumulator
 from poolish.load.adaptive import AdaptiveBatches
 
-torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 VOCABULARY, MASKED = 7, -100

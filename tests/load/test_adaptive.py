@@ -215,7 +215,7 @@ def test_errors_that_a_smaller_batch_may_help(error, expected):
 
 def test_torch_errors_are_known_by_their_type():
     """Whatever they say; and a real one of the CPU allocator is recognised."""
-    torch = pytest.importorskip("torch")
+    import torch
 
     assert is_out_of_memory(torch.OutOfMemoryError("on HIP"))
     with pytest.raises(RuntimeError) as caught:
@@ -225,7 +225,8 @@ def test_torch_errors_are_known_by_their_type():
 
 def test_the_memory_of_a_cuda_device_is_asked_of_torch(monkeypatch):
     """What is free, and what torch holds without using it."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1_000, 9_000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 300)
@@ -238,7 +239,8 @@ def test_the_memory_of_a_cuda_device_is_asked_of_torch(monkeypatch):
 @pytest.mark.cuda
 def test_a_real_device_is_filled_and_halved():
     """Twice as much as the device has is worked on in parts that fit."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     free, _ = torch.cuda.mem_get_info()
     row_bytes = free // 16
 

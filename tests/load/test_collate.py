@@ -6,13 +6,12 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.errors import SchemaError
 from poolish.load.collate import collate, empty_like
-
-torch = pytest.importorskip("torch")
 
 
 def test_numbers_and_arrays_are_stacked():

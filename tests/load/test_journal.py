@@ -14,7 +14,7 @@ from poolish.errors import ConfigError, CorruptDataError, ResumeError
 from poolish.load import order
 from tests.effort import IS_SOAK
 from tests.faults import every_kill_point
-from tests.load.loaders import buffer, extend, ids, load, plain, ranks, saved, step, stream, walked, whole
+from tests.load.loaders import buffer, extend, ids, load, plain, ranks, rows, saved, step, stream, walked, whole
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +121,35 @@ def test_a_torn_tail_is_none(store, tmp_path):
         assert sorted(ids(batches)) == list(range(11))
         assert [plain(batch) for batch in batches] == expected
         assert all(line.endswith(b"\n") for line in file.read_bytes().splitlines(keepends=True))
+
+
+def test_what_a_killed_writer_left_is_cut_off_however_long_it_is(store, tmp_path):
+    """Also where the line that comes next is shorter."""
+    expected, file, again = journalled(store, tmp_path)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:2]) + b'{"block":7,"dead":"' + b"A" * 3000)
+
+    assert [plain(batch) for batch in again()] == expected
+    assert [plain(batch) for batch in again()] == expected
+    assert b"AAA" not in file.read_bytes()
+
+
+def test_a_rank_that_is_behind_waits_for_what_the_others_have_seen(tmp_path):
+    """Its view of the dataset comes later than the decision: it looks until the rows are there."""
+
+    class Behind(list):
+        asked = 0
+
+        def __len__(self):
+            self.asked += 1
+            return 4 if self.asked < 8 else 8
+
+    options = {"follow": True, "journal": tmp_path / "journal", "world_size": 2}
+    ahead, behind = load(rows(8), 2, rank=0, **options), load(Behind(rows(8)), 2, rank=1, **options)
+
+    assert [batch.ids.tolist() for batch in ahead] == [[0, 2], [4, 6]]
+    assert [batch["n"].tolist() for batch in behind] == [[1, 3], [5, 7]]
+    assert behind.n_skipped == 0
 
 
 def test_a_damaged_line_is_told(store, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import signal
 import threading
@@ -453,6 +454,15 @@ def test_drop_last_leaves_out_what_fills_no_step(world_size, follow, small_block
     assert {loader.epoch for loader in loaders} == {3}
 
 
+def test_what_drop_last_left_out_is_there_for_another_world_size():
+    """A state before the dropped step goes on with its rows, if they fill the steps of the new ranks."""
+    source = buffer(11)
+    loaders = ranks(2, source, 2, drop_last=True)
+    list(islice(walked(loaders), 2))
+
+    assert whole(ranks(1, source, 1, drop_last=True, state=saved(loaders[0]))) == [8, 9, 10]
+
+
 def test_set_epoch_begins_an_epoch_unless_the_loader_is_in_it():
     """Called before every epoch, as torch's sampler wants it, it changes nothing; a finished one begins again."""
     loader = load(buffer(6), 2, shuffle=True)
@@ -879,6 +889,48 @@ def test_threads_end_with_the_epoch_unless_they_are_to_persist():
     assert n_threads() == before
     assert len(list(staying)) == 2
     staying.close()
+
+
+def test_closing_in_mid_epoch_loses_nothing():
+    """What was read ahead is read again by whoever goes on."""
+    loader = load(rows(9), 2, num_workers=2)
+    iterator = iter(loader)
+    seen = ids([next(iterator)])
+    loader.close()
+
+    assert seen + ids(iterator) == list(range(9))
+
+
+def test_threads_end_when_nobody_has_the_loader():
+    """Also in mid-epoch, without close()."""
+
+    def threads():
+        return {thread for thread in threading.enumerate() if thread.name.startswith("poolish-worker")}
+
+    before = threads()
+    loader = load(rows(9), 2, num_workers=2)
+    next(iter(loader))
+    started = threads() - before
+    del loader
+    gc.collect()
+    for thread in started:
+        thread.join(PATIENCE_S)
+
+    assert len(started) == 2
+    assert not any(thread.is_alive() for thread in started)
+
+
+def test_a_forked_process_goes_on_with_threads_of_its_own():
+    """From where the loader was when it was forked; the parent's goes on, too."""
+    loader = load(rows(9), 2, num_workers=2)
+    iterator = iter(loader)
+    seen = ids([next(iterator)])
+
+    def child():
+        assert ids(loader) == list(range(2, 9))
+
+    assert in_child(child) == 0
+    assert seen + ids(iterator) == list(range(9))
 
 
 # Arguments --------------------------------------------------------------------------------------------------------

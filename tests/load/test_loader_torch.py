@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from poolish import DatasetBuffer, StreamStore
 from poolish.errors import ConfigError
 from poolish.load import Batch, Loader, order
 from tests.load.loaders import buffer, extend, rows, stream
-
-torch = pytest.importorskip("torch")
-from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*DataLoader will create:UserWarning", "ignore:.*set_vital:UserWarning")
 
@@ -157,7 +156,8 @@ def test_an_error_in_a_worker_comes_out():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stateful_loader_stops_and_resumes_at_every_batch(num_workers):
     """Its state holds ours, one for each worker."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    import torchdata.stateful_dataloader as stateful
+
     source = buffer(9)
     expected = numbers(make(source))
 
@@ -177,7 +177,7 @@ def test_stateful_loader_stops_and_resumes_at_every_batch(num_workers):
 
 def test_the_loader_is_stateful_itself():
     """torchdata's protocol: state_dict and load_state_dict."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader.stateful")
+    import torchdata.stateful_dataloader.stateful as stateful
 
     assert isinstance(make(rows(3)), stateful.Stateful)
 

@@ -231,7 +231,7 @@ def test_state_of_100_datasets_in_one_fits_in_2_kB():
     """Each part has a generation of its own."""
     loader = load(CompositeDataset([buffer(100) for _ in range(100)]), 7, shuffle=True)
 
-    assert max(len(json.dumps(loader.state_dict())) for _ in islice(loader, 300)) <= 2_000 + 100 * 40  # a name each
+    assert max(len(json.dumps(loader.state_dict())) for _ in islice(loader, 300)) <= 2_000
 
 
 def test_states_stay_small_while_generations_come_and_go(monkeypatch):

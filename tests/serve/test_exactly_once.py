@@ -492,8 +492,6 @@ def test_a_step_that_failed_is_not_over(path, prefetch):
 @pytest.mark.parametrize("block_size", [3, 200_000])
 def test_a_batch_is_the_trainer_s_own(path, output, block_size):
     """Its file may go, and be used again by a provider, while the trainer still reads and changes the arrays."""
-    if output == "torch":
-        pytest.importorskip("torch")
     with (
         provider(path, block_size=block_size) as running,
         consumer(path, acknowledge="on_read", output=output) as reader,

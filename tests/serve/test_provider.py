@@ -442,7 +442,8 @@ def as_dicts():
 
 
 def as_hf():
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     return datasets.Dataset.from_dict({"x": [[i] * 3 for i in range(N_ROWS)], "label": list(range(N_ROWS))})
 
 
@@ -494,7 +495,8 @@ def test_a_shuffled_dataset_gives_each_row_once_an_epoch(path, make):
 
 def test_tensors_and_pairs_are_x_and_y(path):
     """A torch dataset of pairs comes out as ``(X, Y)``, as tensors by default."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     X, Y = torch.arange(12, dtype=torch.float32).reshape(6, 2), torch.arange(6, dtype=torch.bfloat16)
     dataset = torch.utils.data.TensorDataset(X, Y)
     with DatasetProvider(dataset, path=path, batch_size=4, order="sequential", epochs=1) as running:

@@ -175,8 +175,6 @@ def test_a_waiting_consumer_can_be_interrupted(tmp_path, after_s):
 @pytest.mark.parametrize("output", ["numpy", "torch"])
 def test_a_batch_that_is_held_never_changes(tmp_path, output):
     """Whatever is read after it, and however it is held: as it is, as a view, as a buffer."""
-    if output == "torch":
-        pytest.importorskip("torch")
     n_batches, sizes = 40, {"batch_size": 512, "block_size": 64, "max_backlog": 100}
     publish(tmp_path, n_batches, **sizes)
     held, noted = [], []

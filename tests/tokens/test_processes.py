@@ -257,7 +257,8 @@ def test_forks_while_threads_append(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("method", "where"), [("fork", "path"), ("fork", "temporary"), ("spawn", "temporary")])
 def test_data_loader_workers_read_the_stream(tmp_path, method, where):
     """Every window once, in order, whichever way the workers come to be; the writer goes on afterwards."""
-    torch_data = pytest.importorskip("torch.utils.data")
+    import torch.utils.data as torch_data
+
     with StreamStore(tmp_path / "stream" if where == "path" else None, FIELDS) as store:
         append_many(store, 0, 300)
         types, values = recordings.tokens(0, 300)

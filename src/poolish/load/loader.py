@@ -131,7 +131,7 @@ class Loader:
         self._ahead: ReadAhead[Plan, Piece, Read, tuple[Plan, Read]] | None = None
         self._staged: tuple[Plan, Read, Any] | None = None
         self._place = self._frontier = Place()
-        self._has_entered = self._has_yielded = False
+        self._has_entered = self._has_yielded = self._is_busy = False
         self._flight: deque[_InFlight] = deque()
         self._n_skipped = 0
         self._n_skip: int | None = None  # in a worker process: steps to pass over; None where an epoch begins
@@ -227,6 +227,15 @@ class Loader:
 
     def _next(self) -> Any:
         """The next batch. An error leaves the loader where it was: the same batch comes next."""
+        if self._is_busy:
+            raise RuntimeError("two threads ask one loader for a batch at the same time; give each a loader of its own")
+        self._is_busy = True
+        try:
+            return self._next_batch()
+        finally:
+            self._is_busy = False
+
+    def _next_batch(self) -> Any:
         self._enter()
         self._skip_steps()
         got = self._read_ahead() if self.num_workers else self._read_now()
