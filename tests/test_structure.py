@@ -42,6 +42,7 @@ PUBLIC_NAMES = {
     *("DatasetBuffer", "register_normalizer"),
     *("StreamStore", "MemmapBuffer"),
     *("DataProviderBase", "DataProvider", "DatasetProvider", "DatasetConsumer"),
+    *("DatasetRecipe", "bake", "col", "register_step"),
     *("Dataset", "Loader", "verify_resume"),
     *("Schema", "Field"),
     *("PoolishError", "show_versions"),

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from poolish.load import Dataset as Dataset
     from poolish.load import Loader as Loader
     from poolish.load import verify_resume as verify_resume
+    from poolish.recipes import DatasetRecipe as DatasetRecipe
+    from poolish.recipes import bake as bake
+    from poolish.recipes import col as col
+    from poolish.recipes import register_step as register_step
     from poolish.rows import DatasetBuffer as DatasetBuffer
     from poolish.rows import register_normalizer as register_normalizer
     from poolish.schema import Field as Field
@@ -45,13 +49,17 @@ _HOMES = {
     "DatasetBuffer": "poolish.rows",
     "DatasetConsumer": "poolish.serve",
     "DatasetProvider": "poolish.serve",
+    "DatasetRecipe": "poolish.recipes",
     "Field": "poolish.schema",
     "Loader": "poolish.load",
     "MemmapBuffer": "poolish.tokens",
     "PoolishError": "poolish.errors",
     "Schema": "poolish.schema",
     "StreamStore": "poolish.tokens",
+    "bake": "poolish.recipes",
+    "col": "poolish.recipes",
     "register_normalizer": "poolish.rows",
+    "register_step": "poolish.recipes",
     "show_versions": "poolish.versions",
     "verify_resume": "poolish.load",
 }
@@ -66,16 +74,20 @@ __all__ = [
     "DatasetBuffer",
     "DatasetConsumer",
     "DatasetProvider",
+    "DatasetRecipe",
     "Field",
     "Loader",
     "MemmapBuffer",
     "PoolishError",
     "Schema",
     "StreamStore",
+    "bake",
+    "col",
     "errors",
     "guards",
     "load",
     "register_normalizer",
+    "register_step",
     "show_versions",
     "testing",
     "verify_resume",

@@ -1,0 +1,20 @@
+"""Datasets as recipes: declared, repeatable, and baked again only where something changed."""
+
+from poolish.recipes.expressions import Expression, col
+from poolish.recipes.instructions import AddIngredient, PrepareStep, stratified, top
+from poolish.recipes.recipe import DatasetRecipe, bake
+from poolish.recipes.result import BakeResult
+from poolish.recipes.steps import register_step
+
+__all__ = [
+    "AddIngredient",
+    "BakeResult",
+    "DatasetRecipe",
+    "Expression",
+    "PrepareStep",
+    "bake",
+    "col",
+    "register_step",
+    "stratified",
+    "top",
+]

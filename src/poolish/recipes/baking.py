@@ -1,0 +1,405 @@
+"""From a recipe to rows: one instruction after the other, each fragment by itself as far as that goes.
+
+    ingredient   fragments --where, choice--> chain of row-local steps       pending: nothing is read yet
+    barrier      all pending chains are baked, the barrier looks at all pieces, and goes on from what it leaves
+    end          what is pending is baked; pieces become one table, in order
+
+Row-local steps commute with everything but a barrier, so a fragment runs through all of them in one go, in any thread,
+and its result can be kept. ``lots`` are the ingredients so far, in their order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from poolish.errors import BudgetSpent, RecipeError, SchemaError
+from poolish.recipes.built_in import Barrier, Dedup, Fitted, Limit, Shuffle, built_in
+from poolish.recipes.cache import Baked, Cache, total
+from poolish.recipes.chain import Chain, Work, fragments_of, prepared
+from poolish.recipes.engine import Engine
+from poolish.recipes.expressions import Expression, as_expression
+from poolish.recipes.identity import Int64, threshold_of
+from poolish.recipes.instructions import AddIngredient, PrepareStep
+from poolish.recipes.piece import Piece, canonical_table
+from poolish.recipes.selection import PICKS, Candidates, largest_remainder, until_tokens
+from poolish.recipes.sources import Fragment, as_source
+from poolish.recipes.steps import CalledStep, is_registered, registered
+from poolish.recipes.suites import SuiteStep, is_suite
+
+MAX_STEPS = 62
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Line:
+    """What one instruction did."""
+
+    name: str
+    kind: str
+    rows_in: int = 0
+    rows_out: int = 0
+    asked: int | float | None = None
+    nulls: int = 0
+    filtered: int = 0
+    rejected: int = 0
+    fragments: int = 0
+    cached: int = 0
+    seconds: float = 0.0
+    tokens: int | None = None
+
+
+@dataclass
+class Lot:
+    """One ingredient on its way."""
+
+    name: str
+    chain: Chain
+    fragments: Sequence[Fragment]
+    line: Line
+    lines: list[Line]
+    repeat: int = 1
+    extra: int = 0
+    pieces: list[Piece] | None = None
+
+
+@dataclass
+class Rows:
+    """All rows of a bake, in order, and where each came from."""
+
+    table: pa.Table
+    ingredients: Int64
+    names: Int64
+    rows: Int64
+    subs: Int64
+    steps: Int64
+    ingredient_names: list[str]
+    part_names: list[str]
+
+
+@dataclass
+class Bake:
+    """One bake."""
+
+    instructions: Sequence[Any]
+    seed: int
+    total: int | None
+    unit: str
+    tokens: str | None
+    engine: Engine
+    on_error: str = "raise"
+    budget: float | None = None
+    cache: Cache | None = None
+    progress: Progress | None = None
+    lines: list[Line] = field(default_factory=list)
+    rejects: list[dict[str, Any]] = field(default_factory=list)
+    step_names: list[str] = field(default_factory=list)
+    _lots: list[Lot] = field(default_factory=list)
+    _shuffled: tuple[int, Shuffle, str] | None = None
+
+    def run(self) -> Rows:
+        """Everything, in the order of the instructions."""
+        quotas = self._quotas()
+        for instruction in self.instructions:
+            if isinstance(instruction, AddIngredient):
+                self._add(instruction, quotas.get(instruction.name))
+            else:
+                self._prepare(instruction)
+        self._materialize()
+        return self._assembled()
+
+    def _quotas(self) -> dict[str, int]:
+        weighted = [each for each in self.instructions if isinstance(each, AddIngredient) and each.weight is not None]
+        if not weighted:
+            return {}
+        if self.total is None:
+            raise RecipeError("weights are shares of a total; give the recipe total=, or ingredients take=")
+        shares = largest_remainder([float(each.weight or 0) for each in weighted], self.total)
+        return {each.name: share for each, share in zip(weighted, shares, strict=True)}
+
+    # -- ingredients
+
+    def _add(self, ingredient: AddIngredient, quota: int | None) -> None:
+        what = f"ingredient {ingredient.name!r}"
+        source = as_source(ingredient.source, what)
+        where = None if ingredient.where is None else _where(ingredient.where)
+        line = Line(ingredient.name, "ingredient", asked=quota if quota is not None else ingredient.take)
+        self.lines.append(line)
+        started = time.perf_counter()
+        fragments = fragments_of(source, what)
+        chain = Chain(ingredient.name, source, where, self.seed, 2**64, None, (), self.on_error)
+        lot = Lot(ingredient.name, chain, fragments, line, [line])
+        self._choose(lot, ingredient, quota)
+        line.seconds += time.perf_counter() - started
+        self._lots.append(lot)
+
+    def _choose(self, lot: Lot, ingredient: AddIngredient, quota: int | None) -> None:
+        take, how = ingredient.take, ingredient.pick.how
+        if quota is None and (take is None or (isinstance(take, float) and how == "hash")):
+            lot.chain = replace(lot.chain, threshold=2**64 if take is None else threshold_of(float(take)))
+            return
+        by_tokens = quota is not None and self.unit == "tokens"
+        column = ingredient.pick.column
+        look = [(lot.chain, fragment, column, self.tokens if by_tokens else None) for fragment in lot.fragments]
+        parts = list(self.engine.run(lambda task: task[0].candidates(task[1], task[2], task[3], self.cache), look))
+        available = sum(len(part) for part in parts)
+        asked = quota if quota is not None else round(available * take) if isinstance(take, float) else int(take or 0)
+        if by_tokens:
+            self._choose_tokens(lot, parts, asked, ingredient)
+            return
+        if asked > available:
+            self._short(lot, ingredient, asked, available, parts)
+            return
+        self._set_choice(lot, parts, PICKS[how](parts, asked), how)
+
+    def _set_choice(self, lot: Lot, parts: list[Candidates], masks: list[Any], how: str) -> None:
+        threshold = _threshold(parts, masks) if how == "hash" else None
+        if threshold is not None:
+            lot.chain = replace(lot.chain, threshold=threshold)
+            return
+        chosen = {
+            (fragment.name, fragment.number): part.rows[mask]
+            for fragment, part, mask in zip(lot.fragments, parts, masks, strict=True)
+        }
+        lot.chain = replace(lot.chain, chosen=chosen)
+
+    def _choose_tokens(self, lot: Lot, parts: list[Candidates], asked: int, ingredient: AddIngredient) -> None:
+        available = sum(int(part.tokens.sum()) for part in parts if part.tokens is not None)
+        masks = until_tokens(parts, asked) if parts else []
+        lot.line.tokens = sum(
+            int(part.tokens[mask].sum()) for part, mask in zip(parts, masks, strict=True) if part.tokens is not None
+        )
+        if asked > available and ingredient.on_short != "accept":
+            raise RecipeError(
+                f"ingredient {lot.name!r}: {asked:,} tokens asked for, there are {available:,}; ask for fewer, or pass "
+                "on_short='accept'"
+            )
+        self._set_choice(lot, parts, masks, "hash")
+
+    def _short(self, lot: Lot, ingredient: AddIngredient, asked: int, available: int, parts: list[Candidates]) -> None:
+        if ingredient.on_short == "accept":
+            return
+        if ingredient.on_short == "error" or not available:
+            raise RecipeError(
+                f"ingredient {lot.name!r}: {asked:,} rows asked for, there are {available:,} after its filter; ask for "
+                "fewer, or pass on_short='accept' or 'repeat'"
+            )
+        lot.repeat, rest = divmod(asked, available)
+        lot.extra = (_threshold(parts, PICKS["hash"](parts, rest)) or 0) if rest else 0
+
+    # -- steps
+
+    def _prepare(self, instruction: PrepareStep) -> None:
+        if len(self.step_names) == MAX_STEPS:
+            raise RecipeError(f"more than {MAX_STEPS} steps in one recipe; bake it in two")
+        where = None if instruction.where is None else _where(instruction.where)
+        step = self._step(instruction)
+        line = Line(instruction.name, "step")
+        self.lines.append(line)
+        bit = len(self.step_names)
+        self.step_names.append(instruction.name)
+        started = time.perf_counter()
+        if isinstance(step, Barrier):
+            self._materialize()
+            self._pass(step, where, instruction.name, bit, line)
+        else:
+            self._row_local(Work(instruction.name, step, where, bit), line)
+        line.seconds += time.perf_counter() - started
+
+    def _step(self, instruction: PrepareStep) -> Any:
+        step, name, options = instruction.step, instruction.name, dict(instruction.options)
+        if is_suite(step):
+            return SuiteStep(name, step)
+        if isinstance(step, str):
+            made = built_in(step, name, options)
+            if made is not None:
+                return made
+            step = registered(step) if is_registered(step) else _unknown(step)
+        if not callable(step):
+            raise RecipeError(f"step {name!r}: a function, the name of a step, or a suite, got {step!r}")
+        return CalledStep(name, step, instruction.version, options.pop("batched", False), options)
+
+    def _row_local(self, work: Work, line: Line) -> None:
+        for lot in self._lots:
+            if lot.pieces is None:
+                lot.chain = replace(lot.chain, works=(*lot.chain.works, work))
+                lot.lines.append(line)
+            else:
+                tasks = [(piece, work) for piece in lot.pieces]
+                found = list(self.engine.run(lambda task: self._one(task[0], task[1]), tasks))
+                line.rows_in += sum(len(piece) for piece in lot.pieces)
+                lot.pieces = [piece for piece, _ in found]
+                line.rows_out += sum(len(piece) for piece in lot.pieces)
+                self._reject([each for _, rejects in found for each in rejects], line)
+
+    def _one(self, piece: Piece, work: Work) -> tuple[Piece, list[dict[str, Any]]]:
+        rejects: list[dict[str, Any]] = []
+        return prepared(piece, work, self.on_error, rejects), rejects
+
+    def _pass(self, step: Barrier, where: Any, name: str, bit: int, line: Line) -> None:
+        """All rows through a barrier."""
+        pieces = [piece for lot in self._lots for piece in lot.pieces or ()]
+        line.rows_in = sum(len(piece) for piece in pieces)
+        if isinstance(step, Shuffle):
+            self._shuffled = (len(self._lots), step, name)
+        elif isinstance(step, Fitted):
+            self._fit(step, where, name, bit)
+        elif isinstance(step, (Dedup, Limit)):
+            order = self._order(pieces)
+            masks = step.masks(pieces, order, where)
+            self._keep(masks)
+        line.rows_out = sum(len(piece) for lot in self._lots for piece in lot.pieces or ())
+
+    def _keep(self, masks: list[Any]) -> None:
+        masks = list(masks)
+        for lot in self._lots:
+            lot.pieces = [piece.keep(masks.pop(0)) for piece in lot.pieces or ()]
+
+    def _fit(self, step: Fitted, where: Any, name: str, bit: int) -> None:
+        pieces = [piece for lot in self._lots for piece in lot.pieces or ()]
+        fitted = step.fitted(pieces, where)
+        work = Work(name, step.with_parameters(fitted), where, bit)
+        for lot in self._lots:
+            lot.pieces = [prepared(piece, work, self.on_error, []) for piece in lot.pieces or ()]
+
+    # -- baking what is pending
+
+    def _materialize(self) -> None:
+        pending = [lot for lot in self._lots if lot.pieces is None]
+        tasks = [(lot, fragment) for lot in pending for fragment in lot.fragments]
+        started = time.perf_counter()
+        found: dict[int, list[Baked]] = {id(lot): [] for lot in pending}
+        results = self.engine.run(lambda task: task[0].chain.bake(task[1], self.cache), tasks)
+        for i, ((lot, _), baked) in enumerate(zip(tasks, results, strict=True)):
+            found[id(lot)].append(baked)
+            self._reject(baked.rejects, lot.line)
+            if self.progress is not None:
+                self.progress(lot.name, i + 1, len(tasks))
+        seconds = time.perf_counter() - started
+        for lot in pending:
+            self._settle(lot, found[id(lot)], seconds * len(lot.fragments) / max(1, len(tasks)))
+
+    def _settle(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
+        lot.pieces = [each.piece for each in baked]
+        lot.line.fragments, lot.line.cached = len(baked), sum(each.is_cached for each in baked)
+        lot.line.seconds += seconds
+        if lot.repeat > 1 or lot.extra:
+            lot.pieces = _repeated(lot.pieces, lot.repeat, lot.extra, lot.chain)
+        firsts = [each.counts[0] for each in baked]
+        lot.line.rows_in, lot.line.nulls = total(firsts, "in"), total(firsts, "null")
+        lot.line.filtered, lot.line.rows_out = total(firsts, "filtered"), total(firsts, "out")
+        for i, line in enumerate(lot.lines[1:], 1):
+            line.rows_in += sum(each.counts[i]["in"] for each in baked)
+            line.rows_out += sum(each.counts[i]["out"] for each in baked)
+
+    def _reject(self, rejects: list[dict[str, Any]], line: Line) -> None:
+        self.rejects += rejects
+        line.rejected += len(rejects)
+        n_rows = sum(fragment.n_rows or 0 for lot in self._lots for fragment in lot.fragments)
+        allowed = self.budget
+        if allowed is not None and rejects:
+            limit = allowed if allowed >= 1 else allowed * max(n_rows, 1)
+            if len(self.rejects) > limit and (allowed >= 1 or n_rows):
+                raise BudgetSpent(
+                    f"{len(self.rejects):,} rows were rejected, the budget is {allowed}; the last: {rejects[-1]}"
+                )
+
+    # -- putting it together
+
+    def _order(self, pieces: list[Piece]) -> Int64 | None:
+        """The order of all rows, where it is not that of the pieces."""
+        if self._shuffled is None:
+            return None
+        n_lots, step, name = self._shuffled
+        shuffled = [piece for lot in self._lots[:n_lots] for piece in lot.pieces or ()]
+        if not shuffled:
+            return None
+        keys = np.concatenate([step.keys(piece, self.seed, name) for piece in shuffled])
+        n_rest = sum(len(piece) for piece in pieces) - len(keys)
+        return np.concatenate([np.argsort(keys, kind="stable"), len(keys) + np.arange(n_rest)])
+
+    def _assembled(self) -> Rows:
+        pieces = [piece for lot in self._lots for piece in lot.pieces or ()]
+        table = _one_table(pieces)
+        ingredients = [lot.name for lot in self._lots]
+        parts = sorted({piece.name for piece in pieces})
+        place = {name: i for i, name in enumerate(parts)}
+        lengths = [len(piece) for piece in pieces]
+        kinds = np.repeat([ingredients.index(piece.ingredient) for piece in pieces], lengths).astype(np.int64)
+        names = np.repeat([place[piece.name] for piece in pieces], lengths).astype(np.int64)
+        empty = [np.empty(0, np.int64)]
+        rows, subs, steps = (
+            np.concatenate([getattr(piece, key) for piece in pieces] or empty) for key in ("rows", "subs", "steps")
+        )
+        order = self._order(pieces)
+        if order is not None:
+            table = table.take(pa.array(order))
+            kinds, names, rows, subs, steps = (each[order] for each in (kinds, names, rows, subs, steps))
+        return Rows(table, kinds, names, rows, subs, steps, ingredients, parts)
+
+
+def _threshold(parts: list[Candidates], masks: list[Any]) -> int | None:
+    """The hash below which are exactly the chosen rows; None where two rows have the same hash at the border."""
+    chosen = [part.hashes[mask] for part, mask in zip(parts, masks, strict=True)]
+    others = [part.hashes[~mask] for part, mask in zip(parts, masks, strict=True)]
+    highest = max((int(each.max()) for each in chosen if len(each)), default=-1)
+    lowest = min((int(each.min()) for each in others if len(each)), default=2**64)
+    return lowest if highest < lowest else None
+
+
+def _repeated(pieces: list[Piece], times: int, extra: int, chain: Chain) -> list[Piece]:
+    """All rows so many times, and once more those whose hash is below ``extra``."""
+    found = []
+    for k in range(times):
+        found += [replace(piece, subs=piece.subs + k * 1_000_000) for piece in pieces]
+    if extra:
+        cut = replace(chain, threshold=extra)
+        for piece in pieces:
+            fewer = cut._fewer(Baked(piece, threshold=2**64)).piece
+            found.append(replace(fewer, subs=fewer.subs + times * 1_000_000))
+    return found
+
+
+def _one_table(pieces: list[Piece]) -> pa.Table:
+    if not pieces:
+        return pa.table({})
+    tables = []
+    first: tuple[str, pa.Schema] | None = None
+    for piece in [piece for piece in pieces if len(piece)] or pieces[:1]:
+        table = canonical_table(piece.table)
+        if first is None:
+            first = piece.ingredient, table.schema
+        elif set(table.column_names) != set(first[1].names):
+            raise SchemaError(
+                f"ingredient {piece.ingredient!r} has columns {table.column_names}, {first[0]!r} has {first[1].names}; "
+                "select, rename or drop until they are the same"
+            )
+        tables.append(table.select(first[1].names))
+    try:
+        return pa.concat_tables(tables, promote_options="default").combine_chunks()
+    except pa.ArrowTypeError as error:
+        raise SchemaError(f"ingredients have other types in the same column: {error}; cast one of them") from error
+
+
+def _where(where: Any) -> Any:
+    if callable(where) and not isinstance(where, Expression):
+        from poolish.recipes.callables import RowPredicate
+
+        return RowPredicate(where)
+    return as_expression(where)
+
+
+def _unknown(step: str) -> Any:
+    from difflib import get_close_matches
+
+    from poolish.recipes.built_in import BUILT_IN
+
+    near = get_close_matches(step, BUILT_IN, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise RecipeError(f"no step {step!r}{hint} Steps by name are {', '.join(BUILT_IN)} and those of @register_step")

@@ -1,0 +1,75 @@
+"""What a recipe is made of: ingredients and preparation steps, as plain values that never change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from poolish.errors import RecipeError
+
+ON_SHORT = ("error", "repeat", "accept")
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Which rows are taken where not all are: by ``hash``, ``latest``, ``oldest``, ``top`` or ``stratified``."""
+
+    how: str = "hash"
+    column: str | None = None
+
+    def __str__(self) -> str:
+        return self.how if self.column is None else f"{self.how}({self.column})"
+
+    @classmethod
+    def of(cls, value: Pick | str) -> Pick:
+        """A pick as it was given: an object, or its text.
+
+        >>> Pick.of("top(score)")
+        Pick(how='top', column='score')
+        """
+        if isinstance(value, Pick):
+            return value
+        how, _, rest = str(value).partition("(")
+        pick = cls(how, rest.removesuffix(")") or None) if rest else cls(how)
+        known = ("hash", "latest", "oldest") if pick.column is None else ("top", "stratified")
+        if pick.how not in known:
+            raise RecipeError(f"pick={value!r}: one of hash, latest, oldest, top(column), stratified(column)")
+        return pick
+
+
+def top(column: str) -> Pick:
+    """The rows with the largest values in a column."""
+    return Pick("top", column)
+
+
+def stratified(column: str) -> Pick:
+    """Rows of each value of a column in the proportion that it has."""
+    return Pick("stratified", column)
+
+
+@dataclass(frozen=True)
+class AddIngredient:
+    """Rows of a source, filtered, and as many as are asked for."""
+
+    name: str
+    source: Any
+    where: Any = None
+    take: int | float | None = None
+    weight: float | None = None
+    pick: Pick = field(default_factory=Pick)
+    on_short: str = "error"
+
+
+@dataclass(frozen=True)
+class PrepareStep:
+    """Something done to the rows that are there so far, or to those that ``where`` selects."""
+
+    name: str
+    step: Any
+    where: Any = None
+    version: int | str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+Instruction = AddIngredient | PrepareStep

@@ -1,0 +1,65 @@
+"""A recipe as an ingredient of another: it is baked first, and its rows keep the names that they had there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from poolish.recipes.identity import Int64, row_hashes
+from poolish.recipes.sources import FRAGMENT_ROWS, Fragment, content_of
+
+
+class RecipeSource:
+    """The result of another recipe. A row's number is made of what it is in there, so it stays when others come."""
+
+    def __init__(self, recipe: Any) -> None:
+        self._recipe = recipe
+        self._baked: tuple[pa.Table, Int64] | None = None
+
+    def describe(self) -> str:
+        """Its name."""
+        return f"recipe {self._recipe.name!r}"
+
+    def _rows(self) -> tuple[pa.Table, Int64]:
+        if self._baked is None:
+            result = self._recipe.bake()
+            self._baked = result.buffer.snapshot().to_arrow(), result.lineage.identities()
+        return self._baked
+
+    def schema(self) -> pa.Schema:
+        """The columns that come out of it."""
+        return self._rows()[0].schema
+
+    def fragments(self) -> list[Fragment]:
+        """Its rows by ranges."""
+        table, numbers = self._rows()
+        found = []
+        for first in range(0, table.num_rows, FRAGMENT_ROWS):
+            part = table.slice(first, FRAGMENT_ROWS)
+            place = {"first": first, "end": first + part.num_rows}
+            print_ = content_of(part, numbers[first : first + part.num_rows])
+            found.append(Fragment("", first // FRAGMENT_ROWS, part.num_rows, print_, place))
+        return found
+
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+        """One slice."""
+        table, numbers = self._rows()
+        first, end = fragment.place["first"], fragment.place["end"]
+        part = table.slice(first, end - first)
+        yield (part if columns is None else part.select(list(columns))), numbers[first:end]
+
+
+def identity_numbers(
+    ingredients: list[str], parts: list[str], kinds: Int64, names: Int64, rows: Int64, subs: Int64
+) -> Int64:
+    """One number for each row that depends on what it is alone."""
+    found = np.zeros(len(rows), np.uint64)
+    for kind in np.unique(kinds).tolist():
+        for name in np.unique(names[kinds == kind]).tolist():
+            mine = (kinds == kind) & (names == name)
+            found[mine] = row_hashes(0, "identity", ingredients[kind], parts[name], rows[mine] * 1_000_003 + subs[mine])
+    numbers: Int64 = (found >> np.uint64(1)).astype(np.int64)
+    return numbers

@@ -1,0 +1,91 @@
+"""Rows on their way through a recipe: a table, and for each row where it came from and what was done to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from poolish.recipes.identity import Int64
+from poolish.schema import Schema
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one part of one ingredient.
+
+    ``rows`` are their numbers in the part, ``subs`` tell apart rows that one row became, ``steps`` has a bit for each
+    step that was applied.
+    """
+
+    ingredient: str
+    name: str
+    table: pa.Table
+    rows: Int64
+    subs: Int64
+    steps: Int64
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def read(cls, ingredient: str, name: str, table: pa.Table, rows: Int64) -> Piece:
+        """Rows as they come from a source."""
+        nothing = np.zeros(len(rows), np.int64)
+        return cls(ingredient, name, table, rows, nothing, nothing)
+
+    def keep(self, mask: Mask) -> Piece:
+        """The rows where ``mask`` is true."""
+        if mask.all():
+            return self
+        return self.take(np.flatnonzero(mask))
+
+    def take(self, numbers: Int64) -> Piece:
+        """These rows, in this order."""
+        table = self.table.take(pa.array(numbers))
+        return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
+
+    def with_table(self, table: pa.Table) -> Piece:
+        """The same rows with other columns."""
+        return replace(self, table=table)
+
+    def slice(self, first: int, n_rows: int) -> Piece:
+        """Consecutive rows."""
+        chosen = slice(first, first + n_rows)
+        return replace(
+            self,
+            table=self.table.slice(first, n_rows),
+            rows=self.rows[chosen],
+            subs=self.subs[chosen],
+            steps=self.steps[chosen],
+        )
+
+
+def joined(pieces: list[Piece]) -> Piece:
+    """Pieces of the same part behind each other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    first = pieces[0]
+    arrays = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("rows", "subs", "steps")}
+    table = pa.concat_tables([piece.table for piece in pieces])
+    return Piece(first.ingredient, first.name, table, **arrays)
+
+
+def canonical_table(table: pa.Table) -> pa.Table:
+    """The same values in the types that poolish keeps them in, so that a step gives the same for all sources."""
+    wanted = Schema.of(table.schema).to_arrow()
+    return table if table.schema.equals(wanted) else table.cast(wanted)
+
+
+def selected_rows(piece: Piece, where: Any) -> Mask:
+    """Which rows of a piece a step's filter asks for; the column ``ingredient`` is known without being there."""
+    if where is None:
+        return np.ones(len(piece), bool)
+    bound = where.bind(ingredient=piece.ingredient)
+    mask: Mask = np.full(len(piece), bound) if isinstance(bound, bool) else bound.mask(piece.table)[0]
+    return mask
