@@ -48,6 +48,7 @@ run: environment  ## a provider and a trainer for a minute; the trainer is kille
 tour: environment  ## rows that change while they are trained on, a stream that is recorded meanwhile
 	@$(BIN)/python examples/tour.py
 	@$(BIN)/python examples/stream.py
+	@$(BIN)/python examples/growing_epoch.py
 
 check: $(VENV)/.tools  ## lint, format and types
 	$(BIN)/ruff check
