@@ -121,6 +121,34 @@ def queue_purge(
         raise typer.Exit(purge(path, is_sure=yes))
 
 
+@app.command("check")
+def check_path(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A file, a directory of files, a stream or a queue.")],
+    level: Annotated[
+        str,
+        typer.Option("--level", metavar="LEVEL", help="file, format, statistics or meaning; each includes the former."),
+    ] = "meaning",
+    suite: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--suite", metavar="FILE", help="What is expected: a .yaml or .toml file of a Suite."),
+    ] = None,
+    reference: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--reference", metavar="PATH", help="Good data to compare with."),
+    ] = None,
+    json: AsJson = False,
+    html: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--html", metavar="FILE", help="Write the report as a page, too."),
+    ] = None,
+) -> None:
+    """Check data level by level, stop at the first level that fails; exit code 1 if one does. Nothing is executed."""
+    with explained(OSError):
+        from poolish.cli.check import check
+
+        raise typer.Exit(check(path, level, suite=suite, reference=reference, as_json=json, html=html))
+
+
 @app.command("versions")
 def versions() -> None:
     """Print what is installed here: the first lines of a useful bug report."""

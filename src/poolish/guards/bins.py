@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ class Histogram:
         if self.values is not None:
             return [str(value) for value in self.values]
         ends = ["-inf", *(f"{edge:.6g}" for edge in self._edges()), "inf"]
-        return [f"{low} .. {high}" for low, high in zip(ends, ends[1:], strict=False)]
+        return [f"{low} .. {high}" for low, high in pairwise(ends)]
 
     def merge(self, other: Histogram) -> Histogram:
         """Of both, on the same bins."""
@@ -171,7 +172,7 @@ class Histogram:
         numbers = [*counts, *beside]
         if len(beside) != 3 or len(counts) != len(bins) or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
             raise CorruptDataError(f"histogram: {len(bins)} counts and 3 beside them, from 0, got {numbers!r:.80}")
-        return cls(bins, np.array(counts, np.int64), *beside, is_exact=bool(state["is_exact"]))
+        return cls(bins, np.array(counts, np.int64), beside[0], beside[1], beside[2], bool(state["is_exact"]))
 
     def _edges(self) -> list[float]:
         return [] if self.edges is None else self.edges.tolist()
@@ -183,7 +184,7 @@ class Histogram:
         beside = [getattr(self, name) + sign * getattr(other, name) for name in ("other", "missing", "infinite")]
         if (counts < 0).any() or min(beside) < 0:
             raise ValueError("more in a bin of the part than in the whole; it was never a part of it")
-        return Histogram(self.bins, counts, *beside, is_exact=self.is_exact and other.is_exact)
+        return Histogram(self.bins, counts, beside[0], beside[1], beside[2], self.is_exact and other.is_exact)
 
 
 def aligned(reference: Histogram, current: Histogram) -> tuple[Int64, Int64]:

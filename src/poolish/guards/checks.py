@@ -432,8 +432,7 @@ def number(value: Any, where: str) -> Number:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-        hint = "; YAML reads 1e5 as text, write 1.0e+5" if isinstance(value, str) and _is_float(value) else ""
-        raise ConfigError(f"{where}: a number, got {value!r}{hint}")
+        raise ConfigError(f"{where}: a number, got {value!r}")
     return value
 
 
@@ -475,9 +474,7 @@ def _pattern(value: Any, where: str) -> str:
         pc.match_substring_regex(pa.array(["x"]), _whole(value))
     except pa.ArrowInvalid as error:
         why = str(error).partition(": ")[2]
-        raise ConfigError(
-            f"{where}: {value!r} is no regular expression of RE2 ({why}); look-around is not known"
-        ) from None
+        raise ConfigError(f"{where}: {value!r} is no pattern of RE2 ({why}); it has no look-around") from None
     return value
 
 
@@ -584,9 +581,7 @@ def _codes(column: Column) -> Any:
     """A whole number for each row, equal for equal values."""
     leaves = column.leaves
     if leaves.offsets is not None or leaves.n_each is None:
-        raise Unfit(
-            f"column {column.name!r} is {column.told}; only values of one size can be compared for being unique"
-        )
+        raise Unfit(f"column {column.name!r} is {column.told}; only values of one size can be unique")
     values = leaves.values
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "fc":

@@ -34,6 +34,7 @@ from poolish.guards.distinct import Distinct
 from poolish.guards.json_numbers import decode_float, encode_float
 from poolish.guards.moments import Moments
 from poolish.guards.quantiles import N_EXACT, Quantiles
+from poolish.guards.ranks import Ranks
 from poolish.kernels import scan
 
 Floats = NDArray[np.float64]
@@ -147,7 +148,8 @@ class ColumnProfile:
         """Counts on the bins of the reference, else on its own; None if there is nothing to count."""
         if self.frozen is not None:
             return self.frozen
-        return self.histogram_on(self.own_bins()) if self.kind not in ("other", "null") else None
+        has_values = self.categories is not None or self.quantiles is not None
+        return self.histogram_on(self.own_bins()) if has_values else None
 
     # What it is compared by -----------------------------------------------------------------------------------
 
@@ -192,7 +194,7 @@ class ColumnProfile:
         """Counts on given bins: exact where they are its own, or its values are still known, else an estimate."""
         if self.frozen is not None and self.frozen.bins == bins:
             return self.frozen
-        beside = {"missing": self.missing, "infinite": self.infinite}
+        beside: Any = {"missing": self.missing, "infinite": self.infinite}
         if bins.values is not None or self.kind == "text":
             if self.categories is not None:
                 found = histogram_of_values(bins, self.categories, others=self.n_uncategorized)
@@ -408,34 +410,20 @@ def check_comparable(reference: Any, current: Any) -> None:
 
 
 def _of_numbers(column: Column, given: Bins | None, n_bins: int, sketch: str) -> ColumnProfile:
-    numbers = column.numbers
+    numbers, few = column.numbers, column.categories
     assert numbers is not None
-    few = column.categories
-    edges = None if given is None else given.edges
+    quantiles, own = _ordered(column, n_bins, sketch, has_bins=given is not None)
+    bins = given or own
+    edges = None if bins is None else bins.edges
     counts = None if edges is None else np.zeros(len(edges) + 1, np.int64)
     moments, low, high, (nan, above, below) = scan(numbers, edges, counts)
     if numbers.dtype.kind in "iu" and len(numbers):  # whole numbers beyond 2**53 are exact
         low, high = int(numbers.min()), int(numbers.max())
-    n = moments[0]
     frozen = None
-    beside = {"missing": column.nulls + nan, "infinite": above + below}
-    if counts is not None and given is not None:
-        frozen = Histogram(given, counts, **beside)
-    elif given is not None:
-        frozen = column.histogram_on(given)
-    elif n > N_EXACT and sketch != "exact":
-        # Later nobody knows the values any more, so they are counted now.
-        if few is not None and len(few) <= MAX_DISCRETE:
-            frozen = replace(histogram_of_values(column.own_bins(n_bins), few), **beside)
-        else:
-            own = Bins.of_quantiles(column.finite, n_bins)
-            frozen = replace(histogram_of_sorted(own, column.finite), **beside)
-    quantiles = None
-    if sketch == "exact":
-        quantiles = Quantiles.of_sorted(column.finite, n_exact=max(n, N_EXACT))
-    elif sketch == "auto":
-        quantiles = Quantiles.of_sorted(column.finite)
-    distinct = Distinct.of(column.words, unique=column.unique_words)
+    if bins is not None and counts is not None:
+        frozen = Histogram(bins, counts, missing=column.nulls + nan, infinite=above + below)
+    elif bins is not None:
+        frozen = column.histogram_on(bins)
     return ColumnProfile(
         kind=column.kind,
         count=column.count,
@@ -449,13 +437,34 @@ def _of_numbers(column: Column, given: Bins | None, n_bins: int, sketch: str) ->
         quantiles=quantiles,
         categories=few,
         n_uncategorized=0,
-        counts_distinct=distinct,
+        counts_distinct=Distinct.of(column.words, unique=column.unique_words),
         lengths=None,
         shapes=None,
         n_bins=n_bins,
         frozen=frozen,
         has_own_bins=given is None,
     )
+
+
+def _ordered(column: Column, n_bins: int, sketch: str, *, has_bins: bool) -> tuple[Quantiles | None, Bins | None]:
+    """What is kept of the order, and the bins that must be made now, because later nobody knows the values any more."""
+    if sketch == "none":
+        return None, None if has_bins else _order_of(column, n_bins, sketch)[1]
+    quantiles, own = _order_of(column, n_bins, sketch)
+    return quantiles, None if has_bins or quantiles.is_exact else own
+
+
+def _order_of(column: Column, n_bins: int, sketch: str) -> tuple[Quantiles, Bins]:
+    numbers = column.numbers
+    assert numbers is not None
+    if len(numbers) > N_EXACT and sketch != "exact" and column.categories is None:
+        shares = np.arange(1, n_bins) / n_bins
+        ranks = Ranks.of(numbers, shares)
+        if ranks is not None and ranks.n > N_EXACT:
+            bins = Bins(np.unique([ranks.quantile(share) for share in shares]), None, f"ref_quantile:{n_bins}")
+            return Quantiles.of_places(ranks.n, ranks.at, ranks.slack), bins
+    n_exact = max(len(numbers), N_EXACT) if sketch == "exact" else N_EXACT
+    return Quantiles.of_sorted(column.finite, n_exact=n_exact), column.own_bins(n_bins)
 
 
 def _of_others(column: Column, n_bins: int) -> ColumnProfile:
@@ -522,9 +531,9 @@ def _merge_histograms(a: ColumnProfile, b: ColumnProfile, merged: ColumnProfile)
     """On the bins they share; on frozen ones if only one side has them; None where the values themselves are known."""
     if a.frozen is not None and b.frozen is not None and a.frozen.bins == b.frozen.bins:
         return a.frozen.merge(b.frozen)
-    if merged.has_own_bins and (merged.is_exact or merged.kind == "text" or merged.kind in ("null", "other")):
+    if merged.has_own_bins and (merged.is_exact or merged.kind == "text"):
         return None
-    if merged.kind in ("null", "other") or (a.histogram is None or b.histogram is None):
+    if a.histogram is None or b.histogram is None:
         return None
     first = a if not a.has_own_bins or (b.has_own_bins and a.count >= b.count) else b
     if not first.moments.n and merged.moments.n and first.has_own_bins:

@@ -60,12 +60,15 @@ class Column:
     @cached_property
     def finite(self) -> Floats:
         """The finite numbers in order."""
+        if self.categories is not None and self.numbers is not None:  # few different ones need no sorting
+            values = np.array(sorted(self.categories), np.float64)
+            return np.repeat(values, [self.categories[value] for value in sorted(self.categories)])
         first, last = np.searchsorted(self.ordered, [-np.inf], side="right"), np.searchsorted(self.ordered, [np.inf])
         return self.ordered[int(first[0]) : int(last[0])]
 
     @cached_property
-    def words(self) -> NDArray[np.uint64]:
-        """The finite numbers as 64-bit words, equal for what is equal."""
+    def words(self) -> Array:
+        """The numbers as what the kernels count."""
         return as_words(self.numbers) if self.numbers is not None else np.empty(0, np.uint64)
 
     @cached_property
@@ -162,11 +165,10 @@ def _columns(rows: Any) -> Iterator[tuple[str, Any]]:
     if table is not None:
         yield from zip(table.column_names, table.columns, strict=True)
         return
-    if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
-        if all(isinstance(row, Mapping) for row in rows):
-            names = dict.fromkeys(name for row in rows for name in row)
-            yield from ((str(name), [row.get(name) for row in rows]) for name in names)
-            return
+    if isinstance(rows, (list, tuple)) and all(isinstance(row, Mapping) for row in rows):
+        names = dict.fromkeys(name for row in rows for name in row)
+        yield from ((str(name), [row.get(name) for row in rows]) for name in names)
+        return
     raise SchemaError(
         f"rows: a table, a buffer, a dict of columns or a list of dicts, got {type(rows).__name__}; "
         "for one array pass {'x': array}"
@@ -278,7 +280,7 @@ def _from_arrow(values: Any) -> Column:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         inner = _from_arrow(array.flatten())
         lengths = _lengths(pc.list_value_length(array))
-        numbers = inner.numbers if inner.kind in ("number", "bool", "list", "tensor") else None
+        numbers = np.empty(0) if inner.kind == "null" else inner.numbers
         return Column("list", count, nulls, numbers, lengths=lengths)
     return Column("other", count, nulls)
 
@@ -317,15 +319,13 @@ def _from_torch(tensor: Any) -> Array:
 # What values are counted by ---------------------------------------------------------------------------------------
 
 
-def as_words(numbers: Array) -> NDArray[np.uint64]:
-    """The finite numbers as 64-bit words, equal for what is equal: zero has one sign."""
+def as_words(numbers: Array) -> Array:
+    """Numbers as what the kernels count: float64 as they are, whole numbers as 64-bit words."""
     if numbers.dtype.kind == "u":
-        return numbers.astype(np.uint64)
+        return numbers.astype(np.uint64, copy=False)
     if numbers.dtype.kind == "i":
         return numbers.astype(np.int64, copy=False).view(np.uint64)
-    floats = numbers.astype(np.float64) + 0.0
-    finite = np.isfinite(floats)
-    return (floats if finite.all() else floats[finite]).view(np.uint64)
+    return numbers.astype(np.float64, copy=False)
 
 
 def counted_texts(texts: Any) -> dict[Any, int]:

@@ -1,8 +1,8 @@
 """Comparison: what a statistic says of two samples, and whether that means anything.
 
-Two questions are kept apart. *Significant*: would samples of this size differ as much if nothing had changed, less often
-than ``alpha``? *Material*: is the difference as large as the user cares about (``effect_min``)? The verdict is "drift"
-when the first is answered yes, and the second too where it was asked.
+Two questions are kept apart. *Significant*: would samples of this size differ as much if nothing had changed, less
+often than ``alpha``? *Material*: is the difference as large as the user cares about (``effect_min``)? The verdict is
+"drift" when the first is answered yes, and the second too where it was asked.
 """
 
 from __future__ import annotations

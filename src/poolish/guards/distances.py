@@ -7,9 +7,9 @@ its ``convention``, because the same name means different numbers elsewhere:
     scipy           the same bins without smoothing; what scipy.stats computes of them
     evidently-0.7   Evidently's bins, zeros and fixed thresholds, to the last digit
 
-Under no drift PSI is about ``(1/n + 1/m) chi2`` with one degree of freedom less than bins (Yurdakul 2018); KL is half of
-that and JS an eighth, so one table gives all three thresholds. A fixed mark like 0.1 instead alarms on 76 % of samples
-of 50 rows, and never on large ones.
+Under no drift PSI is about ``(1/n + 1/m) chi2`` with one degree of freedom less than bins (Yurdakul 2018); KL is half
+of that and JS an eighth, so one table gives all three thresholds. A fixed mark like 0.1 instead alarms on 76 % of
+samples of 50 rows, and never on large ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ from poolish.seeds import generator
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 Side = Column | ColumnProfile
+Result = TypeVar("Result", bound=Comparison)
 
 CONVENTIONS = ("poolish", "scipy", "evidently-0.7")
 EVIDENTLY = "evidently-0.7"
@@ -123,7 +124,7 @@ def js(
     p, q, n, m = _shares(reference, current, rule, bins)
     middle = (p + q) / 2
     nats = max((_entropy(p, middle) + _entropy(q, middle)) / 2, 0.0) if len(p) else math.nan
-    extra = {"bits": nats / _LN2, "distance": math.sqrt(nats)}
+    extra: Any = {"bits": nats / _LN2, "distance": math.sqrt(nats)}
     if convention == "poolish":
         return rule.of_bins(JsComparison, nats / _LN2, 1 / (8 * _LN2), n, m, len(p), **extra)
     return rule.of_bins(JsComparison, math.sqrt(nats), 1 / 8, n, m, len(p), power=2, **extra)
@@ -183,8 +184,8 @@ def ks(
     """Kolmogorov and Smirnov's test: the largest distance between the two distribution functions.
 
     None and NaN are left out and counted, infinities have their place at the ends. ``method`` is SciPy's: "auto" is
-    exact up to 10,000 values a side, else "asymp". From summaries the distance is known to ``error``; a p-value is given
-    only where that is less than a tenth of the threshold.
+    exact up to 10,000 values a side, else "asymp". From summaries the distance is known to ``error``; a p-value is
+    given only where that is less than a tenth of the threshold.
 
     >>> result = ks(np.arange(1000) / 10, 0.22 * np.arange(500) + 3)
     >>> round(result.value, 6), round(result.p, 9), result.verdict
@@ -235,8 +236,8 @@ def wasserstein(
 ) -> WassersteinComparison:
     """Wasserstein's distance (the area between the distribution functions) in standard deviations of the reference.
 
-    By SciPy's convention it is in the unit of the values; Evidently's divisor is at least 0.001. The threshold and p are
-    those of Brownian bridges between the quantiles of the reference, 4,000 of them, always the same.
+    By SciPy's convention it is in the unit of the values; Evidently's divisor is at least 0.001. The threshold and p
+    are those of Brownian bridges between the quantiles of the reference, 4,000 of them, always the same.
 
     >>> result = wasserstein(np.arange(1000) / 10, 0.22 * np.arange(500) + 3)
     >>> round(result.value, 6), round(result.distance, 4), result.verdict
@@ -259,9 +260,10 @@ def wasserstein(
     is_constant = points[0] == points[-1] == others[0] == others[-1]
     threshold, p = math.nan, None
     if not is_constant and min(n, m) >= min_rows:
-        areas = _bridge_areas(points, reached) * math.sqrt(1 / n + 1 / m) / scale
-        threshold = float(np.quantile(areas, 1 - alpha))
-        p = float(((areas >= value).sum() + 1) / (len(areas) + 1))
+        areas = _bridge_areas(points / scale, reached) * math.sqrt(1 / n + 1 / m)
+        if np.isfinite(areas).all():
+            threshold = float(np.quantile(areas, 1 - alpha))
+            p = float(((areas >= value).sum() + 1) / (len(areas) + 1))
     return rule.decide(
         WassersteinComparison,
         value,
@@ -293,8 +295,17 @@ class _Rule:
         self.effect_min, self.min_rows = effect_min, min_rows
 
     def of_bins(
-        self, kind: Any, value: float, factor: float, n: int, m: int, n_bins: int, *, power: int = 1, **extra: Any
-    ) -> Any:
+        self,
+        kind: type[Result],
+        value: float,
+        factor: float,
+        n: int,
+        m: int,
+        n_bins: int,
+        *,
+        power: int = 1,
+        **extra: Any,
+    ) -> Result:
         """The verdict where ``value ** power`` is, under no drift, about ``factor (1/n + 1/m) chi2``."""
         df = n_bins - 1
         if not n or not m or df < 1:
@@ -306,7 +317,7 @@ class _Rule:
 
     def decide(
         self,
-        kind: Any,
+        kind: type[Result],
         value: float,
         threshold: float,
         p: float | None,
@@ -318,7 +329,7 @@ class _Rule:
         significant: bool | None = None,
         is_constant: bool | None = None,
         **extra: Any,
-    ) -> Any:
+    ) -> Result:
         """The result; ``size`` is what ``effect_min`` is measured against, the value unless told."""
         if significant is None:
             significant = p is not None and p < self.alpha
@@ -388,8 +399,9 @@ def _shares(reference: Any, current: Any, rule: _Rule, bins: Any) -> tuple[Float
         return np.empty(0), np.empty(0), n, m
     if rule.convention == "poolish":
         total = _JEFFREYS * len(counts)
-        return (counts + _JEFFREYS) / (n + total), (others + _JEFFREYS) / (m + total), n, m
-    p, q = counts / n, others / m
+        smooth = [(each.astype(np.float64) + _JEFFREYS) / (size + total) for each, size in ((counts, n), (others, m))]
+        return smooth[0], smooth[1], n, m
+    p, q = counts.astype(np.float64) / n, others.astype(np.float64) / m
     if rule.convention == EVIDENTLY and rule.statistic != "js":  # which is finite with them, so they are left
         p, q = _without_zeros(p), _without_zeros(q)
     return p, q, n, m
@@ -472,17 +484,19 @@ def _apart(points: Floats, shares: Floats, others: Floats, other_shares: Floats)
 def _area(points: Floats, shares: Floats, others: Floats, other_shares: Floats) -> float:
     x = np.union1d(points, others)
     apart = np.abs(_share_at(points, shares, x[:-1]) - _share_at(others, other_shares, x[:-1]))
-    return float(np.dot(apart, np.diff(x)))
+    with np.errstate(all="ignore"):
+        return float(np.dot(apart[apart > 0], np.diff(x)[apart > 0]))
 
 
 def _scale(points: Floats, reached: Floats, convention: str) -> float:
     """What the distance is divided by: the standard deviation of the reference, unless it has none."""
     if convention == "scipy":
         return 1.0
-    weights = np.diff(reached, prepend=0.0)
-    with np.errstate(all="ignore"):
-        mean = float(np.dot(points, weights / reached[-1]))
-        std = math.sqrt(float(np.dot((points - mean) ** 2, weights / reached[-1])))
+    shares = np.diff(reached, prepend=0.0) / reached[-1]
+    # Divided by the largest first: squares of huge values are beyond float64 where the deviation is not.
+    largest = max(abs(float(points[0])), abs(float(points[-1]))) or 1.0
+    scaled = points / largest
+    std = largest * math.sqrt(float(np.dot((scaled - np.dot(scaled, shares)) ** 2, shares)))
     if convention == EVIDENTLY:
         return max(std, 0.001)
     return std if std > 0 and math.isfinite(std) else 1.0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError
 from poolish.guards.json_numbers import decode_array, encode_array
-from poolish.kernels import fill_registers
+from poolish.kernels import fill_registers, to_words
 
 Words = NDArray[np.uint64]
 Registers = NDArray[np.uint8]
@@ -45,10 +45,10 @@ class Distinct:
         self._registers = registers
 
     @classmethod
-    def of(cls, words: Words, *, unique: Words | None = None) -> Distinct:
-        """Of words; ``unique`` are the different ones among them, where they are known and few."""
+    def of(cls, words: NDArray[Any], *, unique: Words | None = None) -> Distinct:
+        """Of words, or of float64; ``unique`` are the different words among them, where they are known and few."""
         if unique is None and len(words) <= 2 * N_EXACT:
-            unique = np.unique(words)
+            unique = np.unique(to_words(words))
         if unique is not None and len(unique) <= N_EXACT:
             return cls(words=np.sort(unique))
         registers = np.zeros(1 << _BITS, np.uint8)

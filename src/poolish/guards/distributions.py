@@ -7,19 +7,22 @@ its verdict is that nothing can be said, which is no failure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError
 from poolish.guards.checks import Number, number
 from poolish.guards.leaves import Column, Rows, Unfit
 from poolish.guards.verdicts import Action, Severity, Verdict, examples_of
+
+if TYPE_CHECKING:
+    from poolish.guards.column_profile import ColumnProfile
+    from poolish.guards.drift_report import ColumnDrift
+    from poolish.guards.outliers import Outliers
 
 DRIFT_METHODS = ("psi", "kl", "js", "ks", "wasserstein", "chi2")
 OUTLIER_METHODS = ("zscore", "iqr", "modified_zscore")
@@ -30,59 +33,25 @@ Floats = NDArray[np.float64]
 # Statistics -------------------------------------------------------------------------------------------------------
 
 
-def _null_share(column: Column) -> float:
-    return float(np.mean(column.nulls)) if column.nulls is not None else 0.0
+def _quantile(share: float) -> Callable[[ColumnProfile], float]:
+    return lambda profile: profile.quantile(share)
 
 
-def _nan_share(column: Column) -> float:
-    values = column.leaves.values
-    if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or not len(values):
-        return 0.0
-    return float(np.mean(~np.isfinite(values)))
-
-
-def _distinct(column: Column) -> float:
-    values = column.leaves.values
-    found = pa.array(values) if isinstance(values, np.ndarray) else values
-    return float(pc.count_distinct(found, mode="only_valid").as_py())
-
-
-def _of_numbers(compute: Callable[[Floats], Any]) -> Callable[[Column], float]:
-    def statistic(column: Column) -> float:
-        values = finite_values(column)
-        return float(compute(values)) if len(values) else math.nan
-
-    return statistic
-
-
-def _standardized(power: int) -> Callable[[Floats], float]:
-    def moment(values: Floats) -> float:
-        centred = values - values.mean()
-        spread = centred.std()
-        return float(np.mean((centred / spread) ** power)) if spread > 0 else math.nan
-
-    return moment
-
-
-def _quantile(share: float) -> Callable[[Column], float]:
-    return _of_numbers(lambda values: np.quantile(values, share))
-
-
-#: What ``Suite.stat`` can ask of a column. Numbers are the finite ones, those in arrays and lists included; std and
-#: variance are the sample's (n - 1), skewness and kurtosis the population's, and a normal distribution has kurtosis 0.
-STATISTICS: dict[str, Callable[[Column], float]] = {
-    "mean": _of_numbers(np.mean),
-    "std": _of_numbers(lambda values: np.std(values, ddof=1) if len(values) > 1 else math.nan),
-    "variance": _of_numbers(lambda values: np.var(values, ddof=1) if len(values) > 1 else math.nan),
-    "skewness": _of_numbers(_standardized(3)),
-    "kurtosis": _of_numbers(lambda values: _standardized(4)(values) - 3),
-    "min": _of_numbers(np.min),
-    "max": _of_numbers(np.max),
-    "median": _quantile(0.5),
+#: What ``Suite.stat`` can ask of a column, which is what a ``Profile`` says of it: of the finite numbers, those in
+#: arrays and lists included, or of the lengths of text. The shares are of all rows.
+STATISTICS: dict[str, Callable[[ColumnProfile], float | None]] = {
+    "mean": lambda profile: profile.mean,
+    "std": lambda profile: profile.std,
+    "variance": lambda profile: profile.variance,
+    "skewness": lambda profile: profile.skewness,
+    "kurtosis": lambda profile: profile.kurtosis,
+    "min": lambda profile: profile.min,
+    "max": lambda profile: profile.max,
+    "median": lambda profile: profile.median,
     **{f"q{share:02d}": _quantile(share / 100) for share in (1, 5, 10, 25, 75, 90, 95, 99)},
-    "null_share": _null_share,
-    "nan_share": _nan_share,
-    "distinct": _distinct,
+    "null_share": lambda profile: profile.nulls / max(profile.count, 1),
+    "nan_share": lambda profile: (profile.nan + profile.infinite) / max(profile.count, 1),
+    "distinct": lambda profile: profile.distinct,
 }
 
 
@@ -91,10 +60,7 @@ def finite_values(column: Column) -> Floats:
     leaves = column.leaves
     if not isinstance(leaves.values, np.ndarray) or leaves.values.dtype.kind not in "biuf":
         raise Unfit(f"column {column.name!r} is {column.told}; a statistic is asked of numbers")
-    values = leaves.values if leaves.nulls is None else leaves.values[~leaves.nulls]
-    values = np.asarray(values, np.float64)
-    is_finite = np.isfinite(values)
-    return values if is_finite.all() else values[is_finite]
+    return np.asarray(leaves.values[_is_used(leaves.values, leaves.nulls)], np.float64)
 
 
 @dataclass(frozen=True)
@@ -111,20 +77,28 @@ class StatCheck:
 
     def judge(self, rows: Rows, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict for each statistic."""
+        try:
+            profile = profile_of(rows[self.column])
+        except Unfit as why:
+            profile, reason = None, str(why)
         for name, (low, high) in self.ranges.items():
-            rule = f"has a {name} {_told(low, high)}"
-            verdict = _Draft(rule, (self.column,), self.severity, len(rows), action)
-            try:
-                value = STATISTICS[name](rows[self.column]) if len(rows) else math.nan
-            except Unfit as why:
-                yield verdict.failed(str(why))
-                continue
-            if math.isnan(value):
-                yield verdict.unknown("insufficient", f"{name} of these rows has no value")
+            draft = _Draft(f"has a {name} {_told(low, high)}", (self.column,), self.severity, len(rows), action)
+            value = None if profile is None else STATISTICS[name](profile)
+            if profile is None:
+                yield draft.failed(reason)
+            elif not isinstance(value, (int, float)) or math.isnan(value) or len(rows) == 0:
+                yield draft.unknown("insufficient", f"these rows have no {name}")
             elif (low is not None and value < low) or (high is not None and value > high):
-                yield verdict.failed(f"it is {value:.6g}", value=value, low=low, high=high)
+                yield draft.failed(f"it is {value:.6g}", value=value, low=low, high=high)
             else:
-                yield verdict.passed(value=value, low=low, high=high)
+                yield draft.passed(value=value, low=low, high=high)
+
+
+def profile_of(column: Column) -> ColumnProfile:
+    """The profile of one column."""
+    from poolish.guards.profile import Profile
+
+    return Profile.of({column.name: column.to_arrow()})[column.name]
 
 
 # Drift ------------------------------------------------------------------------------------------------------------
@@ -148,43 +122,49 @@ class DriftCheck:
     def judge(self, rows: Rows, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict for each column, judged together: the more columns, the less one of them proves."""
         rule = f"is as in the reference ({self.method})"
-        draft = _Draft(rule, self.chosen or ("all columns",), self.severity, len(rows), action)
+        draft = _Draft(rule, self.chosen or ("every column",), self.severity, len(rows), action)
         if reference is None:
             yield draft.unknown("no reference", "pass reference= to compare with")
             return
-        if len(rows) < self.min_rows:
-            yield draft.unknown("insufficient", f"{len(rows)} rows, it takes {self.min_rows}")
-            return
-        try:
-            found = self._found(rows, reference)
-        except Unfit as why:
-            yield draft.failed(str(why))
-            return
-        for name, result in found.items():
-            yield self._verdict(name, rule, result, len(rows), action)
+        names = self.chosen if self.chosen is not None else names_of(reference)
+        missing = [name for name in names if name not in rows]
+        yield from (replace(draft, columns=(name,)).failed("there is no such column any more") for name in missing)
+        known = [name for name in names if name in rows]
+        for found in self._found(known, rows, reference) if known else ():
+            yield self._verdict(found, rule, len(rows), action)
 
-    def _found(self, rows: Rows, reference: Any) -> Mapping[str, Any]:
+    def _found(self, names: list[str], rows: Rows, reference: Any) -> Iterable[ColumnDrift]:
         from poolish.guards.drift import drift
 
-        names = self.chosen
-        if names is not None:
-            for name in names:
-                rows[name]  # Unfit, if there is none
-        options = {"method": self.method, "alpha": self.alpha, "effect_min": self.effect_min, "min_rows": self.min_rows}
-        result: Mapping[str, Any] = drift(reference, rows.to_arrow(), columns=names, **options)
-        return result
+        report = drift(
+            reference,
+            rows.to_arrow(names),
+            columns=names,
+            method=self.method,
+            alpha=self.alpha,
+            effect_min=self.effect_min,
+            min_rows=self.min_rows,
+        )
+        return report.values()
 
-    def _verdict(self, name: str, rule: str, result: Any, n_rows: int, action: Action) -> Verdict:
-        draft = _Draft(rule, (name,), self.severity, n_rows, action)
-        measured = {
-            part: getattr(result, part, None) for part in ("value", "threshold", "p", "n", "m", "bins", "convention")
-        }
-        measured = {part: value for part, value in measured.items() if isinstance(value, (int, float, str))}
-        if result.verdict == "drift":
-            bound = measured.get("threshold")
-            limit = f", the threshold is {bound:.4g}" if isinstance(bound, float) else ""
-            return draft.failed(f"{self.method} is {result.value:.4g}{limit}", **measured)
-        return draft.passed(**measured) if result.verdict == "ok" else draft.unknown(result.verdict, "", **measured)
+    def _verdict(self, found: ColumnDrift, rule: str, n_rows: int, action: Action) -> Verdict:
+        draft = _Draft(rule, (found.name,), self.severity, n_rows, action)
+        measured: dict[str, Any] = {"p": found.p}
+        for name, test in found.tests.items():
+            measured |= {name: test.value, f"{name}_threshold": test.threshold, "n": test.n, "m": test.m}
+        if found.verdict == "ok":
+            return draft.passed(**measured)
+        told = "; ".join(str(test) for test in found.tests.values())
+        if found.missing_p is not None and found.missing_p < self.alpha:
+            told += f"; {100 * found.missing[0]:.2g} % were missing, now {100 * found.missing[1]:.2g} %"
+        if found.verdict == "drift":
+            return draft.failed(told, **measured)
+        return draft.unknown(found.verdict, told or found.note, **measured)
+
+
+def names_of(reference: Any) -> list[str]:
+    """The columns of a reference, rows or a ``Profile``."""
+    return list(reference) if isinstance(reference, Mapping) else Rows.of(reference).names
 
 
 # Outliers ---------------------------------------------------------------------------------------------------------
@@ -206,35 +186,35 @@ class OutlierCheck:
 
     def judge(self, rows: Rows, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict; its bad rows are the outliers, if there are too many of them."""
-        from poolish.guards import outliers
-
         rule = f"has at most {100 * self.most:g} % outliers ({self.method})"
         draft = _Draft(rule, (self.column,), self.severity, len(rows), action)
-        options = {} if self.threshold is None else {"threshold": self.threshold}
         try:
             column = rows[self.column]
-            values = finite_values(column)
-            leaves = column.leaves
+            values, leaves = finite_values(column), column.leaves
         except Unfit as why:
             yield draft.failed(str(why))
             return
-        if len(values) < 10:
-            yield draft.unknown("insufficient", f"{len(values)} numbers, it takes 10")
+        found = self._found(values) if len(values) else None
+        if found is None or not found.is_reachable:
+            yield draft.unknown("insufficient", f"among {len(values)} numbers none can be an outlier")
             return
-        flags = np.zeros(len(leaves.values), np.bool_)
-        flags[_is_used(leaves.values, leaves.nulls)] = getattr(outliers, self.method)(values, **options).mask
-        share = float(flags.sum() / len(values))
+        share = found.count / len(values)
         if share <= self.most:
             yield draft.passed(share=share, most=self.most)
-        else:
-            bad = leaves.rows_of(flags)
-            yield draft.failed(
-                f"{100 * share:.2g} % are",
-                examples=examples_of(rows, (self.column,), bad),
-                bad=bad,
-                share=share,
-                most=self.most,
-            )
+            return
+        flags = np.zeros(len(leaves.values), np.bool_)
+        flags[_is_used(leaves.values, leaves.nulls)] = found.mask
+        bad = leaves.rows_of(flags)
+        examples = examples_of(rows, (self.column,), bad)
+        yield draft.failed(f"{100 * share:.2g} % are", examples=examples, bad=bad, share=share, most=self.most)
+
+    def _found(self, values: Floats) -> Outliers:
+        from poolish.guards.outliers import iqr, modified_zscore, zscore
+
+        method: Callable[..., Outliers] = {"iqr": iqr, "zscore": zscore, "modified_zscore": modified_zscore}[
+            self.method
+        ]
+        return method(values) if self.threshold is None else method(values, threshold=self.threshold)
 
 
 DistributionCheck = StatCheck | DriftCheck | OutlierCheck

@@ -2,7 +2,7 @@
 
     expression   or-parts:   and-parts joined by "or"
     and-part     not-parts joined by "and";   not-part   ["not"] comparison
-    comparison   sum [op sum ...]             == != < <= > >=, chained as in Python; "in" [value, ...]
+    comparison   sum [op sum ...]             == != < <= > >=, chained as in Python; ["not"] "in" [value, ...]
     sum          product [+ - product ...];   product    factor [* / % factor ...];   factor   ["-"] value
     value        12   -1.5e3   "text"   true   false   column   column.part   `any name`   f(value)   ( expression )
     f            abs   length   is_null   is_finite
@@ -15,8 +15,9 @@ the answer is unknown holds. Division is that of floats, and by zero it gives in
 from __future__ import annotations
 
 import math
+import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -30,14 +31,16 @@ from poolish.guards.leaves import Mask, Rows, Unfit
 
 MAX_CHARACTERS = 4_096
 MAX_DEPTH = 64
+MAX_DIGITS = 1_000
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
     r"|(?P<text>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')"
-    r"|(?P<quoted>`[^`]+`)"
+    r"|(?P<quoted>`(?:[^`]|``)+`)"
     r"|(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)"
     r"|(?P<sign><=|>=|==|!=|[-+*/%<>()\[\],]))"
 )
+_SPACE = re.compile(r"\s*")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _COMPARISONS: dict[str, str] = {
     "==": "equal",
@@ -47,8 +50,11 @@ _COMPARISONS: dict[str, str] = {
     ">": "greater",
     ">=": "greater_equal",
 }
-_FUNCTIONS = ("abs", "length", "is_null", "is_finite")
-_WORDS = {"and", "or", "not", "in", "true", "false"}
+WORDS = frozenset({"and", "or", "not", "in", "true", "false"})
+
+#: Names that may be called: with one part, or with a part and a text that the function given here checks.
+Functions = Mapping[str, Callable[[str], str] | None]
+_FUNCTIONS: Functions = dict.fromkeys(("abs", "length", "is_null", "is_finite"))
 
 
 @dataclass(frozen=True)
@@ -107,11 +113,16 @@ class Expression:
 
 def parse(text: str) -> Expression:
     """The expression in a text; what it cannot be is a ConfigError that shows where."""
+    return Expression(text, parse_node(text))
+
+
+def parse_node(text: str, *, functions: Functions = _FUNCTIONS, max_characters: int = MAX_CHARACTERS) -> Node:
+    """The tree of an expression: the one parser for all rooms, each with the functions that it can evaluate."""
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"an expression is text such as 'end >= start', got {text!r}")
-    if len(text) > MAX_CHARACTERS:
-        raise LimitExceeded(f"an expression of {len(text):,} characters; the limit is {MAX_CHARACTERS:,}")
-    return Expression(text, _Parser(text).whole())
+    if len(text) > max_characters:
+        raise LimitExceeded(f"an expression of {len(text):,} characters; the limit is {max_characters:,}")
+    return _Parser(text, functions).whole()
 
 
 # Parsing ----------------------------------------------------------------------------------------------------------
@@ -120,8 +131,9 @@ def parse(text: str) -> Expression:
 class _Parser:
     """One token at a time, each rule of the grammar a method."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, functions: Functions) -> None:
         self._text, self._place, self._depth = text, 0, 0
+        self._functions = functions
         self._kind, self._token, self._start = "", "", 0
         self._next()
 
@@ -132,8 +144,8 @@ class _Parser:
         return root
 
     def _next(self) -> None:
-        rest = len(self._text) - len(self._text[self._place :].lstrip())
-        if not self._text[rest:]:
+        rest = _SPACE.match(self._text, self._place).end()  # type: ignore[union-attr]
+        if rest == len(self._text):
             self._kind, self._token, self._start = "end", "", len(self._text)
             return
         match = _TOKEN.match(self._text, self._place)
@@ -153,8 +165,9 @@ class _Parser:
         if self._take(token) is None:
             self._fail(f"{token!r} was expected here")
 
-    def _fail(self, why: str) -> NoReturn:
-        raise ConfigError(f"expression {self._text!r}, at character {self._start + 1}: {why}")
+    def _fail(self, why: str, start: int | None = None) -> NoReturn:
+        place = self._start if start is None else start
+        raise ConfigError(f"expression {self._text!r}, at character {place + 1}: {why}")
 
     def _or(self) -> Node:
         self._depth += 1
@@ -182,9 +195,12 @@ class _Parser:
     def _comparison(self) -> Node:
         left = self._sum()
         claims: list[Node] = []
-        while (sign := self._take(*_COMPARISONS, "in")) is not None:
-            if sign == "in":
-                claims.append(Node("in", (left,), self._choices()))
+        while (sign := self._take(*_COMPARISONS, "in", "not")) is not None:
+            if sign == "not":
+                self._need("in")
+            if sign in ("in", "not"):
+                choice = Node("in", (left,), self._choices())
+                claims.append(choice if sign == "in" else Node("not", (choice,)))
                 break
             right = self._sum()
             claims.append(Node(sign, (left, right)))
@@ -203,9 +219,10 @@ class _Parser:
         return tuple(chosen)
 
     def _constant(self) -> Any:
+        start = self._start
         node = self._factor()
         if node.what != "constant":
-            self._fail("a list holds numbers and text only")
+            self._fail("a list holds numbers and text only", start)
         return node.value
 
     def _sum(self) -> Node:
@@ -233,33 +250,47 @@ class _Parser:
         return Node("constant", value=-node.value) if is_number else Node("negative", (node,))
 
     def _value(self) -> Node:
-        kind, token = self._kind, self._token
+        kind, token, start = self._kind, self._token, self._start
         if kind == "sign" and token == "(":
             self._next()
             node = self._or()
             self._need(")")
             return node
-        if kind in ("end", "sign") or (kind == "name" and token in _WORDS - {"true", "false"}):
+        if kind in ("end", "sign") or (kind == "name" and token in WORDS - {"true", "false"}):
             self._fail("a number, a text, a column or '(' was expected here")
         self._next()
         if kind == "number":
+            if len(token) > MAX_DIGITS:
+                self._fail(f"a number of more than {MAX_DIGITS:,} digits", start)
             return Node("constant", value=float(token) if set(token) & set(".eE") else int(token))
         if kind == "text":
             return Node("constant", value=re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), token[1:-1]))
         if kind == "quoted":
-            return Node("column", value=token[1:-1])
+            return Node("column", value=token[1:-1].replace("``", "`"))
         if token in ("true", "false"):
             return Node("constant", value=token == "true")
         if self._take("("):
-            return self._call(token)
+            return self._call(token, start)
         return Node("column", value=token)
 
-    def _call(self, function: str) -> Node:
-        if function not in _FUNCTIONS:
-            self._fail(f"{function!r} is no function here, there are {', '.join(_FUNCTIONS)}")
-        inner = self._or()
+    def _call(self, function: str, start: int) -> Node:
+        if function not in self._functions:
+            self._fail(f"{function!r} is no function here, there are {', '.join(self._functions)}", start)
+        inner, check = self._or(), self._functions[function]
+        value = None if check is None else self._checked_text(check)
         self._need(")")
-        return Node(function, (inner,))
+        return Node(function, (inner,), value)
+
+    def _checked_text(self, check: Callable[[str], str]) -> str:
+        self._need(",")
+        start = self._start
+        node = self._factor()
+        if node.what != "constant" or not isinstance(node.value, str):
+            self._fail("a text in quotes was expected here", start)
+        try:
+            return check(node.value)
+        except ConfigError as error:
+            self._fail(str(error), start)
 
 
 def _walk(node: Node) -> Iterator[Node]:
@@ -373,7 +404,20 @@ def _divided(left: Any, right: Any) -> Any:
 
 
 def _remainder(left: Any, right: Any) -> Any:
-    raise pa.ArrowInvalid("Arrow has none with Python's sign: row by row")
+    """With Python's sign, which is NumPy's and not C's; row by row where there are nulls, or integers by zero."""
+    numbers = [_values(part) for part in _widened([left, right])]
+    if numbers[1].dtype.kind == "i" and not numbers[1].all():
+        raise pa.ArrowInvalid("an integer has no remainder by zero")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = np.mod(*numbers)
+    return pa.array(found) if found.ndim else pa.scalar(found.item())
+
+
+def _values(part: Any) -> Any:
+    if isinstance(part, pa.Scalar):
+        part = pa.array([part.as_py()], part.type)
+        return _values(part)[0]
+    return part.to_numpy(zero_copy_only=True)  # ArrowInvalid, if there are nulls
 
 
 def _arithmetic(name: str) -> Callable[..., Any]:
@@ -448,6 +492,25 @@ def _modulo(left: float, right: float) -> float:
     return left % right
 
 
+def _or_infinite(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """An operation for which an integer beyond all floats is infinite where it meets one."""
+
+    def apply(left: Any, right: Any) -> Any:
+        try:
+            return operation(left, right)
+        except OverflowError:
+            return operation(_as_float(left), _as_float(right))
+
+    return apply
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.copysign(math.inf, number > 0 or -1)
+
+
 _SINGLE: dict[str, Callable[..., Any]] = {
     "not": lambda value: not value,
     "==": lambda left, right: left == right,
@@ -456,11 +519,11 @@ _SINGLE: dict[str, Callable[..., Any]] = {
     "<=": lambda left, right: left <= right,
     ">": lambda left, right: left > right,
     ">=": lambda left, right: left >= right,
-    "+": lambda left, right: left + right,
-    "-": lambda left, right: left - right,
-    "*": lambda left, right: left * right,
-    "/": _quotient,
-    "%": _modulo,
+    "+": _or_infinite(operator.add),
+    "-": _or_infinite(operator.sub),
+    "*": _or_infinite(operator.mul),
+    "/": _or_infinite(_quotient),
+    "%": _or_infinite(_modulo),
     "negative": lambda value: -value,
     "abs": abs,
     "length": len,

@@ -43,7 +43,7 @@ class Moments:
     def from_tuple(cls, numbers: Sequence[float]) -> Moments:
         """From the five numbers."""
         n, mean, m2, m3, m4 = numbers
-        if type(n) is not int or n < 0 or not m2 >= 0 and not math.isnan(m2):
+        if type(n) is not int or n < 0 or (not m2 >= 0 and not math.isnan(m2)):
             raise CorruptDataError(f"moments {list(numbers)}: a count and a sum of squares are never negative")
         return cls(n, float(mean) if n else math.nan, float(m2), float(m3), float(m4))
 
@@ -71,11 +71,12 @@ class Moments:
         # Pebay's formulas, solved for one of the two parts.
         mean = self.mean + (self.mean - other.mean) * (part / n)
         apart, whole = other.mean - mean, self.n
-        m2 = max(self.m2 - other.m2 - apart**2 * (n * part / whole), 0.0)
-        m3 = self.m3 - other.m3 - apart**3 * (n * part * (n - part) / whole**2)
+        square = apart * apart  # not **, which raises where * is infinite
+        m2 = max(self.m2 - other.m2 - square * (n * part / whole), 0.0)
+        m3 = self.m3 - other.m3 - square * apart * (n * part * (n - part) / whole**2)
         m3 -= 3 * apart * (n * other.m2 - part * m2) / whole
-        m4 = self.m4 - other.m4 - apart**4 * (n * part * (n * n - n * part + part * part) / whole**3)
-        m4 -= 6 * apart**2 * (n * n * other.m2 + part * part * m2) / whole**2
+        m4 = self.m4 - other.m4 - square * square * (n * part * (n * n - n * part + part * part) / whole**3)
+        m4 -= 6 * square * (n * n * other.m2 + part * part * m2) / whole**2
         m4 -= 4 * apart * (n * other.m3 - part * m3) / whole
         return Moments(n, mean, m2, m3, max(m4, 0.0))
 
@@ -106,7 +107,7 @@ class Moments:
     @property
     def _has_spread(self) -> bool:
         """Whether the variance is more than what rounding the mean leaves, as SciPy asks."""
-        return self.n > 0 and self.m2 / self.n > (np.finfo(np.float64).eps * abs(self.mean)) ** 2
+        return self.n > 0 and math.sqrt(self.m2 / self.n) > float(np.finfo(np.float64).eps) * abs(self.mean)
 
 
 def _power(number: float, exponent: float) -> float:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
-from poolish.guards.columns import Column, column_of
+from poolish.guards.columns import column_of
 
 Floats = NDArray[np.float64]
 
@@ -61,8 +62,8 @@ def zscore(values: Any, *, threshold: float = 3.0, convention: str = "poolish") 
 
     Conventions: "scipy" divides by n (ddof 0); "gx" (Great Expectations) is ours, with a value on the threshold out.
 
-    >>> zscore([2, 4, 4, 4, 5, 5, 7, 9, 50]).scores[-1].round(6)
-    2.643274
+    >>> zscore([2, 4, 4, 4, 5, 5, 7, 9, 50]).scores[-1:]
+    array([2.6432744])
     """
     _check(threshold, convention, ("poolish", "scipy", "gx"))
     numbers = _numbers(values)
@@ -130,8 +131,8 @@ def modified_zscore(
     ``scale="normal"`` is the constant of SciPy and statsmodels (0.67449). Where more than half of the values are the
     same, the mean distance takes the place of the median one; where all are, equal values score 0 and others infinity.
 
-    >>> modified_zscore([2, 4, 4, 4, 5, 5, 7, 9, 50]).scores[-1]
-    30.3525
+    >>> modified_zscore([2, 4, 4, 4, 5, 5, 7, 9, 50]).scores[-1:]
+    array([30.3525])
     """
     _check(threshold, convention, ("poolish",))
     if scale not in ("hoaglin", "normal"):
@@ -159,38 +160,44 @@ def modified_zscore(
     return Outliers(mask, scores, threshold, convention, "modified_zscore", notes=notes)
 
 
-def _numbers(values: Any) -> Floats:
-    """One float64 for each row, NaN where nothing is."""
-    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf":
-        return values.astype(np.float64)
-    column = values if isinstance(values, Column) else column_of(values)
+def row_numbers(values: Any) -> Floats:
+    """A row of float64 for each row of a column, NaN where nothing is; more than one where it holds arrays.
+
+    >>> row_numbers([1, None, 3]).T
+    array([[ 1., nan,  3.]])
+    """
+    column = column_of(values)
+    n_present = column.count - column.nulls
     if column.kind == "null":
-        return np.full(column.count, np.nan)
-    if column.numbers is None or len(column.numbers) != column.count - column.nulls:
-        raise SchemaError(f"outliers: one number for each row, got a column of {column.kind}")
+        return np.full((column.count, 1), np.nan)
+    width = 1
+    if column.shapes is not None and len(column.shapes) == 1:
+        width = math.prod(next(iter(column.shapes)))
+    if column.numbers is None or column.kind == "list" or not width or len(column.numbers) != n_present * width:
+        raise SchemaError(f"one number, or arrays of one shape, for each row; got a column of {column.kind}")
+    numbers = column.numbers.astype(np.float64).reshape(n_present, width)
     if not column.nulls:
-        return column.numbers.astype(np.float64)
-    return _spread_out(values, column)
+        return numbers
+    spread = np.full((column.count, width), np.nan)
+    spread[_present(values)] = numbers
+    return spread
 
 
-def _spread_out(values: Any, column: Column) -> Floats:
-    """The numbers at their rows, where some rows hold nothing."""
-    if hasattr(values, "is_valid"):
-        present = (
-            values.is_valid().to_numpy(zero_copy_only=False)
-            if not hasattr(values, "chunks")
-            else np.array(values.is_valid())
-        )
-    elif hasattr(values, "__arrow_c_stream__"):
-        import pyarrow as pa
+def _numbers(values: Any) -> Floats:
+    """One float64 for each row."""
+    rows = row_numbers(values)
+    if rows.shape[1] != 1:
+        raise SchemaError(f"outliers: one number for each row, got arrays of {rows.shape[1]}")
+    return rows[:, 0]
 
-        present = np.array(pa.chunked_array(values).is_valid())
-    else:
-        present = np.array([value is not None for value in values])
-    assert column.numbers is not None
-    numbers = np.full(column.count, np.nan)
-    numbers[present] = column.numbers
-    return numbers
+
+def _present(values: Any) -> NDArray[np.bool_]:
+    """Which rows hold something."""
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return np.asarray(values.is_valid())
+    if hasattr(values, "__arrow_c_stream__"):
+        return np.asarray(pa.chunked_array(values).is_valid())
+    return np.array([value is not None for value in values])
 
 
 def _mean(values: Floats) -> float:

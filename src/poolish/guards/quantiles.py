@@ -16,7 +16,7 @@ twice, and takes three times as long as the one sort, which also gives the exact
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,14 @@ class Quantiles:
         n = len(ordered)
         if n <= n_exact:
             return cls([ordered], n=n, n_exact=n_exact)
-        levels, slack = _batch(ordered)
+        levels, slack = _batch(n, ordered.__getitem__)
         return cls(levels, n=n, slack=slack, n_exact=n_exact)
+
+    @classmethod
+    def of_places(cls, n: int, at: Callable[[NDArray[np.int64]], Floats], slack: float) -> Quantiles:
+        """Of so many values, too many to keep, where ``at`` gives those at places in their order, or near by."""
+        levels, own = _batch(n, at)
+        return cls(levels, n=n, slack=own + slack)
 
     @property
     def is_exact(self) -> bool:
@@ -135,7 +141,7 @@ class Quantiles:
 
     def _summary(self) -> tuple[list[Floats], float]:
         if self.is_exact and self.n > N_TOP:
-            return _batch(self.ranked[0])
+            return _batch(self.n, self.ranked[0].__getitem__)
         return list(self._levels), self._slack
 
     def _compress(self) -> None:
@@ -153,19 +159,17 @@ class Quantiles:
             self._slack += 2**h
 
 
-def _batch(ordered: Floats) -> tuple[list[Floats], float]:
-    """A sorted array as levels, and by how many rows a rank in them may be wrong."""
-    n = len(ordered)
+def _batch(n: int, at: Callable[[NDArray[np.int64]], Floats]) -> tuple[list[Floats], float]:
+    """``n`` values in order as levels, and by how many rows a rank in them may be wrong."""
     top = max(math.ceil(math.log2(n / N_TOP)), 1)
-    levels: list[Floats] = [np.empty(0) for _ in range(top + 1)]
+    levels: list[Floats] = []
     first = 0
     for h in range(top, -1, -1):  # what is left over, less than one group, goes to the levels below
-        n_groups = (n - first) >> h
-        stop = first + (n_groups << h)
-        levels[h] = ordered[first + (1 << h) // 2 : stop : 1 << h].copy()
+        stop = first + ((n - first) >> h << h)
+        levels.append(at(np.arange(first + (1 << h) // 2, stop, 1 << h)))
         first = stop
     # The value in the middle stands for its group: inside the group a rank is off by half of it, elsewhere by nothing.
-    return levels, float((1 << top) // 2)
+    return levels[::-1], float((1 << top) // 2)
 
 
 def _room(h: int, height: int) -> int:

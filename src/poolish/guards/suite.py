@@ -58,7 +58,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "outliers": ("column", "method", "threshold", "most", "severity"),
 }
 _MILD = ("stat", "drift", "outliers")
-_TOP = ("suite", "version", *_KEYS, "closed", "on")
+_TOP = ("suite", "version", *_KEYS, "closed", "actions")
 VERSION = 1
 
 
@@ -123,7 +123,7 @@ class Suite:
         return self._add("checks", {"check": check, "columns": list(columns), "severity": severity})
 
     def stat(self, column: str, *, severity: Severity = "warn", **ranges: Any) -> Self:
-        """Ranges ``(low, high)`` for statistics of a column: mean, std, min, max, median, q01 to q99, null_share, ..."""
+        """Ranges ``(low, high)`` for statistics of a column: mean, std, min, max, median, q01 to q99, null_share ..."""
         return self._add("stat", {"column": column, **ranges, "severity": severity})
 
     def drift(
@@ -136,7 +136,10 @@ class Suite:
         min_rows: int = 50,
         severity: Severity = "warn",
     ) -> Self:
-        """Columns (all, if none are named) have not drifted from the reference that ``check`` or ``guard`` is given."""
+        """Columns (all, if none are named) have not drifted from the reference that ``check`` or ``guard`` is given.
+
+        ``method`` is psi, kl, js, ks, wasserstein or chi2, or several joined by "+"; the columns are judged together.
+        """
         entry = {"columns": None if columns is None else list(columns), "method": method, "alpha": alpha}
         return self._add("drift", {**entry, "effect_min": effect_min, "min_rows": min_rows, "severity": severity})
 
@@ -213,10 +216,15 @@ class Suite:
         named += [name for other in others for name in other.columns or ()]
         return list(dict.fromkeys(named))
 
-    def check_rows(self, rows: Rows, level: Level = "meaning") -> list[Verdict]:
-        """The verdicts of the checks of rows."""
-        asked = [(check, severity) for check, severity in self._checks()[0] if _is_within(check.level, level)]
-        return [*self._extra_columns(rows), *(self._judged(check, severity, rows) for check, severity in asked)]
+    def check_rows(self, rows: Rows, level: Level = "meaning", *, only: bool = False) -> list[Verdict]:
+        """The verdicts of the checks of rows up to a level, or of that level only."""
+        asked = [
+            (check, severity)
+            for check, severity in self._checks()[0]
+            if check.level == level or (not only and _is_within(check.level, level))
+        ]
+        extra = self._extra_columns(rows) if level == "format" or not only else []
+        return [*extra, *(self._judged(check, severity, rows) for check, severity in asked)]
 
     def check_columns(self, rows: Rows, reference: Any = None, level: Level = "meaning") -> list[Verdict]:
         """The verdicts of the checks of whole columns."""
@@ -246,10 +254,11 @@ class Suite:
                 told[kind] = [_shortened(kind, entry) for entry in entries]
         if self._entries["schema"] and not self._is_closed:
             told["closed"] = False
-        on: dict[str, Any] = {s: a for s, a in self._actions.items() if a != DEFAULT_ACTIONS[s]}
+        # Not "on", as the method: YAML of 2009 takes that word for true.
+        actions: dict[str, Any] = {s: a for s, a in self._actions.items() if a != DEFAULT_ACTIONS[s]}
         if self.persist != 1:
-            on["persist"] = self.persist
-        return told | ({"on": on} if on else {})
+            actions["persist"] = self.persist
+        return told | ({"actions": actions} if actions else {})
 
     @classmethod
     def from_dict(cls, told: Any, *, source: str = "suite") -> Suite:
@@ -259,7 +268,10 @@ class Suite:
         _check_keys(told, _TOP, source)
         if told.get("version", VERSION) != VERSION:
             raise ConfigError(f"{source}: version {told['version']!r} of suites is not known here, only {VERSION}")
-        suite = cls(told.get("suite", "suite"))
+        try:
+            suite = cls(told.get("suite", "suite"))
+        except ConfigError as error:
+            raise ConfigError(f"{source}: suite: {error}") from None
         for kind in _KEYS:
             entries = told.get(kind, [])
             if not isinstance(entries, Sequence) or isinstance(entries, str):
@@ -272,11 +284,14 @@ class Suite:
                 except ConfigError as error:
                     raise ConfigError(f"{source}: {kind}[{i}]: {error}") from None
         suite._is_closed = bool(suite._entries["schema"]) and told.get("closed", True) is True
-        on = told.get("on", {})
-        if not isinstance(on, Mapping):
-            raise ConfigError(f"{source}: on is a table of severities and actions, got {on!r}")
-        _check_keys(on, (*SEVERITIES, "persist"), f"{source}: on")
-        return suite.on(**on)
+        actions = told.get("actions", {})
+        if not isinstance(actions, Mapping):
+            raise ConfigError(f"{source}: actions is a table of severities and actions, got {actions!r}")
+        _check_keys(actions, (*SEVERITIES, "persist"), f"{source}: actions")
+        try:
+            return suite.on(**actions)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: actions: {error}") from None
 
     def to_yaml(self) -> str:
         """The suite as YAML text."""
@@ -465,13 +480,14 @@ def _normal_stat(entry: Entry) -> Entry:
 def _normal_drift(entry: Entry) -> Entry:
     alpha = number(entry.get("alpha", 0.05), "drift: alpha")
     effect_min, min_rows = entry.get("effect_min"), entry.get("min_rows", 50)
+    words = str(entry.get("method", "psi")).split("+")
     if not 0 < alpha < 1:
         raise ConfigError(f"drift: alpha is the rate of false alarms, between 0 and 1, got {alpha!r}")
     if type(min_rows) is not int or min_rows < 1:
         raise ConfigError(f"drift: min_rows is a number of rows from 1, got {min_rows!r}")
     return {
         "columns": None if entry.get("columns") is None else _columns(entry),
-        "method": _one_of(entry.get("method", "psi"), DRIFT_METHODS, "drift: method"),
+        "method": "+".join(_one_of(word, DRIFT_METHODS, "drift: method") for word in words),
         "alpha": alpha,
         "effect_min": None if effect_min is None else number(effect_min, "drift: effect_min"),
         "min_rows": min_rows,

@@ -1,12 +1,14 @@
 """Suites in YAML and TOML files: plain values, read strictly.
 
-YAML can do more than it should: two equal keys, references that make a small file expand to gigabytes, objects. Only
-mappings with unique keys, lists, text, numbers, truth values and times come through here. TOML has none of the others.
+YAML can do more than it should: two equal keys, references that make a small file expand to gigabytes, objects, ``no``
+for false and ``1:30`` for ninety. Only mappings with unique keys, lists, text, numbers as JSON has them, true, false
+and null come through here. TOML has none of the others.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -107,7 +109,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML with short lists on one line."""
+    """YAML with short lists on one line; text in quotes where any reader could take it for something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -115,3 +117,23 @@ class _Dumper(yaml.SafeDumper):
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
         is_flat = all(not isinstance(each, (dict, list)) for each in sequence)
         return super().represent_sequence(tag, sequence, flow_style=is_flat)
+
+
+def _resolve_plainly() -> None:
+    """Plain words mean what they mean in JSON, for who reads; who writes minds both meanings."""
+    plain = {
+        "tag:yaml.org,2002:bool": (r"true|false", "tf"),
+        "tag:yaml.org,2002:null": (r"null|~|", ["n", "~", ""]),
+        "tag:yaml.org,2002:int": (r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
+        "tag:yaml.org,2002:float": (
+            r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
+            "-+0123456789.",
+        ),
+    }
+    _Loader.yaml_implicit_resolvers = {}
+    for tag, (pattern, first) in plain.items():
+        for kind in (_Loader, _Dumper):
+            kind.add_implicit_resolver(tag, re.compile(f"^(?:{pattern})$"), list(first))
+
+
+_resolve_plainly()

@@ -16,9 +16,13 @@ cdef extern from "stats.h":
     void poolish_sort(uint64_t *keys, uint64_t *other, int64_t n, int64_t *counts, uint64_t **sorted) nogil
     void poolish_walk(const double *a, int64_t n_a, const double *b, int64_t n_b, int64_t *above, int64_t *below,
                       double *area) nogil
-    void poolish_registers(const uint64_t *words, int64_t n, int bits, uint8_t *registers) nogil
-    int64_t poolish_tally(const uint64_t *words, int64_t n, int64_t limit, int bits, int64_t *slots, uint64_t *found,
-                          int64_t *counts) nogil
+    void poolish_registers(const void *values, int is_float, int64_t n, int bits, uint8_t *registers) nogil
+    int64_t poolish_tally(const void *values, int is_float, int64_t n, int64_t limit, int bits, int64_t *slots,
+                          uint64_t *found, int64_t *counts) nogil
+    void poolish_fill(int kind, const void *values, int64_t n, double low, double scale, int64_t n_buckets,
+                      int64_t *counts, double *members) nogil
+    int64_t poolish_pick(int kind, const void *values, int64_t n, double low, double scale, int64_t n_buckets,
+                         const uint8_t *marks, double *out, int64_t n_out) nogil
 
 include "shared.pxi"
 
@@ -30,11 +34,9 @@ cdef dict KINDS = {
 def scan(values, edges=None, counts=None):
     cdef Views views = Views()
     cdef poolish_moments found
-    kind = KINDS.get(values.dtype.str)
-    if kind is None:
-        values, kind = values.astype(np.float64), POOLISH_F64
+    values, kind = known(values)
     cdef int code = kind
-    cdef const void *data = views.read(np.ascontiguousarray(values))
+    cdef const void *data = views.read(values)
     cdef int64_t n = values.size, n_edges = -1
     cdef const double *bounds = NULL
     cdef int64_t *bins = NULL
@@ -90,34 +92,82 @@ def walk(a, b):
 
 def fill_registers(words, registers):
     cdef Views views = Views()
-    check(words, "<u8")
+    cdef int is_float = check_words(words)
     check(registers, "|u1")
-    cdef const uint64_t *data = <const uint64_t *>views.read(words)
+    cdef const void *data = views.read(words)
     cdef uint8_t *room = <uint8_t *>views.write(registers)
     cdef int64_t n = len(words)
     cdef int bits = int(len(registers)).bit_length() - 1
     if bits < 4 or bits > 18 or len(registers) != 1 << bits:
         raise IndexError("registers: a power of two from 16 to 2**18")
     with nogil:
-        poolish_registers(data, n, bits, room)
+        poolish_registers(data, is_float, n, bits, room)
 
 
 def tally(words, limit):
     cdef Views views = Views()
-    check(words, "<u8")
+    cdef int is_float = check_words(words)
     cdef int64_t n = len(words), most = limit, n_found
     if not 0 < most <= 1 << 20:
         raise IndexError("limit: 1 to 2**20")
     cdef int bits = int(2 * limit).bit_length()
     slots = np.full(1 << bits, -1, np.int64)
     found, counts = np.empty(limit, np.uint64), np.empty(limit, np.int64)
-    cdef const uint64_t *data = <const uint64_t *>views.read(words)
+    cdef const void *data = views.read(words)
     cdef int64_t *table = <int64_t *>views.write(slots)
     cdef uint64_t *seen = <uint64_t *>views.write(found)
     cdef int64_t *times = <int64_t *>views.write(counts)
     with nogil:
-        n_found = poolish_tally(data, n, most, bits, table, seen, times)
+        n_found = poolish_tally(data, is_float, n, most, bits, table, seen, times)
     return None if n_found < 0 else (found[:n_found].copy(), counts[:n_found].copy())
+
+
+def fill_buckets(values, double low, double scale, counts, members):
+    cdef Views views = Views()
+    values, kind = known(values)
+    cdef int code = kind
+    check(counts, "<i8")
+    check(members, "<f8")
+    if len(counts) != len(members) or not len(counts):
+        raise IndexError("one member for each bucket")
+    cdef const void *data = views.read(values)
+    cdef int64_t *sizes = <int64_t *>views.write(counts)
+    cdef double *room = <double *>views.write(members)
+    cdef int64_t n = len(values), n_buckets = len(counts)
+    with nogil:
+        poolish_fill(code, data, n, low, scale, n_buckets, sizes, room)
+
+
+def pick_buckets(values, double low, double scale, marks, out):
+    cdef Views views = Views()
+    values, kind = known(values)
+    cdef int code = kind
+    check(marks, "|u1")
+    check(out, "<f8")
+    if not len(marks):
+        raise IndexError("no buckets")
+    cdef const void *data = views.read(values)
+    cdef const uint8_t *chosen = <const uint8_t *>views.read(marks)
+    cdef double *room = <double *>views.write(out)
+    cdef int64_t n = len(values), n_buckets = len(marks), n_out = len(out), found
+    with nogil:
+        found = poolish_pick(code, data, n, low, scale, n_buckets, chosen, room, n_out)
+    return found
+
+
+cdef tuple known(values):
+    kind = KINDS.get(values.dtype.str)
+    if kind is None:
+        values, kind = values.astype(np.float64), POOLISH_F64
+    return np.ascontiguousarray(values).reshape(-1), kind
+
+
+cdef int check_words(array) except -1:
+    if array.dtype.str == "<f8":
+        check(array, "<f8")
+        return 1
+    check(array, "<u8")
+    return 0
 
 
 cdef int check(array, str dtype) except -1:

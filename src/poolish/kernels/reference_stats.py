@@ -90,17 +90,26 @@ def walk(a: Floats, b: Floats) -> tuple[int, int, float]:
     points = np.union1d(a, b)
     apart = np.searchsorted(a, points, side="right") * len(b) - np.searchsorted(b, points, side="right") * len(a)
     with np.errstate(all="ignore"):
-        area = float(np.dot(np.abs(apart[:-1]), np.diff(points)) / (len(a) * len(b)))
+        shares, widths = np.abs(apart[:-1]) / (len(a) * len(b)), np.diff(points)
+        area = float(np.dot(shares[shares > 0], widths[shares > 0]))
     return max(int(apart.max()), 0), max(int(-apart.min()), 0), area
 
 
-def fill_registers(words: Words, registers: Registers) -> None:
+def to_words(values: Words | Floats) -> Words:
+    """The finite values as words, equal for what is equal: zeros have one sign."""
+    if values.dtype == np.uint64:
+        return values.view(np.uint64)
+    floats = values + 0.0
+    return floats[np.isfinite(floats)].view(np.uint64)
+
+
+def fill_registers(words: Words | Floats, registers: Registers) -> None:
     """Show words to the registers of a HyperLogLog: each keeps the longest run of zero bits that it has seen."""
     bits = len(registers).bit_length() - 1
     if not 4 <= bits <= 18 or len(registers) != 1 << bits:
         raise IndexError("registers: a power of two from 16 to 2**18")
     for first in range(0, len(words), _BLOCK):
-        hashes = scatter(words[first : first + _BLOCK])
+        hashes = scatter(to_words(words[first : first + _BLOCK]))
         # The highest bit of what is left, found by the exponent of halves that a float64 holds exactly.
         rest = hashes << np.uint64(bits)
         upper, lower = rest >> np.uint64(32), rest & np.uint64(0xFFFFFFFF)
@@ -109,19 +118,56 @@ def fill_registers(words: Words, registers: Registers) -> None:
         np.maximum.at(registers, (hashes >> np.uint64(64 - bits)).astype(np.intp), ranks)
 
 
-def tally(words: Words, limit: int) -> tuple[Words, Int64] | None:
+def tally(words: Words | Floats, limit: int) -> tuple[Words, Int64] | None:
     """Each word and how often it comes, in the order of first sight; None if there are more than ``limit``."""
     if not 0 < limit <= 1 << 20:
         raise IndexError("limit: 1 to 2**20")
     found: dict[int, int] = {}
     for first in range(0, len(words), _BLOCK):
-        unique, where, counts = np.unique(words[first : first + _BLOCK], return_index=True, return_counts=True)
+        unique, where, counts = np.unique(
+            to_words(words[first : first + _BLOCK]), return_index=True, return_counts=True
+        )
         for i in np.argsort(where).tolist():
             word = int(unique[i])
             found[word] = found.get(word, 0) + int(counts[i])
         if len(found) > limit:
             return None
     return np.array(list(found), np.uint64), np.array(list(found.values()), np.int64)
+
+
+def fill_buckets(values: NDArray[Any], low: float, scale: float, counts: Int64, members: Floats) -> None:
+    """Add finite values to buckets of equal width, the outer ones open; ``members`` are the last seen of each.
+
+    A value's bucket is ``(value - low) * scale``, cut to what there is: larger values never have a lower one.
+    """
+    if len(counts) != len(members) or not len(counts):
+        raise IndexError("one member for each bucket")
+    for first in range(0, values.size, _BLOCK):
+        block, buckets = _bucketed(values.reshape(-1)[first : first + _BLOCK], low, scale, len(counts))
+        counts += np.bincount(buckets, minlength=len(counts))
+        members[buckets] = block
+
+
+def pick_buckets(values: NDArray[Any], low: float, scale: float, marks: NDArray[np.uint8], out: Floats) -> int:
+    """The values in marked buckets, in their order, as many as ``out`` has room for; how many there are."""
+    if not len(marks):
+        raise IndexError("no buckets")
+    found = 0
+    for first in range(0, values.size, _BLOCK):
+        block, buckets = _bucketed(values.reshape(-1)[first : first + _BLOCK], low, scale, len(marks))
+        picked = block[marks[buckets] != 0]
+        room = out[found : found + len(picked)]
+        room[:] = picked[: len(room)]
+        found += len(picked)
+    return found
+
+
+def _bucketed(values: NDArray[Any], low: float, scale: float, n_buckets: int) -> tuple[Floats, NDArray[np.intp]]:
+    block = values.astype(np.float64)
+    block = block[np.isfinite(block)]
+    with np.errstate(all="ignore"):
+        places = np.nan_to_num((block - low) * scale, nan=0.0)
+    return block, np.clip(places, 0, n_buckets - 1).astype(np.intp)
 
 
 def scatter(words: Words) -> Words:

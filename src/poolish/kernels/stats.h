@@ -215,18 +215,18 @@ static void poolish_sort(uint64_t *keys, uint64_t *other, int64_t n, int64_t *co
 static void poolish_walk(const double *a, int64_t n_a, const double *b, int64_t n_b, int64_t *above, int64_t *below,
                          double *area) {
   int64_t i = 0, j = 0, apart = 0;
-  double last = 0, sum = 0;
+  double last = 0, sum = 0, unit = 1 / ((double)n_a * (double)n_b);
   *above = *below = 0;
   while (i < n_a || j < n_b) {
     double x = j >= n_b || (i < n_a && a[i] <= b[j]) ? a[i] : b[j];
-    if (apart) sum += (x - last) * (double)(apart < 0 ? -apart : apart);
+    if (apart) sum += (x - last) * ((double)(apart < 0 ? -apart : apart) * unit);
     last = x;
     while (i < n_a && a[i] == x) i++, apart += n_b;
     while (j < n_b && b[j] == x) j++, apart -= n_a;
     if (apart > *above) *above = apart;
     if (-apart > *below) *below = -apart;
   }
-  *area = sum / ((double)n_a * (double)n_b);
+  *area = sum;
 }
 
 static uint64_t poolish_scatter(uint64_t word) { /* the finaliser of SplitMix64 */
@@ -236,37 +236,95 @@ static uint64_t poolish_scatter(uint64_t word) { /* the finaliser of SplitMix64 
   return word ^ (word >> 31);
 }
 
-static void poolish_registers(const uint64_t *words, int64_t n, int bits, uint8_t *registers) {
+/* One value as a word, equal for what is equal: zeros have one sign. 0 for what is not finite and has no word. */
+static int poolish_word(const void *values, int is_float, int64_t i, uint64_t *word) {
+  double x;
+  if (!is_float) {
+    *word = ((const uint64_t *)values)[i];
+    return 1;
+  }
+  x = ((const double *)values)[i] + 0.0;
+  memcpy(word, &x, sizeof x);
+  return isfinite(x) != 0;
+}
+
+static void poolish_registers(const void *values, int is_float, int64_t n, int bits, uint8_t *registers) {
   int64_t i;
+  uint64_t word;
   for (i = 0; i < n; i++) {
-    uint64_t hash = poolish_scatter(words[i]), rest = hash << bits;
-    uint8_t rank = 1;
-    if (rest == 0) rank = (uint8_t)(64 - bits + 1);
-    else
+    if (!poolish_word(values, is_float, i, &word)) continue;
+    {
+      uint64_t hash = poolish_scatter(word), rest = hash << bits;
+      uint8_t rank = 1;
+      if (rest == 0) rank = (uint8_t)(64 - bits + 1);
+      else
 #if defined(__GNUC__) || defined(__clang__)
-      rank = (uint8_t)(__builtin_clzll(rest) + 1);
+        rank = (uint8_t)(__builtin_clzll(rest) + 1);
 #else
-      while (!(rest >> 63)) rest <<= 1, rank++;
+        while (!(rest >> 63)) rest <<= 1, rank++;
 #endif
-    if (rank > registers[hash >> (64 - bits)]) registers[hash >> (64 - bits)] = rank;
+      if (rank > registers[hash >> (64 - bits)]) registers[hash >> (64 - bits)] = rank;
+    }
   }
 }
 
 /* Each word and how often it comes, in the order of first sight; -1 as soon as there are more than `limit`. `slots` is
    a table of 2**bits places, all -1 at first, at least twice as many as `limit`. */
-static int64_t poolish_tally(const uint64_t *words, int64_t n, int64_t limit, int bits, int64_t *slots,
+static int64_t poolish_tally(const void *values, int is_float, int64_t n, int64_t limit, int bits, int64_t *slots,
                              uint64_t *found, int64_t *counts) {
   int64_t i, n_found = 0, mask = ((int64_t)1 << bits) - 1;
+  uint64_t word;
   for (i = 0; i < n; i++) {
-    int64_t place = (int64_t)(poolish_scatter(words[i]) >> (64 - bits)), slot;
-    while ((slot = slots[place]) >= 0 && found[slot] != words[i]) place = (place + 1) & mask;
+    int64_t place, slot;
+    if (!poolish_word(values, is_float, i, &word)) continue;
+    place = (int64_t)(poolish_scatter(word) >> (64 - bits));
+    while ((slot = slots[place]) >= 0 && found[slot] != word) place = (place + 1) & mask;
     if (slot < 0) {
       if (n_found == limit) return -1;
       slot = slots[place] = n_found++;
-      found[slot] = words[i];
+      found[slot] = word;
       counts[slot] = 0;
     }
     counts[slot]++;
   }
   return n_found;
+}
+
+/* Buckets of equal width, the outer ones open; what is not finite has none. Rounding keeps the order of values. */
+static int64_t poolish_bucket(double x, double low, double scale, int64_t n_buckets) {
+  double place = (x - low) * scale, last = (double)(n_buckets - 1);
+  if (!isfinite(x)) return -1;
+  place = place > 0 ? place : 0;
+  return (int64_t)(place < last ? place : last);
+}
+
+static void poolish_fill(int kind, const void *values, int64_t n, double low, double scale, int64_t n_buckets,
+                         int64_t *counts, double *members) {
+  double room[POOLISH_BLOCK];
+  int64_t first, bucket;
+  int i;
+  for (first = 0; first < n; first += POOLISH_BLOCK) {
+    int size = (int)(n - first < POOLISH_BLOCK ? n - first : POOLISH_BLOCK);
+    const double *x = poolish_doubles(kind, values, first, size, room);
+    for (i = 0; i < size; i++)
+      if ((bucket = poolish_bucket(x[i], low, scale, n_buckets)) >= 0) counts[bucket]++, members[bucket] = x[i];
+  }
+}
+
+/* The values of marked buckets, as many as there is room for; how many there are. */
+static int64_t poolish_pick(int kind, const void *values, int64_t n, double low, double scale, int64_t n_buckets,
+                            const uint8_t *marks, double *out, int64_t n_out) {
+  double room[POOLISH_BLOCK];
+  int64_t first, bucket, found = 0;
+  int i;
+  for (first = 0; first < n; first += POOLISH_BLOCK) {
+    int size = (int)(n - first < POOLISH_BLOCK ? n - first : POOLISH_BLOCK);
+    const double *x = poolish_doubles(kind, values, first, size, room);
+    for (i = 0; i < size; i++)
+      if ((bucket = poolish_bucket(x[i], low, scale, n_buckets)) >= 0 && marks[bucket]) {
+        if (found < n_out) out[found] = x[i];
+        found++;
+      }
+  }
+  return found;
 }

@@ -339,7 +339,7 @@ class Bake:
         )
         order = self._order(pieces)
         if order is not None:
-            table = table.take(pa.array(order))
+            table = table.combine_chunks().take(pa.array(order))  # from many chunks it costs 150 times as much
             kinds, names, rows, subs, steps = (each[order] for each in (kinds, names, rows, subs, steps))
         return Rows(table, kinds, names, rows, subs, steps, ingredients, parts)
 
@@ -382,7 +382,7 @@ def _one_table(pieces: list[Piece]) -> pa.Table:
             )
         tables.append(table.select(first[1].names))
     try:
-        return pa.concat_tables(tables, promote_options="default").combine_chunks()
+        return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowTypeError as error:
         raise SchemaError(f"ingredients have other types in the same column: {error}; cast one of them") from error
 

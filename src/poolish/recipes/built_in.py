@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.recipes.expressions import as_expression
-from poolish.recipes.identity import row_hashes
-from poolish.recipes.piece import Mask, Piece, selected_rows
+from poolish.recipes.identity import Int64, row_hashes
+from poolish.recipes.piece import Mask, Piece, canonical_table, selected_rows
 from poolish.recipes.steps import Prepared
 
 # Row by row ---------------------------------------------------------------------------------------------------------
@@ -171,23 +171,35 @@ class Dedup(Barrier):
 
     def masks(self, pieces: list[Piece], order: Any, where: Any) -> list[Mask]:
         """Which rows are the first of their kind, in the order that rows have by now."""
-        digests = [digest for piece in pieces for digest in self._digests(piece)]
         asked = np.concatenate([selected_rows(piece, where) for piece in pieces] or [np.empty(0, bool)])
-        kept = np.ones(len(digests), bool)
-        seen: set[bytes] = set()
-        for i in range(len(digests)) if order is None else order.tolist():
-            if asked[i]:
-                kept[i] = digests[i] not in seen
-                seen.add(digests[i])
+        if not asked.any():
+            return _split(np.ones(len(asked), bool), pieces)
+        places = np.empty(len(asked), np.int64)
+        places[np.arange(len(asked)) if order is None else order] = np.arange(len(asked))
+        kept = ~asked
+        kept[np.flatnonzero(asked)[self._firsts(pieces, asked, places[asked])]] = True
         return _split(kept, pieces)
 
-    def _digests(self, piece: Piece) -> list[bytes]:
-        """Something that is equal where rows are: 128 bits, because 64 meet by chance among 10^9 rows."""
-        import xxhash
+    def _firsts(self, pieces: list[Piece], asked: Mask, places: Int64) -> Int64:
+        """Which of the rows that are asked about are the first of their kind, where the first has the lowest place."""
+        tables = [canonical_table(piece.table) for piece in pieces if len(piece)]
+        names = tables[0].column_names if self._columns is None else _known(tables[0], self._columns)
+        keys = pa.concat_tables([table.select(names) for table in tables], promote_options="default")
+        keys = keys.filter(pa.array(asked))
+        if any(pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType) for field in keys.schema):
+            keys = pa.table({"digest": pa.array(_digests(keys), pa.binary())})
+        groups = keys.append_column("__place", pa.array(places)).group_by(keys.column_names, use_threads=False)
+        lowest = groups.aggregate([("__place", "min")]).column("__place_min").to_numpy()
+        firsts: Int64 = np.flatnonzero(np.isin(places, lowest, assume_unique=True))
+        return firsts
 
-        table = piece.table if self._columns is None else piece.table.select(_known(piece.table, self._columns))
-        columns = [column.to_pylist() for column in table.columns]
-        return [xxhash.xxh3_128_digest(repr(row).encode()) for row in zip(*columns, strict=True)]
+
+def _digests(table: pa.Table) -> list[bytes]:
+    """Something that is equal where rows are: 128 bits, because 64 meet by chance among 10^9 rows."""
+    import xxhash
+
+    columns = [column.to_pylist() for column in table.columns]
+    return [xxhash.xxh3_128_digest(repr(row).encode()) for row in zip(*columns, strict=True)]
 
 
 def _split(mask: Mask, pieces: list[Piece]) -> list[Mask]:

@@ -3,7 +3,7 @@
     cache/ab/abcdef....piece     one line of JSON (checksum, length, what was counted), then an Arrow stream
 
 The name is a hash of everything that decides the content: the fragment's own fingerprint, the ingredient, the filter,
-the seed and each step. So a changed filter or file never finds an old result; what nobody asks for any more is only old.
+the seed and each step. So a changed filter or file never finds an old result; what nobody asks for is only old.
 """
 
 from __future__ import annotations

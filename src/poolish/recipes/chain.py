@@ -19,7 +19,7 @@ from poolish.recipes.sources import Fragment, Source
 
 @dataclass(frozen=True)
 class Work:
-    """A step that looks at one row at a time, on the rows that ``where`` selects; ``bit`` marks those it was applied to."""
+    """A step that looks at one row at a time, on the rows that ``where`` selects; ``bit`` marks those it touched."""
 
     name: str
     step: Any
@@ -108,17 +108,18 @@ class Chain:
         return asked + [name for name in (self.where.columns if self.where is not None else ()) if name not in asked]
 
     def _chosen(self, piece: Piece, fragment: Fragment, count: dict[str, int]) -> Piece:
+        # One mask for filter and choice: filtering a table costs more than hashing its row numbers.
+        mask = np.ones(len(piece), bool)
         if self.where is not None:
             mask, n_null = self.where.mask(piece.table)
             count["null"] += n_null
-            count["filtered"] += int(len(mask) - mask.sum())
-            piece = piece.keep(mask)
+            count["filtered"] += int(len(mask) - np.count_nonzero(mask))
         if self.chosen is not None:
             wanted = self.chosen[fragment.name, fragment.number]
-            return piece.keep(np.isin(piece.rows, wanted, assume_unique=True))
-        if self.threshold < 2**64:
-            return piece.keep(below(self._hashes(piece), self.threshold))
-        return piece
+            mask = mask & np.isin(piece.rows, wanted, assume_unique=True)
+        elif self.threshold < 2**64:
+            mask = mask & below(self._hashes(piece), self.threshold)
+        return piece.keep(mask)
 
     def candidates(self, fragment: Fragment, column: str | None, tokens: str | None, cache: Cache | None) -> Candidates:
         """What the rows of a fragment are chosen by, after the filter."""

@@ -43,7 +43,8 @@ class Piece:
         """The rows where ``mask`` is true."""
         if mask.all():
             return self
-        return self.take(np.flatnonzero(mask))
+        table = self.table.filter(pa.array(mask))
+        return replace(self, table=table, rows=self.rows[mask], subs=self.subs[mask], steps=self.steps[mask])
 
     def take(self, numbers: Int64) -> Piece:
         """These rows, in this order."""

@@ -18,7 +18,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -35,6 +35,10 @@ from poolish.rows.reading import ReadsSnapshots
 from poolish.rows.snapshot import Snapshot, check_mask, checked_ids
 from poolish.rows.stored import StoredRows
 from poolish.schema import Schema
+
+if TYPE_CHECKING:
+    from poolish.guards.guard import Guard
+    from poolish.guards.rejected import Rejected
 
 #: What an append may change besides the rows themselves.
 _CHANGING = ("_stored", "_loaded", "_kind", "_codec", "_takes_rows", "_pending", "_rng", "_version")
@@ -64,8 +68,13 @@ class DatasetBuffer(ReadsSnapshots):
         seed: int = 0,
         schema: Any = None,
         limits: Limits | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        """``schema`` declares columns before the first append; anything that describes one is taken (``Schema.of``)."""
+        """``schema`` declares columns before the first append; anything that describes one is taken (``Schema.of``).
+
+        ``guard`` is asked about every append: a ``Suite``, or anything that answers as one. It is a setting of this
+        object, not of its rows: ``save``, ``map`` and ``filter`` do not take it along.
+        """
         if limits is not None and not isinstance(limits, Limits):
             raise ConfigError(f"limits is a poolish.rows.Limits, got {limits!r}; pass Limits(cell_bytes=...)")
         retention.named(retention.DROP, drop_strategy, "drop_strategy")
@@ -86,6 +95,10 @@ class DatasetBuffer(ReadsSnapshots):
         self._codec: RowCodec | None = None
         self._may_be_missing: frozenset[str] = frozenset()
         self._current: Snapshot | None = None
+        self._guard: Guard | None = None
+        self._rejected: Rejected | None = None
+        if guard is not None:
+            self.guard = guard
         if schema is not None:
             declared = Schema.of(schema)
             self._declare(declared, may_be_missing=frozenset(field.name for field in declared if field.nullable))
@@ -99,11 +112,20 @@ class DatasetBuffer(ReadsSnapshots):
 
     # -- adding
 
-    def append(self, samples: Any, retain_prior: float = 1.0, retain_prior_by: str = "latest") -> None:
+    def append(
+        self,
+        samples: Any,
+        retain_prior: float = 1.0,
+        retain_prior_by: str = "latest",
+        guard: Guard | None = None,  # not keyword-only: looking up such a default costs 50 ns a row
+    ) -> None:
         """Add one sample or many: first the prior rows are thinned, then the new ones come, then ``max_size`` holds.
 
         ``retain_prior`` is the fraction of the rows already there that stays, picked by ``retain_prior_by``:
         ``latest``, ``oldest`` or ``random``; a negative number clears them all.
+
+        ``guard``, or else the buffer's own, is asked first. What it refuses is a ``DataRefused`` and changes nothing;
+        rows that it drops are counted and kept in ``rejected``, and if it drops them all, nothing changes either.
         """
         if (
             type(samples) is dict
@@ -113,17 +135,39 @@ class DatasetBuffer(ReadsSnapshots):
             and type(retain_prior_by) is str
             and retain_prior_by in retention.RETENTION
             and not normalizers.sees_dicts
+            and guard is None
         ):
             self._append_row(samples)
             return
         retention.n_kept(0, retain_prior)
         retention.named(retention.RETENTION, retain_prior_by, "retain_prior_by")
         draft = Draft(self.schema, self._kind, self.limits, self._may_be_missing).read(samples)
+        if guard is not None or self._guard is not None:
+            self._append_guarded(draft, retain_prior, retain_prior_by, guard)
+            return
         with self._lock:
             self._commit(draft, retain_prior, retain_prior_by)
 
+    def _append_guarded(self, draft: Draft, retain_prior: float, retain_prior_by: str, guard: Guard | None) -> None:
+        from poolish.guards.guard import check_guard
+        from poolish.rows.guarding import admit
+
+        asked = check_guard(guard, "append") or self._guard
+        assert asked is not None
+        turned = admit(draft, asked)
+        if turned is None or draft.n_rows:
+            with self._lock:
+                self._commit(draft, retain_prior, retain_prior_by)
+        if turned is not None:
+            self.rejected.add(*turned)
+
     def append_columns(
-        self, columns: Mapping[str, Any], retain_prior: float = 1.0, retain_prior_by: str = "latest"
+        self,
+        columns: Mapping[str, Any],
+        retain_prior: float = 1.0,
+        retain_prior_by: str = "latest",
+        *,
+        guard: Guard | None = None,
     ) -> None:
         """Add many rows given as columns: arrays with one row per entry of the first dimension, or lists of values.
 
@@ -134,7 +178,7 @@ class DatasetBuffer(ReadsSnapshots):
         """
         from poolish.rows.column_input import batch_from
 
-        self.append(batch_from(columns, self.schema, self.limits), retain_prior, retain_prior_by)
+        self.append(batch_from(columns, self.schema, self.limits), retain_prior, retain_prior_by, guard=guard)
 
     def _append_row(self, row: dict[str, Any]) -> None:
         """The short way of one row into a buffer whose schema is settled: checked now, stored with others later.
@@ -173,7 +217,7 @@ class DatasetBuffer(ReadsSnapshots):
         self._kind = kind
         if self._codec is None or schema != self._codec.schema:
             self._codec = RowCodec(schema, self.limits, self._may_be_missing)
-        self._takes_rows = kind == ROWS and self._codec.is_resolved
+        self._takes_rows = kind == ROWS and self._codec.is_resolved and self._guard is None
 
     def _flush(self) -> None:
         """Move pending rows into the store, as if each had been stored when it came."""
@@ -210,6 +254,30 @@ class DatasetBuffer(ReadsSnapshots):
                 self._stored.restore(mark)
             self._current = None
             raise
+
+    @property
+    def guard(self) -> Guard | None:
+        """What is asked about every append; None for nothing."""
+        return self._guard
+
+    @guard.setter
+    def guard(self, guard: Guard | None) -> None:
+        from poolish.guards.guard import check_guard
+
+        with self._lock:
+            self._guard = check_guard(guard, "guard")
+            is_settled = self._codec is not None and self._codec.is_resolved
+            self._takes_rows = self._kind == ROWS and is_settled and guard is None
+
+    @property
+    def rejected(self) -> Rejected:
+        """The rows that guards kept out of this buffer, counted, the newest of them with their reasons."""
+        with self._lock:
+            if self._rejected is None:
+                from poolish.guards.rejected import Rejected
+
+                self._rejected = Rejected()
+            return self._rejected
 
     # -- thinning
 

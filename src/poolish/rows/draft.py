@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from poolish.errors import SchemaError
 from poolish.rows.codec import RowCodec, columns_of, schema_of
@@ -54,6 +56,26 @@ class Draft:
             chunks.append(chunk)
             first_row += len(chunk[0])
         return chunks
+
+    def table(self) -> pa.Table | None:
+        """The rows as they would enter the buffer, for a guard to look at; None if there are none."""
+        if self.schema is None or self.n_rows == 0:
+            return None
+        self._chunks = self.arrays(self.schema, self._limits)
+        columns = [
+            pa.chunked_array([chunk[i] for chunk in self._chunks], type=field.type)
+            for i, field in enumerate(self.schema)
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema.to_arrow())
+
+    def keep(self, mask: NDArray[np.bool_]) -> None:
+        """Leave only the rows where ``mask`` is true."""
+        first_row, chunks = 0, []
+        for chunk in self._chunks:
+            kept = pa.array(np.flatnonzero(mask[first_row : first_row + len(chunk[0])]))
+            first_row += len(chunk[0])
+            chunks.append([array.take(kept) for array in chunk])
+        self._chunks, self.n_rows = chunks, int(np.count_nonzero(mask))
 
     def check_kind(self, kind: str | None) -> None:
         """Another thread may have begun the buffer with samples of another kind."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from poolish.serve.config import check_config as check_config
     from poolish.serve.config import config_from_command_line as config_from_command_line
     from poolish.serve.config import load_config as load_config
+    from poolish.serve.quarantine import rejections as rejections
 
 __all__ = [
     "DataProvider",
@@ -33,15 +34,22 @@ __all__ = [
     "load_config",
     "purge_queue",
     "queue_status",
+    "rejections",
     "verify_queue",
 ]
 
-#: These need pydantic, which takes a fifth of a second to load; a trainer that only reads batches does not.
-_LATE = {"SharedConfig", "check_config", "config_from_command_line", "load_config"}
+#: Name -> its module, for those that need pydantic (a fifth of a second to load) or the guards; a trainer that only
+#: reads batches needs neither.
+_LATE = {
+    **dict.fromkeys(
+        ("SharedConfig", "check_config", "config_from_command_line", "load_config"), "poolish.serve.config"
+    ),
+    "rejections": "poolish.serve.quarantine",
+}
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name not in _LATE:
             raise AttributeError(f"module 'poolish.serve' has no attribute {name!r}")
-        return getattr(import_module("poolish.serve.config"), name)
+        return getattr(import_module(_LATE[name]), name)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from poolish.errors import ConfigError, QueueError, ResumeError, Starved
 from poolish.schema import readable
@@ -19,6 +19,10 @@ from poolish.serve.reading_ahead import ReadingAhead
 from poolish.serve.split_reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.watching import Watch
 from poolish.serve.words import MAX_NUMBER
+
+if TYPE_CHECKING:
+    from poolish.guards.guard import Guard
+    from poolish.serve.guarding import ConsumerGuard
 
 ACKNOWLEDGE = ("on_read", "on_step", "on_checkpoint")
 ON_CORRUPT = ("raise", "cached")
@@ -39,6 +43,10 @@ class DatasetConsumer:
     - ``"on_read"``: when it is handed out. A killed trainer loses the one in flight.
     - ``"on_checkpoint"``: when ``commit(state)`` says that a checkpoint holds it. A killed trainer that loads its
       checkpoint gets exactly the batches that followed it, on any ``world_size``: nothing lost, nothing twice.
+
+    ``guard`` is asked about every batch before it is handed out: a ``Suite``, or anything that answers as one. What it
+    refuses is a ``DataRefused``, and the next call meets the same batch again; with ``Suite.on(error="skip")`` the
+    batch is left out, with ``"drop"`` its bad rows, and ``stats`` count them. One rank of several leaves no batch out.
 
     >>> from poolish import DatasetProvider
     >>> with DatasetProvider([(i, i * i) for i in range(8)], path=folder, batch_size=4, order="sequential") as provider:
@@ -63,6 +71,7 @@ class DatasetConsumer:
         on_corrupt: str = "raise",
         timeout_s: float | None = None,
         prefetch: int | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.path = _queue_at(Path(path))
         self.rank, self.world_size = _rank(rank, world_size)
@@ -81,6 +90,7 @@ class DatasetConsumer:
         self._watch = Watch()
         self._pid = os.getpid()
         self._is_closed = False
+        self._guard = None if guard is None else _guard(guard, self.rank, self.world_size)
 
     # -- batches
 
@@ -111,19 +121,41 @@ class DatasetConsumer:
             reader = self._reader(split)
             reader.begin_unless_begun()
             reader.asked()
+            if self._guard is not None:
+                return self._next_guarded(split, reader, self._guard)
             batch, made = self._ahead_of(split).take(self.timeout_s) if self.prefetch else self._read(reader)
-            given = self._given(batch, made)
+            given = _as_pair(self._given(batch, made))
             reader.handed_out(batch)
             if self.prefetch:
                 self._ahead[split].fill()
             return given
+
+    def _next_guarded(self, split: str, reader: SplitReader, guard: ConsumerGuard) -> Any:
+        """The same, but batches that the guard leaves out are done with and not handed out."""
+        while True:
+            batch, made = self._ahead_of(split).take(self.timeout_s) if self.prefetch else self._read(reader)
+            columns = batch.columns
+            if self._stage is not None:  # the memory of the batch may be another's by now
+                columns, made = made
+            kept = guard.kept(columns, f"{reader.log.path}, batch {batch.number}")
+            given = self._given(batch, made)
+            reader.handed_out(batch)
+            if self.prefetch:
+                self._ahead[split].fill()
+            if kept is None:
+                return _as_pair(given)
+            reader.n_dropped += len(kept) - int(kept.sum())
+            if kept.any():
+                return _as_pair(_guarding().chosen(given, kept))
+            reader.n_skipped += 1
+            reader.asked()
 
     def _read(self, reader: SplitReader) -> tuple[Batch, Any]:
         number = reader.number()
         reader.wait(number, self.timeout_s, self._watch, awake=True, on_idle=reader.let_go)
         return reader.read(number), None
 
-    def _given(self, batch: Batch, made: Any) -> Any:
+    def _given(self, batch: Batch, made: Any) -> dict[str, Any]:
         arrays: dict[str, Any]
         if self.output == "numpy":
             arrays = {name: readable(array, dtype) for name, (dtype, array) in batch.columns.items()}
@@ -131,7 +163,7 @@ class DatasetConsumer:
             arrays = self._stage.finish(made)
         else:
             arrays = _torch_bridge().tensors(batch, self.device)
-        return (arrays["x"], arrays["y"]) if list(arrays) == ["x", "y"] else arrays
+        return arrays
 
     # -- what the batches are
 
@@ -158,11 +190,18 @@ class DatasetConsumer:
 
     @property
     def stats(self) -> dict[str, dict[str, float]]:
-        """By split: the position, how many corrupt batches were replaced, and how long this waited for batches."""
-        return {
+        """By split: the position, how many corrupt batches were replaced, and how long this waited for batches.
+
+        With a guard also how many batches it left out, and how many rows.
+        """
+        found: dict[str, dict[str, float]] = {
             split: {"position": reader.position, "replaced": reader.n_replaced, "waited_s": reader.waited_s}
             for split, reader in self._readers.items()
         }
+        if self._guard is not None:
+            for split, reader in self._readers.items():
+                found[split] |= {"skipped": reader.n_skipped, "dropped_rows": reader.n_dropped}
+        return found
 
     # -- state
 
@@ -264,6 +303,8 @@ class DatasetConsumer:
             reader = self._readers[split]
             if stage is None:
                 self._ahead[split] = ReadingAhead(reader, self.prefetch, lambda batch: None)
+            elif self._guard is not None:
+                self._ahead[split] = ReadingAhead(reader, self.prefetch, _copied_before(stage.begin), stage.allocate)
             else:
                 self._ahead[split] = ReadingAhead(reader, self.prefetch, stage.begin, stage.allocate)
         return self._ahead[split]
@@ -286,6 +327,36 @@ class DatasetConsumer:
                     "or made anew since; start from its beginning, without the state"
                 )
         return splits
+
+
+def _as_pair(arrays: dict[str, Any]) -> Any:
+    return (arrays["x"], arrays["y"]) if list(arrays) == ["x", "y"] else arrays
+
+
+def _copied_before(begin: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
+    """A stage that also keeps the columns for a guard: the memory is used again once it is on the device."""
+
+    def copied(batch: Batch) -> Any:
+        columns = {name: (dtype, array.copy()) for name, (dtype, array) in batch.columns.items()}
+        return columns, begin(batch)
+
+    return copied
+
+
+def _guard(guard: Guard, rank: int, world_size: int) -> ConsumerGuard:
+    from poolish.guards.guard import check_guard
+
+    checked = check_guard(guard, "DatasetConsumer")
+    assert checked is not None
+    made: ConsumerGuard = _guarding().ConsumerGuard(checked, rank, world_size)
+    return made
+
+
+@cache
+def _guarding() -> Any:
+    from poolish.serve import guarding
+
+    return guarding
 
 
 def _queue_at(path: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from poolish.rows.refusal import Refusal
 from poolish.schema import Field, Schema
 from poolish.seeds import KeyedPermutation, key
 from poolish.serve.provider import DataProviderBase
+
+if TYPE_CHECKING:
+    from poolish.guards.guard import Guard
 
 ORDERS = ("shuffle", "sequential", "random")
 
@@ -56,6 +59,8 @@ class DatasetProvider(DataProviderBase):
         columns: Sequence[str] | None = None,
         worker: int = 0,
         n_workers: int = 1,
+        guard: Guard | None = None,
+        max_rejected: float | None = None,
         **settings: Any,
     ) -> None:
         by_split = datasets if isinstance(datasets, Mapping) else {"train": datasets}
@@ -69,7 +74,7 @@ class DatasetProvider(DataProviderBase):
         self._worker, self._n_workers = worker, n_workers
         known = {"dataset": os.path.basename(os.path.abspath(path)), "batch_size": batch_size, "block_size": 1}
         names = {**known, **settings, "splits": tuple(self._datasets)}
-        super().__init__(names, path=path, name=f"w{worker}")
+        super().__init__(names, path=path, name=f"w{worker}", guard=guard, max_rejected=max_rejected)
 
     def build_meta(self) -> dict[str, Any]:
         """The schema of the rows; for orders by epoch also how many there are and how they are dealt out."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from poolish.errors import CorruptDataError, QueueError, SchemaError
+from poolish.schema import readable
 from poolish.serve.batch_file import read_file
 from poolish.serve.fitting import Promise
 from poolish.serve.marks import Progress
@@ -33,6 +36,7 @@ class SplitStatus:
     dead: int
     made: dict[str, int]
     alive: list[str]
+    quarantined: int = 0
 
     @property
     def waiting(self) -> int:
@@ -83,6 +87,7 @@ def _status(log: QueueLog) -> SplitStatus:
         dead=sum(1 for _ in (log.path / "dead").glob("*.json")),
         made={name: note.counter for name, (note, _) in known.items()},
         alive=[name for name, (_, is_alive) in known.items() if is_alive],
+        quarantined=sum(1 for _ in (log.path.parent.parent / "quarantine" / log.path.name).glob("*.json")),
     )
 
 
@@ -92,6 +97,19 @@ def verify_queue(path: str | os.PathLike[str], *, on_file: Callable[[], object] 
     ``on_file`` is called after each file, for showing progress.
     """
     return {log.path.name: _problems(log, on_file) for log in _opened(path)}
+
+
+def read_batches(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The arrays of every batch that is there and whole, in order, without taking any of them out of the queue."""
+    for log in _opened(path):
+        promise, watermark = Promise(log.meta.schema), log.consumed().watermark
+        for number in log.numbers():
+            if number < watermark:
+                continue
+            file = log.path_of(number)
+            with suppress(CorruptDataError, SchemaError, FileNotFoundError):
+                columns = decoded(log.meta, promise, read_file(file), file)[1]
+                yield {name: readable(array, dtype) for name, (dtype, array) in columns.items()}
 
 
 def _problems(log: QueueLog, on_file: Callable[[], object]) -> list[str]:

@@ -79,9 +79,8 @@ class SplitProducer:
 
     def publish(self, columns: Columns, rows: int) -> int:
         """Put a batch into the queue; its number. On a full disk nothing happened."""
-        meta = self.log.meta
         counter = self.counter
-        buffers = encode(columns, Label(meta.queue, meta.schema.fingerprint, rows, self._name, counter))
+        buffers = encode(columns, self.label(rows))
         # If this is interrupted nobody knows whether the batch is out; then the log itself is asked.
         self._counter = None
         number = self.log.publish(buffers, self._name)
@@ -91,6 +90,17 @@ class SplitProducer:
         with suppress(StoreFull, FileNotFoundError):  # the note only saves time; a queue that is gone is told later
             self._noted = self._notes.write(self._counter, self._number, now=False)
         return number
+
+    def label(self, rows: int) -> Label:
+        """What the next batch of this provider says about itself."""
+        meta = self.log.meta
+        return Label(meta.queue, meta.schema.fingerprint, rows, self._name, self.counter)
+
+    def pass_over(self) -> None:
+        """Count the next batch as made although it is not published, so that a restart does not make it again."""
+        counter = self.counter + 1
+        self._noted = self._notes.write(counter, self._number)
+        self._counter = counter
 
     def note(self) -> None:
         """Note how far this came, if that is not noted: for those who look at the queue while this waits."""

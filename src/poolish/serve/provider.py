@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from poolish.errors import ConfigError, QueueError, StoreFull
+from poolish.errors import ConfigError, DataRefused, QueueError, StoreFull
 from poolish.files import check_name, explain_full
 from poolish.seeds import generator
 from poolish.serve.fitting import Promise
@@ -29,8 +29,11 @@ from poolish.serve.repair import sweep_purged
 from poolish.serve.watching import Watch
 
 if TYPE_CHECKING:
+    from poolish.guards.guard import Guard
     from poolish.schema import Schema
+    from poolish.serve.batch_file import Columns
     from poolish.serve.config import SharedConfig
+    from poolish.serve.guarding import ProviderGuard
 
 _WAIT_S = 0.5
 _OWN = {"config", "name", "dataset_path", "meta", "schema"}  # attributes that a config cannot have
@@ -42,6 +45,11 @@ class DataProviderBase:
     ``config`` is what ``load_config`` gives, or a dict of the same names; each of its names is an attribute. ``path``
     is the dataset's directory, by default ``data/<dataset>`` of the config's workspace. Several providers may fill one
     queue, each under a ``name`` of its own. What ``publish`` has returned for survives ``kill -9``.
+
+    ``guard`` (an argument, or an attribute of the class) is asked about every batch: a ``Suite``, or anything that
+    answers as one. What it does not let pass goes to ``<path>/quarantine/<split>`` with the reasons, never into the
+    queue, and the provider goes on until more than ``max_rejected`` was rejected: a number of batches, or a share of
+    those made.
 
     >>> class Doubler(DataProviderBase):
     ...     def build_meta(self):
@@ -62,6 +70,8 @@ class DataProviderBase:
         *,
         path: str | os.PathLike[str] | None = None,
         name: str = "w0",
+        guard: Guard | None = None,
+        max_rejected: float | None = None,
     ) -> None:
         from poolish.serve.config import SharedConfig, check_config  # pydantic: a fifth of a second, only needed here
 
@@ -74,6 +84,9 @@ class DataProviderBase:
         self._pid = os.getpid()
         self._one_at_a_time = threading.RLock()
         self._watch: Watch | None = None
+        self._guards: dict[str, ProviderGuard] = {}
+        if guard is not None or max_rejected is not None:
+            self._take_guard(guard, max_rejected)
         for setting, value in self.config.names().items():
             self._take(setting, value)
         self.setup()
@@ -82,6 +95,12 @@ class DataProviderBase:
         self._promise = Promise(self.schema)
 
     # -- what a subclass says
+
+    #: What is asked about every batch before it is published.
+    guard: Guard | None = None
+
+    #: How much may be rejected: a number of batches, or a share of those made.
+    max_rejected: float = 0.5
 
     def setup(self) -> None:
         """Read files, build tables: called once, when every name of the config is an attribute."""
@@ -125,7 +144,8 @@ class DataProviderBase:
         """Make the next batch of a split and put it into the queue, room or not; its number there.
 
         If it fails (a batch that does not fit the schema, a full disk) nothing happened, and the next call makes the
-        same batch again.
+        same batch again. If the guard does not let it pass, it is in quarantine, this is a ``DataRefused``, and the
+        next call makes the next one; ``run`` goes on by itself.
         """
         if os.getpid() != self._pid:
             raise QueueError(
@@ -136,7 +156,40 @@ class DataProviderBase:
             batch = self.make_batch(split, producer.counter)
             place = f"provider {self.name!r}, split {split!r}, batch {producer.counter}"
             columns, rows = self._promise.columns_of(batch, place)
-            return producer.publish(columns, rows)
+            if self.guard is None:
+                return producer.publish(columns, rows)
+            return producer.publish(*self._admitted(split, columns, rows, place))
+
+    def _admitted(self, split: str, columns: Columns, rows: int, place: str) -> tuple[Columns, int]:
+        """What the guard lets pass; the rest is in quarantine, and all of it if this raises ``DataRefused``."""
+        guard, producer = self._guard_of(split), self._producer(split)
+        try:
+            return guard.admit(columns, producer.label(rows), place)
+        except DataRefused:
+            producer.pass_over()
+            raise
+        finally:
+            guard.check_budget(place)
+
+    def _take_guard(self, guard: Guard | None, max_rejected: float | None) -> None:
+        from poolish.guards.guard import check_guard
+        from poolish.serve.guarding import check_max_rejected
+
+        if guard is not None:
+            self.guard = check_guard(guard, type(self).__name__)
+        if max_rejected is not None:
+            self.max_rejected = check_max_rejected(max_rejected)
+
+    def _guard_of(self, split: str) -> ProviderGuard:
+        if split not in self._guards:
+            from poolish.guards.guard import check_guard
+            from poolish.serve.guarding import ProviderGuard, check_max_rejected
+
+            guard = check_guard(self.guard, f"{type(self).__name__}.guard")
+            assert guard is not None
+            folder = self.dataset_path / "quarantine" / split
+            self._guards[split] = ProviderGuard(guard, folder, check_max_rejected(self.max_rejected))
+        return self._guards[split]
 
     def run(
         self, *, stop: Callable[[], bool] = lambda: False, on_batch: Callable[[str, int], object] | None = None
@@ -160,6 +213,10 @@ class DataProviderBase:
                 self._waiting = str(error)
                 time.sleep(_WAIT_S)
                 continue
+            except DataRefused as error:
+                if not _is_in_quarantine(error):
+                    raise
+                continue
             if on_batch is not None:
                 on_batch(split, number)
 
@@ -169,9 +226,16 @@ class DataProviderBase:
         return self._waiting
 
     def status(self) -> dict[str, dict[str, int]]:
-        """By split: how many batches this provider made, and how many wait to be read."""
+        """By split: how many batches this provider made, and how many wait to be read.
+
+        With a guard also how many batches it rejected as a whole, and how many rows, since it was started.
+        """
         opened = list(self._producers.items())
-        return {split: {"made": producer.counter, "backlog": producer.backlog()} for split, producer in opened}
+        found = {split: {"made": producer.counter, "backlog": producer.backlog()} for split, producer in opened}
+        for split, guard in self._guards.items():
+            if split in found:
+                found[split] |= {"rejected": guard.n_rejected, "rejected_rows": guard.n_rejected_rows}
+        return found
 
     def open(self) -> Self:
         """Make or open the queues of all splits, so that a trainer can start; publishing does so by itself."""
@@ -246,6 +310,13 @@ class DataProviderBase:
                 self._producer(split).log.check_same()
                 self._producer(split).note()
             self._watch.wait(_WAIT_S)
+
+
+def _is_in_quarantine(error: DataRefused) -> bool:
+    """Whether this provider's own guard said so; a guard in ``sample_batch`` may refuse something as well."""
+    from poolish.serve.guarding import Quarantined
+
+    return isinstance(error, Quarantined)
 
 
 #: The same under a shorter name.

@@ -90,7 +90,7 @@ class SplitReader:
         self._pending_bytes = 0
         self._last: Array | None = None
         self.last_number: int | None = None
-        self.n_replaced = 0
+        self.n_replaced = self.n_skipped = self.n_dropped = 0
         self.waited_s = 0.0
 
     # -- where we are

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from poolish.errors import ConfigError
 from poolish.load.dataset import Dataset, samples
 from poolish.load.frozen import freeze, ids_of
 
@@ -38,7 +39,7 @@ class DatasetBehaviour:
 
     def make(self, folder: Path) -> Any:
         """The dataset to test."""
-        raise NotImplementedError(f"{type(self).__name__}.make(folder) returns the dataset to test")
+        raise ConfigError(f"{type(self).__name__}: write make(folder), which returns the dataset to test")
 
     # -- length and index
 

@@ -1,0 +1,269 @@
+"""What ``poolish check`` can look at, and how each is read: as data, never as code.
+
+file         parquet, Arrow (file or stream), JSON lines, CSV, TSV, a saved DatasetBuffer; told by its first bytes,
+             and where those say nothing by its ending
+directory    of such files; or a stream (store.json); or a queue, or a dataset that has one
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from poolish.errors import ConfigError, PoolishError
+from poolish.files import checksum_hex
+from poolish.guards.leaves import Rows
+from poolish.guards.levels import Findings
+
+_MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"POOLROW1": "saved buffer", b"\xff\xff\xff\xff": "arrow stream"}
+_ENDINGS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".jsonl": "JSON lines",
+    ".ndjson": "JSON lines",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".rows": "saved buffer",
+}
+_SUMS = {".sha256": ("sha256", 64), ".xxh3": ("xxh3", 16)}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something to check: a name, what it is, and how its levels ``file`` and ``format`` are answered."""
+
+    name: str
+    kind: str
+    look: Callable[[], Findings]
+    parse: Callable[[], Rows]
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Its rows, read once."""
+        return self.parse()
+
+    def read(self) -> Findings:
+        """The level ``format``: can it be read?"""
+        try:
+            rows = self.rows
+        except (PoolishError, pa.ArrowException, ValueError, OSError) as error:
+            return Findings([" ".join(str(error).split())[:500]])
+        return Findings(notes=[f"{len(rows):,} rows, {len(rows.names)} columns: {', '.join(rows.names[:20])}"])
+
+
+def sources(path: Path) -> list[Source]:
+    """What is to be checked at a path."""
+    if not path.is_dir():
+        return [_file(path, str(path))]
+    from poolish.tokens.directory import is_store
+
+    if is_store(path):
+        return [_stream(path)]
+    if _is_queue(path):
+        return list(_queues(path))
+    files = sorted(each for each in path.rglob("*") if each.suffix.lower() in _ENDINGS and not _is_hidden(each, path))
+    if not files:
+        raise ConfigError(f"{path}: nothing in it that could be checked: no stream, no queue, no {', '.join(_ENDINGS)}")
+    return [_file(each, str(each)) for each in files]
+
+
+def _is_hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+def _file(path: Path, name: str) -> Source:
+    kind = _kind(path)
+    return Source(name, kind, lambda: look_at(path), lambda: Rows.of(_parsed(path, kind)))
+
+
+def _kind(path: Path) -> str:
+    first = b""
+    if path.is_file():  # to open a pipe would be to wait for somebody who writes to it
+        with suppress(OSError), path.open("rb") as file:
+            first = file.read(8)
+    by_magic = next((kind for magic, kind in _MAGIC.items() if first.startswith(magic)), None)
+    return by_magic or _ENDINGS.get(path.suffix.lower(), "unknown")
+
+
+def look_at(path: Path) -> Findings:
+    """The level ``file``: it is there, a regular file, readable, not empty, and as its checksum says."""
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            return Findings([f"{path}: not a regular file"])
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        return Findings([f"{path}: {error.strerror or error}"])
+    if found.st_size == 0:
+        return Findings([f"{path}: it is empty"])
+    return _compare_sums(path, Findings(notes=[f"{found.st_size:,} bytes"]))
+
+
+def _compare_sums(path: Path, findings: Findings) -> Findings:
+    """Compare with ``<file>.sha256`` or ``<file>.xxh3`` beside it, as sha256sum and xxhsum write them."""
+    for ending, (method, n_digits) in _SUMS.items():
+        beside = path.with_name(path.name + ending)
+        if not beside.is_file():
+            continue
+        told = re.match(rb"[0-9a-fA-F]{%d}(?=\s|$)" % n_digits, beside.read_bytes()[:4096])
+        if told is None:
+            findings.problems.append(f"{beside}: no {method} of {n_digits} digits in it")
+            continue
+        got = _digest(path, method)
+        if got != told[0].decode().lower():
+            findings.problems.append(f"{path}: its {method} is {got}, {beside.name} says {told[0].decode().lower()}")
+        else:
+            findings.notes.append(f"{method} is right")
+    if not any(path.with_name(path.name + ending).is_file() for ending in _SUMS):
+        findings.notes.append(f"no checksum beside it ({path.name}.sha256)")
+    return findings
+
+
+def _digest(path: Path, method: str) -> str:
+    if method == "sha256":
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return checksum_hex(path.read_bytes())
+
+
+def _parsed(path: Path, kind: str) -> Any:
+    if kind == "unknown":
+        raise ValueError(f"no format that is known here; known are {', '.join(_ENDINGS)}")
+    if kind == "saved buffer":
+        from poolish.rows import DatasetBuffer
+
+        return DatasetBuffer.load(path).snapshot()
+    table = _READERS[kind](path)
+    table.validate(full=True)
+    return table
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path, page_checksum_verification=True, partitioning=None)
+
+
+def _read_arrow(path: Path) -> pa.Table:
+    with pa.OSFile(str(path)) as file:  # not mapped: who cuts the file meanwhile would kill this process
+        return pa.ipc.open_file(file).read_all()
+
+
+def _read_arrow_stream(path: Path) -> pa.Table:
+    with pa.OSFile(str(path)) as file:
+        return pa.ipc.open_stream(file).read_all()
+
+
+def _read_json_lines(path: Path) -> pa.Table:
+    import pyarrow.json
+
+    return pyarrow.json.read_json(path)
+
+
+def _read_csv(path: Path, delimiter: str = ",") -> pa.Table:
+    import pyarrow.csv
+
+    return pyarrow.csv.read_csv(path, parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter))
+
+
+_READERS: dict[str, Callable[[Path], pa.Table]] = {
+    "parquet": _read_parquet,
+    "arrow": _read_arrow,
+    "arrow stream": _read_arrow_stream,
+    "JSON lines": _read_json_lines,
+    "csv": _read_csv,
+    "tsv": lambda path: _read_csv(path, "\t"),
+}
+
+
+# Streams and queues -----------------------------------------------------------------------------------------------
+
+
+def _stream(path: Path) -> Source:
+    """A stream: every checksum on the first level, its fields as columns, a row for each step."""
+
+    def verified() -> Findings:
+        from poolish.tokens import StreamStore
+
+        try:
+            with StreamStore.open(path, mode="r") as store:
+                return Findings(notes=[str(store.verify())])
+        except (PoolishError, OSError) as error:
+            return Findings([str(error)])
+
+    def rows() -> Rows:
+        from poolish.tokens import StreamStore
+
+        with StreamStore.open(path, mode="r") as store:
+            return Rows.of(list(_steps(store)))
+
+    return Source(str(path), "stream", verified, rows)
+
+
+def _steps(store: Any) -> Iterator[dict[str, Any]]:
+    for step in store.steps():
+        yield {"step": step.number, **{name: _value(value) for name, value in step.items()}}
+
+
+def _value(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_queue(path: Path) -> bool:
+    from poolish.serve.inspection import queue_folders
+
+    try:
+        return bool(queue_folders(path))
+    except PoolishError:
+        return False
+
+
+def _queues(path: Path) -> Iterator[Source]:
+    """The splits of a queue: every batch verified on the first level, the rows of all of them together."""
+    from poolish.serve.inspection import queue_folders
+
+    for folder in queue_folders(path):
+        yield Source(str(folder), "queue", partial(_verified, folder), partial(_batches, folder))
+
+
+def _verified(folder: Path) -> Findings:
+    from poolish.serve import verify_queue
+
+    try:
+        problems = verify_queue(folder)[folder.name]
+    except (PoolishError, OSError) as error:
+        return Findings([str(error)])
+    return Findings(problems, notes=[] if problems else ["every batch is whole"])
+
+
+def _batches(folder: Path) -> Rows:
+    from poolish.serve.inspection import read_batches
+
+    parts = list(read_batches(folder))
+    if not parts:
+        return Rows({}, 0)
+    return Rows.of({name: _joined([part[name] for part in parts]) for name in parts[0]})
+
+
+def _joined(arrays: list[Any]) -> Any:
+    """Arrays of all batches as one column; where their shapes differ, a list of arrays."""
+    if len({array.shape[1:] for array in arrays}) == 1:
+        return np.concatenate(arrays)
+    return [row for array in arrays for row in array]

@@ -1,0 +1,82 @@
+"""Named arrays and a few words in one file, in the layout of safetensors: any tool reads it, and nothing in it can run.
+
+8 bytes   length of the header, little-endian
+header    JSON: name -> dtype, shape, begin and end; "__metadata__": what the file is, and its settings as JSON text
+data      the arrays, one behind the other
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish.errors import CorruptDataError
+from poolish.files import parse_json, publish
+
+_DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4"}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_MAX_HEADER = 1_000_000
+_KIND, _SETTINGS = "poolish", "settings"
+
+
+def save_arrays(
+    path: str | os.PathLike[str], kind: str, settings: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> None:
+    """Write the file; it appears whole or not at all.
+
+    >>> save_arrays(folder / "a.safetensors", "example", {"k": 3}, {"x": np.arange(2.0)})
+    >>> load_arrays(folder / "a.safetensors", "example")
+    ({'k': 3}, {'x': array([0., 1.])})
+    """
+    header: dict[str, Any] = {"__metadata__": {_KIND: kind, _SETTINGS: json.dumps(settings, allow_nan=False)}}
+    parts, end = [], 0
+    for name, array in arrays.items():
+        part = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        begin, end = end, end + part.nbytes
+        dtype = _NAMES[part.dtype.str]
+        header[name] = {"dtype": dtype, "shape": list(part.shape), "data_offsets": [begin, end]}
+        parts.append(part.tobytes())
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with publish(path) as file:
+        file.write(b"".join([struct.pack("<Q", len(text)), text, *parts]))
+
+
+def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The settings and arrays of a file of that kind; anything else is a ``CorruptDataError``."""
+    data = Path(path).read_bytes()
+    try:
+        return _parsed(data, kind, os.fspath(path))
+    except CorruptDataError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise CorruptDataError(f"{os.fspath(path)}: not a file of {kind} ({error}); save it again") from error
+
+
+def _parsed(data: bytes, kind: str, path: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    (length,) = struct.unpack_from("<Q", data)
+    if length > _MAX_HEADER or 8 + length > len(data):
+        raise CorruptDataError(
+            f"{path}: a header of {length:,} bytes in a file of {len(data):,}; it was cut or is no file"
+        )
+    header = parse_json(data[8 : 8 + length].decode("utf-8"), path)
+    told = header.pop("__metadata__")
+    if told[_KIND] != kind:
+        raise CorruptDataError(f"{path}: holds {told[_KIND]!r:.60}, not {kind}")
+    arrays = {}
+    body = memoryview(data)[8 + length :]
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
+        are_whole = all(type(n) is int and n >= 0 for n in (begin, end, *shape))
+        if not are_whole or end > len(body) or end - begin != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+            raise CorruptDataError(f"{path}: array {name!r:.60} does not lie in the file")
+        arrays[name] = np.frombuffer(body[begin:end], dtype).reshape(shape).astype(dtype.newbyteorder("="))
+    return parse_json(told[_SETTINGS], path), arrays

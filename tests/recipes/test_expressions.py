@@ -1,0 +1,717 @@
+"""Expressions over columns: the answers of plain Python for each row, or a refusal; and text that means the same."""
+
+from __future__ import annotations
+
+import math
+import operator
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poolish.errors import ConfigError, LimitExceeded, RecipeError, UnknownColumn
+from poolish.recipes.expressions import Expression, as_expression, col, parse
+from tests.effort import times
+
+# A model: each expression beside a function of one row, in Python's own numbers ----------------------------------
+
+EXACT = 2**53
+LETTERS = "aAbé .%'\\\n`"
+SCHEMA = pa.schema(
+    {
+        "i8": pa.int8(),
+        "i": pa.int64(),
+        "u": pa.uint64(),
+        "f": pa.float64(),
+        "f4": pa.float32(),
+        "text": pa.string(),
+        "odd `name`": pa.large_string(),
+        "coded": pa.dictionary(pa.int32(), pa.string()),
+        "flag": pa.bool_(),
+        "numbers": pa.list_(pa.int64()),
+        "meta": pa.struct({"lang": pa.string(), "n": pa.int32()}),
+    }
+)
+
+
+class Inexact(Exception):
+    """Arrow could only answer by rounding or overflow, so poolish must refuse."""
+
+
+@dataclass
+class Modelled:
+    expression: Any
+    of: Callable[[dict[str, Any]], Any]
+    kind: str
+    is_constant: bool = False
+
+
+def near(*values: int) -> st.SearchStrategy[int]:
+    return st.builds(operator.add, st.sampled_from(values), st.integers(-2, 2))
+
+
+INTEGERS = st.one_of(st.integers(-3, 3), near(127, -128, EXACT, -EXACT, 2**62), st.sampled_from([-(2**63), 2**63 - 1]))
+FLOATS = st.one_of(
+    st.sampled_from([0.0, -0.0, 0.5, 0.7, float(EXACT), 2.0**63, -(2.0**63), 1e300, math.inf, -math.inf]),
+    st.floats(-4, 4),
+)
+TEXTS = st.text(LETTERS, max_size=4)
+FLOAT32 = st.one_of(st.just(math.nan), FLOATS).map(lambda value: float(to_float32(value)))
+CELLS: dict[str, st.SearchStrategy[Any]] = {
+    "i8": st.integers(-128, 127),
+    "i": INTEGERS,
+    "u": st.one_of(st.integers(0, 3), st.sampled_from([EXACT + 1, 2**63, 2**64 - 1])),
+    "f": st.one_of(st.just(math.nan), FLOATS),
+    "f4": FLOAT32,
+    "text": TEXTS,
+    "odd `name`": TEXTS,
+    "coded": TEXTS,
+    "flag": st.booleans(),
+    "numbers": st.lists(st.integers(0, 3), max_size=3),
+    "meta": st.fixed_dictionaries({"lang": st.none() | TEXTS, "n": st.none() | st.integers(-3, 3)}),
+}
+ROWS = st.lists(st.fixed_dictionaries({name: st.none() | cells for name, cells in CELLS.items()}), max_size=6)
+
+
+def to_float32(value: float) -> np.float32:
+    with np.errstate(over="ignore", under="ignore"):
+        return np.float32(value)
+
+
+def column(name: str, kind: str) -> Modelled:
+    return Modelled(col[name], lambda row: row[name], kind)
+
+
+def field(name: str, kind: str) -> Modelled:
+    return Modelled(col[f"meta.{name}"], lambda row: row["meta"] and row["meta"][name], kind)
+
+
+def constant(value: Any, kind: str) -> Modelled:
+    return Modelled(value, lambda row: value, kind, is_constant=True)
+
+
+def lifted(function: Callable[..., Any], *parts: Modelled) -> Callable[[dict[str, Any]], Any]:
+    """Null where a part is null."""
+
+    def of(row: dict[str, Any]) -> Any:
+        values = [part.of(row) for part in parts]
+        return None if None in values else function(*values)
+
+    return of
+
+
+def exact_float(value: float) -> float:
+    if isinstance(value, int) and abs(value) > EXACT:
+        raise Inexact
+    return float(value)
+
+
+def exact_int(value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise Inexact
+    return value
+
+
+def common(left: str, right: str) -> Callable[[Any], Any]:
+    """What two columns are made before they are compared."""
+    if "float" in (left, right):
+        return exact_float
+    return exact_int if left != right else lambda value: value
+
+
+def in_arithmetic(part: Modelled, is_float: bool) -> Modelled:
+    """Conversion comes first, and for every row: also where the other side is null."""
+    convert = exact_float if is_float else exact_int
+    return Modelled(part.expression, lifted(convert, part), part.kind)
+
+
+def quotient(left: float, right: float) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.float64(left) / np.float64(right))
+
+
+def remainder(left: float, right: float) -> float | None:
+    if isinstance(left, int):
+        return left % right if right else None
+    return math.nan if right == 0 or not math.isfinite(left) else left % right
+
+
+SIGNS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "%": operator.mod,
+}
+
+
+def calculated(sign: str, left: Modelled, right: Modelled) -> Modelled:
+    is_float = sign == "/" or "float" in (left.kind, right.kind)
+    sides = [in_arithmetic(side, is_float) for side in (left, right)]
+    function = {"/": quotient, "%": remainder}.get(sign, SIGNS[sign])
+    checked = function if is_float or sign == "%" else lambda a, b: exact_int(function(a, b))
+    made = SIGNS[sign](left.expression, right.expression)
+    return Modelled(made, lifted(checked, *sides), "float" if is_float else "int")
+
+
+def unary(what: str, part: Modelled) -> Modelled:
+    is_float = part.kind == "float"
+    function = operator.neg if what == "negative" else abs
+    side = in_arithmetic(part, is_float)
+    made = -part.expression if what == "negative" else part.expression.abs()
+    return Modelled(made, lifted(lambda a: function(a) if is_float else exact_int(function(a)), side), side.kind)
+
+
+COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
+
+
+def compared(function: Callable[[Any, Any], Any], left: Modelled, right: Modelled) -> Modelled:
+    sides = [left, right]
+    if left.kind != "text" and not (left.is_constant or right.is_constant):
+        convert = common(left.kind, right.kind)
+        sides = [Modelled(None, lifted(convert, side), side.kind) for side in sides]
+    return Modelled(function(left.expression, right.expression), lifted(function, *sides), "bool")
+
+
+def kleene(what: str, left: Modelled, right: Modelled) -> Modelled:
+    decisive = what == "or"
+
+    def of(row: dict[str, Any]) -> bool | None:
+        answers = [left.of(row), right.of(row)]
+        return decisive if decisive in answers else None if None in answers else not decisive
+
+    function = operator.or_ if what == "or" else operator.and_
+    return Modelled(function(left.expression, right.expression), of, "bool")
+
+
+def text_question(method: str, function: Callable[[str, str], bool], part: Modelled, asked: str) -> Modelled:
+    made = getattr(part.expression, method)(asked)
+    return Modelled(made, lifted(lambda value: function(value, asked), part), "bool")
+
+
+NUMBER_COLUMNS = st.sampled_from(
+    [
+        *(column("i8", "int8"), column("i", "int"), column("u", "uint")),
+        *(column("f", "float"), column("f4", "float"), field("n", "int32")),
+    ]
+)
+TEXT_COLUMNS = st.sampled_from(
+    [column(name, "text") for name in ("text", "odd `name`", "coded")] + [field("lang", "text")]
+)
+SMALL = st.one_of(
+    st.integers(-3, 3).map(lambda value: constant(value, "int")), st.floats(-4, 4).map(lambda v: constant(v, "float"))
+)
+ANY_NUMBER = st.one_of(
+    SMALL,
+    st.one_of(INTEGERS, st.sampled_from([2**64 - 1, 2**63])).map(lambda value: constant(value, "int")),
+    FLOATS.map(lambda value: constant(value, "float")),
+)
+
+
+def length(part: Modelled) -> Modelled:
+    return Modelled(part.expression.length(), lifted(len, part), "int32")
+
+
+def arithmetic(numbers: st.SearchStrategy[Modelled]) -> st.SearchStrategy[Modelled]:
+    return st.one_of(
+        st.builds(calculated, st.sampled_from(list(SIGNS)), numbers, numbers | SMALL),
+        st.builds(calculated, st.sampled_from(list(SIGNS)), SMALL, numbers),
+        st.builds(unary, st.sampled_from(["negative", "abs"]), numbers),
+    )
+
+
+CHANGED_TEXT = st.builds(
+    lambda what, part: Modelled(getattr(part.expression, what)(), lifted(getattr(str, what), part), "text"),
+    st.sampled_from(["lower", "upper", "strip"]),
+    TEXT_COLUMNS,
+)
+WORDS = TEXT_COLUMNS | CHANGED_TEXT
+LENGTHS = st.builds(length, WORDS | st.just(column("numbers", "list")))
+NUMBERS = st.recursive(NUMBER_COLUMNS | LENGTHS, arithmetic, max_leaves=4)
+CLAIMS = st.one_of(
+    st.just(column("flag", "bool")),
+    st.builds(compared, st.sampled_from(COMPARISONS), NUMBERS, NUMBERS | ANY_NUMBER),
+    st.builds(compared, st.sampled_from(COMPARISONS), NUMBER_COLUMNS, ANY_NUMBER),
+    st.builds(compared, st.sampled_from(COMPARISONS), WORDS, WORDS | TEXTS.map(lambda text: constant(text, "text"))),
+    st.builds(
+        lambda part, values: Modelled(
+            part.expression.is_in([value.expression for value in values]),
+            lifted(lambda value: any(value == other.expression for other in values), part),
+            "bool",
+        ),
+        NUMBER_COLUMNS,
+        st.lists(ANY_NUMBER, min_size=1, max_size=4),
+    ),
+    st.builds(
+        lambda part, values: Modelled(part.expression.is_in(values), lifted(values.__contains__, part), "bool"),
+        WORDS,
+        st.lists(TEXTS, min_size=1, max_size=4),
+    ),
+    st.builds(
+        lambda asked, part, text: text_question(*asked, part, text),
+        st.sampled_from(
+            [("contains", operator.contains), ("starts_with", str.startswith), ("ends_with", str.endswith)]
+        ),
+        WORDS,
+        TEXTS,
+    ),
+    st.builds(
+        lambda part: Modelled(part.expression.is_null(), lambda row: part.of(row) is None, "bool"), NUMBERS | WORDS
+    ),
+    st.builds(lambda part: Modelled(part.expression.is_finite(), lifted(math.isfinite, part), "bool"), NUMBER_COLUMNS),
+)
+PREDICATES = st.recursive(
+    CLAIMS,
+    lambda inner: st.one_of(
+        st.builds(kleene, st.sampled_from(["and", "or"]), inner, inner),
+        inner.map(lambda part: Modelled(~part.expression, lifted(operator.not_, part), "bool")),
+    ),
+    max_leaves=4,
+)
+
+
+def table_of(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def expected_for(modelled: Modelled, rows: list[dict[str, Any]]) -> list[Any] | None:
+    """The answer for each row, or None if one of them cannot be had exactly."""
+    try:
+        return [modelled.of(row) for row in rows]
+    except Inexact:
+        return None
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, float) and math.isnan(expected):
+        return isinstance(found, float) and math.isnan(found)
+    return bool(found == expected) and isinstance(found, bool) == isinstance(expected, bool)
+
+
+@settings(max_examples=times(400))
+@given(modelled=PREDICATES, rows=ROWS)
+def test_masks_are_those_of_plain_python(modelled, rows):
+    """Each row is kept that Python's numbers keep, unknown rows are counted, and what is inexact is refused."""
+    expected = expected_for(modelled, rows)
+
+    if expected is None:
+        with pytest.raises(RecipeError):
+            modelled.expression.mask(table_of(rows))
+        return
+    kept, n_unknown = modelled.expression.mask(table_of(rows))
+
+    assert kept.dtype == np.bool_
+    assert kept.tolist() == [answer is True for answer in expected]
+    assert n_unknown == expected.count(None)
+
+
+@settings(max_examples=times(300))
+@given(modelled=NUMBERS | WORDS, rows=ROWS)
+def test_values_are_those_of_plain_python(modelled, rows):
+    """Calculations give the number that Python gives, or are refused."""
+    expected = expected_for(modelled, rows)
+
+    if expected is None:
+        with pytest.raises(RecipeError):
+            modelled.expression.values(table_of(rows))
+        return
+    found = modelled.expression.values(table_of(rows))
+
+    assert isinstance(found, pa.Array)
+    assert all(map(same, found.to_pylist(), expected)), (found.to_pylist(), expected)
+    assert len(found) == len(rows)
+
+
+@settings(max_examples=times(200))
+@given(modelled=PREDICATES, rows=ROWS)
+def test_pushed_filters_keep_the_same_rows(modelled, rows):
+    """A dataset that is given the filter returns what the mask keeps."""
+    table = table_of([{**row, "i8": i} for i, row in enumerate(rows)])
+    try:
+        kept, _ = modelled.expression.mask(table)
+        pushed = modelled.expression.to_arrow(table.schema)
+    except RecipeError:
+        return
+
+    found = ds.dataset(table).to_table(filter=pushed)
+
+    assert found["i8"].to_pylist() == np.flatnonzero(kept).tolist()
+
+
+@settings(max_examples=times(400))
+@given(modelled=PREDICATES | NUMBERS | WORDS)
+def test_text_parses_to_the_same_expression(modelled):
+    """What an expression prints is itself; its fingerprint, parsed, has the same fingerprint."""
+    expression = modelled.expression
+
+    again = parse(str(expression))
+
+    assert again.same_as(expression)
+    assert again._root == expression._root
+    assert hash(again) == hash(expression)
+    assert parse(expression.fingerprint).fingerprint == expression.fingerprint
+
+
+@settings(max_examples=times(200))
+@given(modelled=PREDICATES, rows=ROWS)
+def test_fingerprint_means_the_same(modelled, rows):
+    """The canonical form keeps the same rows."""
+    expected = expected_for(modelled, rows)
+
+    if expected is not None:
+        kept, _ = parse(modelled.expression.fingerprint).mask(table_of(rows))
+        assert kept.tolist() == [answer is True for answer in expected]
+
+
+@settings(max_examples=times(200))
+@given(modelled=PREDICATES, row=st.fixed_dictionaries({name: CELLS[name] for name in ("i", "u", "f", "text", "flag")}))
+def test_bound_columns_answer_like_the_columns(modelled, row):
+    """Constants in place of some columns change nothing for rows that hold them."""
+    full = dict.fromkeys(SCHEMA.names) | row
+    constants = {name: value for name, value in row.items() if value == value}
+    try:
+        expected = modelled.of(full)
+        bound = modelled.expression.bind(**constants)
+    except (Inexact, RecipeError):
+        return
+
+    if isinstance(bound, bool):
+        assert bound is expected
+    else:
+        assert not set(bound.columns) & set(constants)
+        try:
+            kept, n_unknown = bound.mask(table_of([full]))
+        except RecipeError:
+            return
+        assert (kept.tolist(), n_unknown) == ([expected is True], int(expected is None))
+
+
+# Exactness ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", ["==", "!=", "<", "<=", ">", ">="])
+@pytest.mark.parametrize("number", [9007199254740992.0, 9007199254740994.0, 0.5, 1e30, -1e30, math.inf])
+def test_large_integers_are_not_rounded_to_meet_a_float(sign, number):
+    """2**53 + 1 is not 2**53, although as floats they are one."""
+    values = [2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63), 0]
+    compare = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt}.get(
+        sign, operator.ge
+    )
+
+    kept, _ = compare(col.n, number).mask(pa.table({"n": values}))
+
+    assert kept.tolist() == [compare(value, number) for value in values]
+
+
+def test_large_integers_and_a_column_of_floats_are_refused():
+    """Where it cannot be right it is an error that names the column."""
+    table = pa.table({"n": [2**53 + 1], "x": [2.0**53]})
+
+    with pytest.raises(RecipeError, match=r"column 'n' \(int64\) cannot be double.*9007199254740993"):
+        (col.n == col.x).mask(table)
+
+
+def test_overflow_is_refused():
+    """Integers do not wrap around."""
+    with pytest.raises(RecipeError, match=r"expression 'n \+ 1 > 0': overflow"):
+        (col.n + 1 > 0).mask(pa.table({"n": [2**63 - 1]}))
+
+
+def test_a_float32_is_compared_as_the_number_it_is():
+    """0.7 has no float32, so none is equal to it; 0.5 has."""
+    table = pa.table({"x": pa.array([0.7, 0.5], pa.float32())})
+
+    assert (col.x == 0.7).mask(table)[0].tolist() == [False, False]
+    assert (col.x < 0.7).mask(table)[0].tolist() == [True, True]
+    assert (col.x == 0.5).mask(table)[0].tolist() == [False, True]
+
+
+# What is refused ------------------------------------------------------------------------------------------------
+
+TABLE = pa.table(
+    {
+        "lang": ["en", None],
+        "quality": pa.array([0.9, 0.1], pa.float32()),
+        "n": [1, 2],
+        "meta": [{"lang": "en"}, None],
+        "when": pa.array([datetime(2024, 1, 1), None], pa.timestamp("ns")),
+        "day": [date(2024, 1, 1), date(2024, 1, 2)],
+        "nothing": pa.nulls(2),
+    }
+)
+
+
+def test_unknown_column_names_the_nearest():
+    """The error says what was probably meant, also for fields of structs."""
+    with pytest.raises(
+        UnknownColumn, match=r"expression \"langu == 'en'\": there is no column 'langu'; did you mean 'lang'"
+    ):
+        (col.langu == "en").mask(TABLE)
+    with pytest.raises(UnknownColumn, match=r"did you mean 'meta\.lang'\?"):
+        (col["meta.lan"] == "en").mask(TABLE)
+    with pytest.raises(UnknownColumn, match="there are"):
+        (col.zzz == "en").to_arrow(TABLE.schema)
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        (col.lang > 3, r"column 'lang' \(string\) cannot be compared with number 3"),
+        (col.quality == "high", r"column 'quality' \(float\) cannot be compared with text 'high'"),
+        (col.lang == col.n, r"column 'lang' \(string\) cannot be compared with column 'n' \(int64\)"),
+        (col.n == True, r"column 'n' \(int64\) cannot be compared with bool true"),  # noqa: E712
+        (col.n.is_in([1, "a"]), r"column 'n' \(int64\) cannot be compared with text 'a'"),
+        (col.meta == col.meta, "cannot be compared"),
+        (col.lang + 1 > 2, r"'\+' is for numbers, got column 'lang' \(string\)"),
+        (col.n.contains("a"), r"'contains' is for texts, got column 'n' \(int64\)"),
+        (col.n.length() > 1, r"column 'n' \(int64\) has no length"),
+        (col.n & col.lang, r"'and' is for bools, got column 'n'"),
+        (col.n + 1, r"'n \+ 1' gives int64, not true or false"),
+        (col.lang.cast("int64") > 1, r"column 'lang' \(string\) cannot be cast to int64"),
+        (col.when > "2024-01-01", r"column 'when' \(timestamp\[ns\]\) cannot be compared with text"),
+    ],
+)
+def test_types_that_do_not_fit_are_named(expression, message):
+    """No type is guessed: the error names the column and both types."""
+    with pytest.raises(RecipeError, match=message):
+        expression.mask(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lang = 'en'", "at character 6: '=' has no meaning here"),
+        ("lang == 'en' and", "at character 17"),
+        ("lang == 'en' quality > 1", "at character 14: the end was expected"),
+        ("(a > 1", r"at character 7: '\)' was expected"),
+        ("a > 1 and foo(b)", "at character 11: 'foo' is no function here"),
+        ("matches(a, '(')", "at character 12: Invalid regular expression"),
+        ("contains(a, b)", "at character 13: a text in quotes"),
+        ("contains(a)", "at character 11: ',' was expected"),
+        ("cast(a, 'int46')", "at character 9: 'int46' is no type to cast to; did you mean 'int64'"),
+        ("a in []", "at character 7"),
+        ("a in [b]", "at character 7: a list holds"),
+        ("a not 3", "at character 7: 'in' was expected"),
+        ("__import__('os').system('true')", "is no function here"),
+        ("a > " + "9" * 1_001, "more than 1,000 digits"),
+        ("a > " + "9" * 30, "more than 64 bits"),
+        ("", "an expression is text"),
+    ],
+)
+def test_parse_errors_show_the_place(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(text)
+
+
+def test_limits_protect_the_process():
+    """Neither depth nor size of an expression can exhaust the stack or the memory."""
+    claims = [col.n > i for i in range(300)]
+    with pytest.raises(LimitExceeded, match="is_in"):
+        reduce(operator.or_, claims)
+    with pytest.raises(LimitExceeded):
+        reduce(lambda doubled, _: doubled + doubled, range(60), col.n)
+    with pytest.raises(LimitExceeded):
+        parse("n" + " + n" * 1_000)
+    with pytest.raises(LimitExceeded):
+        parse("(" * 70 + "n" + ")" * 70)
+
+
+def test_deepest_expressions_can_be_printed_and_parsed():
+    """Whatever can be built has a text that parses."""
+    nested = col.n
+    try:
+        while True:
+            nested = 1 - nested
+    except LimitExceeded:
+        assert parse(str(nested)).same_as(nested)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        bool,
+        lambda where: where and where,
+        lambda where: not where,
+        lambda where: 0 < where < 1,
+    ],
+)
+def test_python_logic_is_a_type_error(use):
+    with pytest.raises(TypeError, match=r"use & \| ~"):
+        use(col.n > 1)
+
+
+def test_forgotten_parentheses_are_a_type_error():
+    with pytest.raises(TypeError, match="put parentheses"):
+        col.n == 1 & col.n  # noqa: B015
+
+
+@pytest.mark.parametrize("value", [None, math.nan, 2**64, b"en", [1], "\ud800", object()])
+def test_constants_that_nothing_equals_are_refused(value):
+    with pytest.raises(ConfigError):
+        col.n == value  # noqa: B015
+
+
+@pytest.mark.parametrize("value", [3, None, True, lambda row: True])
+def test_only_text_and_expressions_are_expressions(value):
+    with pytest.raises(ConfigError, match="an expression is"):
+        as_expression(value)
+
+
+def test_expressions_are_never_changed():
+    where = col.n > 1
+
+    with pytest.raises(AttributeError):
+        where.text = "n > 2"
+
+    assert pickle.loads(pickle.dumps(where)).same_as(where)
+
+
+def test_two_columns_of_one_name_are_refused():
+    table = pa.table([[1], [2]], names=["n", "n"])
+
+    with pytest.raises(RecipeError, match="2 columns are called 'n'"):
+        (col.n > 1).mask(table)
+
+
+# What is understood ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expression"),
+    [
+        ("lang == 'en' and quality > 0.7", (col.lang == "en") & (col.quality > 0.7)),
+        ("not is_null(meta.lang)", col["meta.lang"].is_not_null()),
+        ("contains(x, 'a') or matches(x, '^a')", col.x.contains("a") | col.x.matches("^a")),
+        ("length(lower(x)) % 2 == 1", col.x.lower().length() % 2 == 1),
+        ('starts_with(x, "it\'s")', col.x.starts_with("it's")),
+        ("cast(x, 'int64') in [1, 2]", col.x.cast("int64").is_in([1, 2])),
+        ("x not in ['a', 'b']", ~col.x.is_in(["a", "b"])),
+        ("1 <= x <= 3", parse("1 <= x and x <= 3")),
+        ("x >= 1 and x <= 3", col.x.between(1, 3)),
+        ("`any name` - -2 * (a + b)", col["any name"] - -2 * (col.a + col.b)),
+        ("`and` == `tick``s`", col["and"] == col["tick`s"]),
+        ("-(-x) < 1e999", -(-col.x) < math.inf),  # noqa: B002
+        ("not (not flag)", ~~col.flag),
+    ],
+)
+def test_text_and_operators_say_the_same(text, expression):
+    assert parse(text).same_as(expression)
+    assert str(parse(str(expression))) == str(expression)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("matches(lang, '^e.$')", [True, False]),
+        ("cast(n, 'string') == '2'", [False, True]),
+        ("cast(cast(n, 'string'), 'int8') + 1 == 3", [False, True]),
+        ("is_null(meta.lang)", [False, True]),
+        ("is_null(meta)", [False, True]),
+        ("is_null(lang == 'en')", [False, True]),
+        ("day > cast('2024-01-01', 'date32')", [False, True]),
+        ("nothing > 1 or n == 2", [False, True]),
+        ("nothing == 'a' or nothing in [1] or length(nothing) > 0 or lower(nothing) == '' or n == 1", [True, False]),
+        ("nothing and true or nothing + 1 > 2", [False, False]),
+        ("1 < 2", [True, True]),
+        ("lower('A') == 'a' and n in [1]", [True, False]),
+    ],
+)
+def test_text_keeps_rows(text, kept):
+    found, _ = parse(text).mask(TABLE)
+
+    assert found.tolist() == kept
+    assert TABLE.filter(parse(text).to_arrow(TABLE.schema)).num_rows == sum(kept)
+
+
+def test_times_are_constants():
+    """Python's dates and datetimes meet columns of times in any unit, and print as casts."""
+    where = (col.when >= datetime(2024, 1, 1)) & (col.day < date(2024, 1, 2))
+
+    assert where.mask(TABLE)[0].tolist() == [True, False]
+    assert parse(str(where)).same_as(where)
+    assert parse(str(col.t == datetime(2024, 1, 1, tzinfo=UTC))).columns == ("t",)
+
+
+def test_long_lists_print_and_parse():
+    """A list of many values is one part, not a deep tree."""
+    where = ~col.n.is_in(range(20_000))
+
+    assert parse(str(where)).same_as(where)
+    assert where.mask(pa.table({"n": [3, 20_000]}))[0].tolist() == [False, True]
+
+
+def test_columns_of_a_schema():
+    where = (col["meta.lang"] == "en") & (col.n > 1) & (col["meta.lang"] != "de")
+
+    assert where.columns == ("meta.lang", "n")
+    assert where.top_columns(TABLE.schema) == ("meta", "n")
+
+
+def test_a_column_with_dots_comes_before_a_field():
+    table = pa.table({"a.b": [1], "a": [{"b": 2}]})
+
+    assert col["a.b"].values(table).to_pylist() == [1]
+
+
+def test_batches_and_empty_tables():
+    batch = TABLE.to_batches()[0]
+
+    assert (col.lang == "en").mask(batch)[0].tolist() == [True, False]
+    assert (col.lang == "en").mask(TABLE.slice(0, 0))[0].tolist() == []
+    assert parse("1 + 1").values(TABLE).to_pylist() == [2, 2]
+
+
+def test_binding_decides_what_it_can():
+    where = (col.ingredient == "web") & (col.score > 0)
+
+    assert (col.ingredient == "web").bind(ingredient="web") is True
+    assert (col.ingredient != "web").bind(ingredient="web") is False
+    assert where.bind(ingredient="gold") is False
+    assert where.bind(ingredient="web").same_as(col.score > 0)
+    assert where.bind(other=1).same_as(where)
+    assert col.ingredient.lower().is_in(["web"]).bind(ingredient="WEB") is True
+    assert col.ingredient.is_null().bind(ingredient="web") is False
+    with pytest.raises(RecipeError, match="text 'web' cannot be compared with number 1"):
+        (col.ingredient == 1).bind(ingredient="web")
+
+
+def test_fingerprints_forget_what_does_not_matter():
+    same_meaning = ["a > 1 and b == 'x' and c in [2, 1]", "c in [1, 2, 1] and ('x' == b and 1 < a)"]
+
+    assert len({parse(text).fingerprint for text in same_meaning}) == 1
+    assert parse("a - b > 1").fingerprint != parse("b - a > 1").fingerprint
+    assert parse("a == 1").fingerprint != parse("a == true").fingerprint
+
+
+def test_pushed_filter_leaves_the_column_as_it_is():
+    """Statistics of parquet speak of the column itself, so a constant is fitted to it and not the other way round."""
+    schema = pa.schema({"x": pa.float32(), "n": pa.int8()})
+
+    assert str((col.n > 2.5).to_arrow(schema)) == "(n >= 3)"
+    assert "cast" not in str(((col.x > 0.7) & (col.n < 1_000)).to_arrow(schema))
+
+
+def test_remainder_of_floats_is_not_pushed():
+    schema = pa.schema({"x": pa.float64()})
+
+    with pytest.raises(RecipeError, match="cannot be pushed down"):
+        (col.x % 2 > 1).to_arrow(schema)
+
+
+def test_columns_are_named_by_text():
+    with pytest.raises(ConfigError):
+        col[3]
+    with pytest.raises(AttributeError, match=r"col\['_x'\]"):
+        col._x  # noqa: B018
+    assert isinstance(col["_x"], Expression)
+    assert isinstance(col["_x"].is_null().to_arrow(pa.schema({"_x": pa.int8()})), pc.Expression)
