@@ -21,7 +21,7 @@ import pyarrow as pa
 from poolish.errors import BudgetSpent, RecipeError, SchemaError
 from poolish.recipes.built_in import Barrier, Dedup, Fitted, Limit, Shuffle, built_in
 from poolish.recipes.cache import Baked, Cache, total
-from poolish.recipes.chain import Chain, Work, fragments_of, prepared
+from poolish.recipes.chain import Chain, Work, bake_together, fragments_of, prepared
 from poolish.recipes.engine import Engine
 from poolish.recipes.expressions import Expression, as_expression
 from poolish.recipes.identity import Int64, threshold_of
@@ -272,18 +272,21 @@ class Bake:
 
     def _materialize(self) -> None:
         pending = [lot for lot in self._lots if lot.pieces is None]
-        tasks = [(lot, fragment) for lot in pending for fragment in lot.fragments]
+        groups = _grouped(pending)
         started = time.perf_counter()
-        found: dict[int, list[Baked]] = {id(lot): [] for lot in pending}
-        results = self.engine.run(lambda task: task[0].chain.bake(task[1], self.cache), tasks)
-        for i, ((lot, _), baked) in enumerate(zip(tasks, results, strict=True)):
-            found[id(lot)].append(baked)
-            self._reject(baked.rejects, lot.line)
+        found: dict[tuple[int, int], Baked] = {}
+        results = self.engine.run(lambda group: bake_together(group.chains, group.fragment, self.cache), groups)
+        for i, (group, baked) in enumerate(zip(groups, results, strict=True)):
+            for place, each in zip(group.places, baked, strict=True):
+                found[place] = each
+                self._reject(each.rejects, pending[place[0]].line)
             if self.progress is not None:
-                self.progress(lot.name, i + 1, len(tasks))
+                self.progress(pending[group.places[0][0]].name, i + 1, len(groups))
         seconds = time.perf_counter() - started
-        for lot in pending:
-            self._settle(lot, found[id(lot)], seconds * len(lot.fragments) / max(1, len(tasks)))
+        n_fragments = max(1, sum(len(lot.fragments) for lot in pending))
+        for k, lot in enumerate(pending):
+            own = [found[k, i] for i in range(len(lot.fragments))]
+            self._settle(lot, own, seconds * len(lot.fragments) / n_fragments)
 
     def _settle(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
         lot.pieces = [each.piece for each in baked]
@@ -301,9 +304,9 @@ class Bake:
     def _reject(self, rejects: list[dict[str, Any]], line: Line) -> None:
         self.rejects += rejects
         line.rejected += len(rejects)
-        n_rows = sum(fragment.n_rows or 0 for lot in self._lots for fragment in lot.fragments)
         allowed = self.budget
         if allowed is not None and rejects:
+            n_rows = sum(fragment.n_rows or 0 for lot in self._lots for fragment in lot.fragments)
             limit = allowed if allowed >= 1 else allowed * max(n_rows, 1)
             if len(self.rejects) > limit and (allowed >= 1 or n_rows):
                 raise BudgetSpent(
@@ -342,6 +345,27 @@ class Bake:
             table = table.combine_chunks().take(pa.array(order))  # from many chunks it costs 150 times as much
             kinds, names, rows, subs, steps = (each[order] for each in (kinds, names, rows, subs, steps))
         return Rows(table, kinds, names, rows, subs, steps, ingredients, parts)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A fragment and all ingredients that are made of it; ``places`` says which fragment of which ingredient it is."""
+
+    fragment: Fragment
+    chains: list[Chain]
+    places: list[tuple[int, int]]
+
+
+def _grouped(lots: list[Lot]) -> list[Group]:
+    """Fragments in their order; those of several ingredients that are the same part of the same file only once."""
+    groups: dict[Any, Group] = {}
+    for k, lot in enumerate(lots):
+        for i, fragment in enumerate(lot.fragments):
+            key = (k, i) if "path" not in fragment.place else (fragment.name, str(sorted(fragment.place.items())))
+            group = groups.setdefault(key, Group(fragment, [], []))
+            group.chains.append(lot.chain)
+            group.places.append((k, i))
+    return list(groups.values())
 
 
 def _threshold(parts: list[Candidates], masks: list[Any]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,17 +56,10 @@ class Chain:
         parts = [self.ingredient, fragment.name, fragment.number, fragment.fingerprint, str(self.where), self.seed]
         return key_of(*parts, chosen, [work.fingerprint for work in self.works], self.on_error)
 
-    def bake(self, fragment: Fragment, cache: Cache | None) -> Baked:
-        """The rows of a fragment, prepared; from the cache where it holds them."""
-        if cache is None:
-            return self._baked(fragment)
-        key = self.key(fragment)
-        found = cache.get(key)
-        if found is not None and found.threshold >= self.threshold:
-            return self._fewer(found)
-        baked = self._baked(fragment)
-        cache.put(key, baked)
-        return baked
+    def kept(self, fragment: Fragment, cache: Cache | None) -> Baked | None:
+        """The rows of a fragment, prepared, as far as the cache holds them."""
+        found = None if cache is None else cache.get(self.key(fragment))
+        return self._fewer(found) if found is not None and found.threshold >= self.threshold else None
 
     def _fewer(self, found: Baked) -> Baked:
         """A kept result for a lower threshold: the same rows less those that are not chosen any more."""
@@ -77,10 +70,11 @@ class Chain:
     def _hashes(self, piece: Piece) -> Any:
         return row_hashes(self.seed, "pick", piece.ingredient, piece.name, piece.rows)
 
-    def _baked(self, fragment: Fragment) -> Baked:
+    def bake(self, fragment: Fragment, tables: Iterable[tuple[pa.Table, Int64]], cache: Cache | None) -> Baked:
+        """The rows of a fragment, prepared from what was read of it."""
         counts: list[dict[str, int]] = [{"in": 0, "null": 0, "filtered": 0, "out": 0}]
         pieces = []
-        for table, rows in self.source.read(fragment, self._columns(), self.where):
+        for table, rows in tables:
             counts[0]["in"] += len(rows)
             piece = Piece.read(self.ingredient, fragment.name, table, rows)
             chosen = self._chosen(piece, fragment, counts[0])
@@ -94,13 +88,16 @@ class Chain:
             before = len(piece)
             piece = prepared(piece, work, self.on_error, rejects)
             counts.append({"in": before, "out": len(piece)})
-        return Baked(piece, counts, rejects, self.threshold)
+        baked = Baked(piece, counts, rejects, self.threshold)
+        if cache is not None:
+            cache.put(self.key(fragment), baked)
+        return baked
 
     def _nothing(self, fragment: Fragment) -> Piece:
         table = canonical_table(self.source.schema().empty_table())
         return Piece.read(self.ingredient, fragment.name, table, np.empty(0, np.int64))
 
-    def _columns(self) -> list[str] | None:
+    def columns(self) -> list[str] | None:
         """The columns that are needed, where the first step leaves the others out."""
         if not self.works or getattr(self.works[0].step, "needs", None) is None or self.works[0].where is not None:
             return None
@@ -196,6 +193,30 @@ def _back_in_place(piece: Piece, selected: Mask, done: Piece, parents: Int64, na
     arrays = {key: np.concatenate([getattr(rest, key), getattr(done, key)]) for key in ("rows", "subs", "steps")}
     both = Piece(piece.ingredient, piece.name, table, **arrays)
     return both.take(np.argsort(places, kind="stable"))
+
+
+def bake_together(chains: Sequence[Chain], fragment: Fragment, cache: Cache | None) -> list[Baked]:
+    """One fragment for several ingredients: what the cache does not hold is read once for all of them."""
+    found = [chain.kept(fragment, cache) for chain in chains]
+    missing = [chain for chain, baked in zip(chains, found, strict=True) if baked is None]
+    if not missing:
+        return [baked for baked in found if baked is not None]
+    tables: Iterable[tuple[pa.Table, Int64]]
+    if len(missing) == 1:
+        tables = missing[0].source.read(fragment, missing[0].columns(), missing[0].where)
+    else:
+        tables = list(missing[0].source.read(fragment, _all_columns(missing), None))
+    return [
+        chain.bake(fragment, tables, cache) if baked is None else baked
+        for chain, baked in zip(chains, found, strict=True)
+    ]
+
+
+def _all_columns(chains: Sequence[Chain]) -> list[str] | None:
+    asked = [chain.columns() for chain in chains]
+    if any(columns is None for columns in asked):
+        return None
+    return list(dict.fromkeys(name for columns in asked for name in columns or ()))
 
 
 def fragments_of(source: Source, what: str) -> Sequence[Fragment]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from poolish.errors import CorruptDataError, RecipeError
 from poolish.files import checksum_hex
 from poolish.recipes.identity import Int64
+from poolish.recipes.pruning import can_skip
 from poolish.recipes.sources import Fragment
 
 FORMATS = {
@@ -189,7 +190,7 @@ class _Parquet(_File):
         metadata, first = file.metadata, fragment.place["first"]
         for group in fragment.place["groups"]:
             n_rows = metadata.row_group(group).num_rows
-            if _may_hold(where, metadata.row_group(group), file.schema_arrow):
+            if not can_skip(where, metadata.row_group(group), file.schema_arrow):
                 try:
                     table = file.read_row_group(
                         group, columns=None if columns is None else list(columns), use_threads=False
@@ -232,15 +233,3 @@ class _Whole(_File):
 
 def _compression(path: str) -> str | None:
     return "gzip" if path.endswith(".gz") else "zstd" if path.endswith(".zst") else None
-
-
-def _may_hold(where: Any, group: Any, schema: pa.Schema) -> bool:
-    """Whether a filter can hold for any row of a row group, by the smallest and largest values in its footer."""
-    if where is None or not hasattr(where, "may_hold"):
-        return True
-    ranges = {}
-    for i in range(group.num_columns):
-        statistics = group.column(i).statistics
-        if statistics is not None and statistics.has_min_max and group.column(i).path_in_schema in schema.names:
-            ranges[group.column(i).path_in_schema] = (statistics.min, statistics.max)
-    return bool(where.may_hold(ranges))

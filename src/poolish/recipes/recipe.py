@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from typing import Any, Self
+
+import numpy as np
 
 from poolish import seeds
 from poolish.errors import ConfigError, RecipeError
@@ -109,7 +110,8 @@ class DatasetRecipe:
         buffer = DatasetBuffer() if into is None else into
         if rows.table.num_columns:
             buffer.append(rows.table, **({} if guard is None else {"guard": guard}))
-        shares = Counter(rows.ingredient_names[int(i)] for i in rows.ingredients)
+        counts = np.bincount(rows.ingredients, minlength=len(rows.ingredient_names)).tolist()
+        shares = dict(zip(rows.ingredient_names, counts, strict=True))
         seconds = time.perf_counter() - started
         report = Report(
             self.name,
@@ -118,7 +120,7 @@ class DatasetRecipe:
             rows.table.num_rows,
             len(bake_.rejects),
             seconds,
-            dict(shares),
+            shares,
         )
         lineage = Lineage(rows, bake_.step_names)
         return BakeResult(buffer, report, rejects_table(bake_.rejects), lineage, rows.table)
