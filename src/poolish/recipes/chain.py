@@ -80,7 +80,8 @@ class Chain:
             chosen = self._chosen(piece, fragment, counts[0])
             pieces.append(chosen.with_table(canonical_table(chosen.table)))
         piece = joined(pieces) if pieces else self._nothing(fragment)
-        if fragment.n_rows is not None:
+        if fragment.n_rows is not None:  # rows that were not read, because the filter cannot hold for them
+            counts[0]["filtered"] += fragment.n_rows - counts[0]["in"]
             counts[0]["in"] = fragment.n_rows
         counts[0]["out"] = len(piece)
         rejects: list[dict[str, Any]] = []

@@ -26,6 +26,7 @@ class RecipeSource:
     def _rows(self) -> tuple[pa.Table, Int64]:
         if self._baked is None:
             result = self._recipe.bake()
+            self.lineage = result.lineage
             self._baked = result.buffer.snapshot().to_arrow(), result.lineage.identities()
         return self._baked
 
@@ -60,6 +61,7 @@ def identity_numbers(
     for kind in np.unique(kinds).tolist():
         for name in np.unique(names[kinds == kind]).tolist():
             mine = (kinds == kind) & (names == name)
-            found[mine] = row_hashes(0, "identity", ingredients[kind], parts[name], rows[mine] * 1_000_003 + subs[mine])
+            own = row_hashes(0, "identity", ingredients[kind], parts[name], rows[mine])
+            found[mine] = own ^ row_hashes(0, "identity of a part", "", "", subs[mine])
     numbers: Int64 = (found >> np.uint64(1)).astype(np.int64)
     return numbers

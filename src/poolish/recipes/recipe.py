@@ -16,6 +16,7 @@ from poolish.recipes.cache import Cache
 from poolish.recipes.engine import as_engine
 from poolish.recipes.instructions import ON_SHORT, AddIngredient, Instruction, Pick, PrepareStep
 from poolish.recipes.result import BakeResult, Lineage, Report, rejects_table
+from poolish.recipes.sources import held
 from poolish.rows import DatasetBuffer
 
 UNITS = ("rows", "tokens")
@@ -72,7 +73,7 @@ class DatasetRecipe:
         _check_take(take, what)
         if on_short not in ON_SHORT:
             raise RecipeError(f"{what}: on_short={on_short!r}; one of {', '.join(map(repr, ON_SHORT))}")
-        self.instructions.append(AddIngredient(name, source, where, take, weight, Pick.of(pick), on_short))
+        self.instructions.append(AddIngredient(name, held(source), where, take, weight, Pick.of(pick), on_short))
         return self
 
     def prepare_step(

@@ -87,16 +87,21 @@ def as_source(value: Any, what: str) -> Source:
     if isinstance(value, (pa.Table, pa.RecordBatch)) or hasattr(value, "__arrow_c_stream__"):
         return TableSource(pa.table(value))
     if type(value).__module__.split(".")[0] == "datasets":
-        return BufferSource(_buffered(value))
+        return BufferSource(buffered(value))
     if isinstance(value, Iterable):
-        return BufferSource(_buffered(value))
+        return BufferSource(buffered(value))
     raise RecipeError(
         f"{what}: a source is a path, a buffer, a stream, a table, a dataset or an iterable, got {value!r}"
     )
 
 
-def _buffered(samples: Any) -> DatasetBuffer:
-    """An iterable is read once, and kept."""
+def held(value: Any) -> Any:
+    """A source as it can be read again and again: an iterator is read once, now, and kept."""
+    return buffered(value) if isinstance(value, Iterator) and not hasattr(value, "__arrow_c_stream__") else value
+
+
+def buffered(samples: Any) -> DatasetBuffer:
+    """Samples as rows."""
     buffer = DatasetBuffer()
     buffer.append(samples)
     return buffer
