@@ -178,6 +178,16 @@ def test_nulls_are_read_so_that_they_are_counted(tmp_path):
     assert len(list(source.read(fragment, None, (col.n > 5) & col.n.is_not_null()))) == 1
 
 
+def test_nan_is_in_no_statistics_and_still_matters(tmp_path):
+    """NaN is neither above nor below anything, so what is asked the other way round holds for it."""
+    pq.write_table(pa.table({"x": [6.0, 9.0, math.nan]}), tmp_path / "a.parquet")
+    source = FileSource(tmp_path / "a.parquet", "ingredient 'a'")
+    (fragment,) = source.fragments()
+
+    assert len(list(source.read(fragment, None, ~(col.x > 5)))) == 1
+    assert len(list(source.read(fragment, None, col.x < 5))) == 0
+
+
 def test_what_could_fail_is_never_skipped(tmp_path):
     """An error depends on the rows, not on how they are grouped: casts, arithmetic and unknown columns are read."""
     pq.write_table(pa.table({"n": [1, 2], "word": ["x", "y"]}), tmp_path / "a.parquet")

@@ -19,15 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import BudgetSpent, RecipeError, SchemaError
-from poolish.recipes.built_in import Barrier, Dedup, Fitted, Limit, Shuffle, built_in
+from poolish.recipes.built_in import Barrier, Fitted, Shuffle, built_in
 from poolish.recipes.cache import Baked, Cache, total
 from poolish.recipes.chain import Chain, Work, bake_together, fragments_of, prepared
 from poolish.recipes.engine import Engine
 from poolish.recipes.expressions import Expression, as_expression
-from poolish.recipes.identity import Int64, threshold_of
+from poolish.recipes.identity import Int64, below, part_numbers, row_hashes, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
-from poolish.recipes.piece import Piece, canonical_table
-from poolish.recipes.selection import PICKS, Candidates, largest_remainder, until_tokens
+from poolish.recipes.piece import Piece, canonical_table, selected_rows
+from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, largest_remainder
 from poolish.recipes.sources import Fragment, as_source
 from poolish.recipes.steps import CalledStep, is_registered, registered
 from poolish.recipes.suites import SuiteStep, is_suite
@@ -65,7 +65,7 @@ class Lot:
     line: Line
     lines: list[Line]
     repeat: int = 1
-    extra: int = 0
+    extra: Choice | None = None
     pieces: list[Piece] | None = None
 
 
@@ -97,11 +97,13 @@ class Bake:
     budget: float | None = None
     cache: Cache | None = None
     progress: Progress | None = None
+    guard: Any = None
     lines: list[Line] = field(default_factory=list)
     rejects: list[dict[str, Any]] = field(default_factory=list)
     step_names: list[str] = field(default_factory=list)
     _lots: list[Lot] = field(default_factory=list)
     _shuffled: tuple[int, Shuffle, str] | None = None
+    _n_seen: int = 0
 
     def run(self) -> Rows:
         """Everything, in the order of the instructions."""
@@ -111,6 +113,8 @@ class Bake:
                 self._add(instruction, quotas.get(instruction.name))
             else:
                 self._prepare(instruction)
+        if self.guard is not None:
+            self._prepare(PrepareStep("guard", self.guard))
         self._materialize()
         return self._assembled()
 
@@ -128,6 +132,8 @@ class Bake:
     def _add(self, ingredient: AddIngredient, quota: int | None) -> None:
         what = f"ingredient {ingredient.name!r}"
         source = as_source(ingredient.source, what)
+        if hasattr(source, "prepare"):  # another recipe, which is baked first
+            source.prepare(self.engine, self.cache, self.on_error)
         where = None if ingredient.where is None else _where(ingredient.where)
         line = Line(ingredient.name, "ingredient", asked=quota if quota is not None else ingredient.take)
         self.lines.append(line)
@@ -144,54 +150,57 @@ class Bake:
         if quota is None and (take is None or (isinstance(take, float) and how == "hash")):
             lot.chain = replace(lot.chain, threshold=2**64 if take is None else threshold_of(float(take)))
             return
-        by_tokens = quota is not None and self.unit == "tokens"
-        column = ingredient.pick.column
-        look = [(lot.chain, fragment, column, self.tokens if by_tokens else None) for fragment in lot.fragments]
-        parts = list(self.engine.run(lambda task: task[0].candidates(task[1], task[2], task[3], self.cache), look))
-        available = sum(len(part) for part in parts)
-        asked = quota if quota is not None else round(available * take) if isinstance(take, float) else int(take or 0)
-        if by_tokens:
-            self._choose_tokens(lot, parts, asked, ingredient)
+        if quota is not None and self.unit == "tokens":
+            self._choose_tokens(lot, ingredient, quota)
             return
-        if asked > available:
-            self._short(lot, ingredient, asked, available, parts)
-            return
-        self._set_choice(lot, parts, PICKS[how](parts, asked), how)
+        asked = quota if quota is not None else take if isinstance(take, int) else None
+        picking = self._look(lot, chooser(how, asked), ingredient.pick.column, None)
+        choice = picking.choose(asked or 0)
+        if asked is None:
+            assert isinstance(take, float)
+            asked = round(choice.available * take)
+            choice = picking.choose(asked)
+        if asked > choice.available:
+            choice = self._short(lot, ingredient, asked, choice.available, picking)
+        self._set(lot, choice)
 
-    def _set_choice(self, lot: Lot, parts: list[Candidates], masks: list[Any], how: str) -> None:
-        threshold = _threshold(parts, masks) if how == "hash" else None
-        if threshold is not None:
-            lot.chain = replace(lot.chain, threshold=threshold)
-            return
-        chosen = {
-            (fragment.name, fragment.number): part.rows[mask]
-            for fragment, part, mask in zip(lot.fragments, parts, masks, strict=True)
-        }
-        lot.chain = replace(lot.chain, chosen=chosen)
+    def _look(self, lot: Lot, picking: Chooser, column: str | None, tokens: str | None) -> Chooser:
+        """Show all candidates of an ingredient to whoever picks among them."""
+        tasks = [(lot.chain, fragment) for fragment in lot.fragments]
+        found = self.engine.run(lambda task: task[0].candidates(task[1], column, tokens, self.cache), tasks)
+        for candidates in found:
+            picking.add(candidates)
+        return picking
 
-    def _choose_tokens(self, lot: Lot, parts: list[Candidates], asked: int, ingredient: AddIngredient) -> None:
-        available = sum(int(part.tokens.sum()) for part in parts if part.tokens is not None)
-        masks = until_tokens(parts, asked) if parts else []
-        lot.line.tokens = sum(
-            int(part.tokens[mask].sum()) for part, mask in zip(parts, masks, strict=True) if part.tokens is not None
-        )
-        if asked > available and ingredient.on_short != "accept":
+    def _set(self, lot: Lot, choice: Choice) -> None:
+        threshold = 2**64 if choice.threshold is None else choice.threshold
+        lot.chain = replace(lot.chain, threshold=threshold, chosen=choice.rows)
+
+    def _choose_tokens(self, lot: Lot, ingredient: AddIngredient, asked: int) -> None:
+        if ingredient.pick.how != "hash" or ingredient.on_short == "repeat":
             raise RecipeError(
-                f"ingredient {lot.name!r}: {asked:,} tokens asked for, there are {available:,}; ask for fewer, or pass "
-                "on_short='accept'"
+                f"ingredient {lot.name!r}: shares in tokens are picked by hash and not repeated; leave out pick= and "
+                "on_short='repeat', or count the total in rows"
             )
-        self._set_choice(lot, parts, masks, "hash")
+        choice = self._look(lot, ByTokens(asked), None, self.tokens).choose(asked)
+        lot.line.tokens = choice.tokens
+        if asked > choice.available and ingredient.on_short != "accept":
+            raise RecipeError(
+                f"ingredient {lot.name!r}: {asked:,} tokens asked for, there are {choice.available:,}; ask for fewer, "
+                "or pass on_short='accept'"
+            )
+        self._set(lot, choice)
 
-    def _short(self, lot: Lot, ingredient: AddIngredient, asked: int, available: int, parts: list[Candidates]) -> None:
-        if ingredient.on_short == "accept":
-            return
-        if ingredient.on_short == "error" or not available:
+    def _short(self, lot: Lot, ingredient: AddIngredient, asked: int, available: int, picking: Chooser) -> Choice:
+        if ingredient.on_short == "error" or (ingredient.on_short == "repeat" and not available):
             raise RecipeError(
                 f"ingredient {lot.name!r}: {asked:,} rows asked for, there are {available:,} after its filter; ask for "
                 "fewer, or pass on_short='accept' or 'repeat'"
             )
-        lot.repeat, rest = divmod(asked, available)
-        lot.extra = (_threshold(parts, PICKS["hash"](parts, rest)) or 0) if rest else 0
+        if ingredient.on_short == "repeat":
+            lot.repeat, rest = divmod(asked, available)
+            lot.extra = picking.choose(rest) if rest else None
+        return picking.choose(available)
 
     # -- steps
 
@@ -205,7 +214,7 @@ class Bake:
         bit = len(self.step_names)
         self.step_names.append(instruction.name)
         started = time.perf_counter()
-        if isinstance(step, Barrier):
+        if isinstance(step, Barrier) or getattr(step, "needs_all", False):
             self._materialize()
             self._pass(step, where, instruction.name, bit, line)
         else:
@@ -236,25 +245,41 @@ class Bake:
                 line.rows_in += sum(len(piece) for piece in lot.pieces)
                 lot.pieces = [piece for piece, _ in found]
                 line.rows_out += sum(len(piece) for piece in lot.pieces)
-                self._reject([each for _, rejects in found for each in rejects], line)
+                self._reject([each for _, rejects in found for each in rejects], 0)
 
     def _one(self, piece: Piece, work: Work) -> tuple[Piece, list[dict[str, Any]]]:
         rejects: list[dict[str, Any]] = []
         return prepared(piece, work, self.on_error, rejects), rejects
 
-    def _pass(self, step: Barrier, where: Any, name: str, bit: int, line: Line) -> None:
+    def _pass(self, step: Any, where: Any, name: str, bit: int, line: Line) -> None:
         """All rows through a barrier."""
         pieces = [piece for lot in self._lots for piece in lot.pieces or ()]
         line.rows_in = sum(len(piece) for piece in pieces)
         if isinstance(step, Shuffle):
+            if where is not None:
+                raise RecipeError(f"step {name!r}: rows are shuffled among all others, so where= has no meaning here")
             self._shuffled = (len(self._lots), step, name)
         elif isinstance(step, Fitted):
             self._fit(step, where, name, bit)
-        elif isinstance(step, (Dedup, Limit)):
-            order = self._order(pieces)
-            masks = step.masks(pieces, order, where)
-            self._keep(masks)
+        elif isinstance(step, SuiteStep):
+            rejects: list[dict[str, Any]] = []
+            self._keep(step.masks(pieces, self._order(pieces), where, self.on_error, rejects))
+            self._reject(rejects, 0)
+        else:
+            self._keep(step.masks(pieces, self._order(pieces), where))
+        if not isinstance(step, Fitted):
+            self._mark(where, bit)
         line.rows_out = sum(len(piece) for lot in self._lots for piece in lot.pieces or ())
+
+    def _mark(self, where: Any, bit: int) -> None:
+        """Rows that a barrier looked at and left remember it."""
+        for lot in self._lots:
+            lot.pieces = [
+                replace(piece, steps=np.where(selected_rows(piece, where), piece.steps | (1 << bit), piece.steps))
+                if len(piece)
+                else piece
+                for piece in lot.pieces or ()
+            ]
 
     def _keep(self, masks: list[Any]) -> None:
         masks = list(masks)
@@ -279,7 +304,7 @@ class Bake:
         for i, (group, baked) in enumerate(zip(groups, results, strict=True)):
             for place, each in zip(group.places, baked, strict=True):
                 found[place] = each
-                self._reject(each.rejects, pending[place[0]].line)
+                self._reject(each.rejects, each.counts[0]["in"])
             if self.progress is not None:
                 self.progress(pending[group.places[0][0]].name, i + 1, len(groups))
         seconds = time.perf_counter() - started
@@ -289,29 +314,34 @@ class Bake:
             self._settle(lot, own, seconds * len(lot.fragments) / n_fragments)
 
     def _settle(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
-        lot.pieces = [each.piece for each in baked]
+        lot.pieces = [lot.chain.in_recipe(each.piece) for each in baked]
         lot.line.fragments, lot.line.cached = len(baked), sum(each.is_cached for each in baked)
         lot.line.seconds += seconds
-        if lot.repeat > 1 or lot.extra:
-            lot.pieces = _repeated(lot.pieces, lot.repeat, lot.extra, lot.chain)
         firsts = [each.counts[0] for each in baked]
         lot.line.rows_in, lot.line.nulls = total(firsts, "in"), total(firsts, "null")
         lot.line.filtered, lot.line.rows_out = total(firsts, "filtered"), total(firsts, "out")
         for i, line in enumerate(lot.lines[1:], 1):
             line.rows_in += sum(each.counts[i]["in"] for each in baked)
             line.rows_out += sum(each.counts[i]["out"] for each in baked)
+        if lot.repeat > 1 or lot.extra is not None:
+            before = sum(len(piece) for piece in lot.pieces)
+            lot.pieces = _repeated(lot.pieces, lot.repeat, lot.extra, lot)
+            lot.line.rows_out += sum(len(piece) for piece in lot.pieces) - before
 
-    def _reject(self, rejects: list[dict[str, Any]], line: Line) -> None:
+    def _reject(self, rejects: list[dict[str, Any]], n_seen: int) -> None:
         self.rejects += rejects
-        line.rejected += len(rejects)
-        allowed = self.budget
-        if allowed is not None and rejects:
-            n_rows = sum(fragment.n_rows or 0 for lot in self._lots for fragment in lot.fragments)
-            limit = allowed if allowed >= 1 else allowed * max(n_rows, 1)
-            if len(self.rejects) > limit and (allowed >= 1 or n_rows):
-                raise BudgetSpent(
-                    f"{len(self.rejects):,} rows were rejected, the budget is {allowed}; the last: {rejects[-1]}"
-                )
+        self._n_seen += n_seen
+        by_step = {line.name: line for line in self.lines if line.kind == "step"}
+        for each in rejects:
+            by_step[each["step"]].rejected += 1
+        if self.budget is None or not rejects:
+            return
+        limit = self.budget * self._n_seen if isinstance(self.budget, float) else self.budget
+        if len(self.rejects) > limit:
+            raise BudgetSpent(
+                f"{len(self.rejects):,} of {self._n_seen:,} rows were rejected, the budget is {self.budget}; "
+                f"the last: {rejects[-1]}; see what is wrong with them, or raise the budget"
+            )
 
     # -- putting it together
 
@@ -368,26 +398,22 @@ def _grouped(lots: list[Lot]) -> list[Group]:
     return list(groups.values())
 
 
-def _threshold(parts: list[Candidates], masks: list[Any]) -> int | None:
-    """The hash below which are exactly the chosen rows; None where two rows have the same hash at the border."""
-    chosen = [part.hashes[mask] for part, mask in zip(parts, masks, strict=True)]
-    others = [part.hashes[~mask] for part, mask in zip(parts, masks, strict=True)]
-    highest = max((int(each.max()) for each in chosen if len(each)), default=-1)
-    lowest = min((int(each.min()) for each in others if len(each)), default=2**64)
-    return lowest if highest < lowest else None
-
-
-def _repeated(pieces: list[Piece], times: int, extra: int, chain: Chain) -> list[Piece]:
-    """All rows so many times, and once more those whose hash is below ``extra``."""
-    found = []
-    for k in range(times):
-        found += [replace(piece, subs=piece.subs + k * 1_000_000) for piece in pieces]
-    if extra:
-        cut = replace(chain, threshold=extra)
-        for piece in pieces:
-            fewer = cut._fewer(Baked(piece, threshold=2**64)).piece
-            found.append(replace(fewer, subs=fewer.subs + times * 1_000_000))
+def _repeated(pieces: list[Piece], times: int, extra: Choice | None, lot: Lot) -> list[Piece]:
+    """All rows so many times, and once more those of ``extra``."""
+    found = [_copy(piece, k) for k in range(times) for piece in pieces]
+    if extra is not None:
+        for piece, fragment in zip(pieces, lot.fragments, strict=True):
+            if extra.rows is not None:
+                mask = np.isin(piece.rows, extra.rows[fragment.name, fragment.number])
+            else:
+                hashes = row_hashes(lot.chain.seed, "pick", piece.ingredient, piece.name, piece.rows)
+                mask = below(hashes, extra.threshold or 0)
+            found.append(_copy(piece.keep(mask), times))
     return found
+
+
+def _copy(piece: Piece, number: int) -> Piece:
+    return replace(piece, subs=part_numbers(piece.subs, "repeat", np.full(len(piece), number)))
 
 
 def _one_table(pieces: list[Piece]) -> pa.Table:
@@ -407,8 +433,22 @@ def _one_table(pieces: list[Piece]) -> pa.Table:
         tables.append(table.select(first[1].names))
     try:
         return pa.concat_tables(tables, promote_options="default")
-    except pa.ArrowTypeError as error:
-        raise SchemaError(f"ingredients have other types in the same column: {error}; cast one of them") from error
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        raise _other_types([piece for piece in pieces if len(piece)], first[1] if first else pa.schema([])) from None
+
+
+def _other_types(pieces: list[Piece], wanted: pa.Schema) -> SchemaError:
+    """Which column of which ingredient has another type than the first."""
+    for piece in pieces:
+        for column in canonical_table(piece.table).schema:
+            expected = wanted.field(column.name).type
+            if column.type != expected and not pa.types.is_null(column.type) and not pa.types.is_null(expected):
+                where = f", {piece.name}" if piece.name else ""
+                return SchemaError(
+                    f"ingredient {piece.ingredient!r}{where}, column {column.name!r}: {column.type}, where "
+                    f"{pieces[0].ingredient!r} has {expected}; cast one of them"
+                )
+    return SchemaError("ingredients do not fit together; select and cast until they have the same columns")
 
 
 def _where(where: Any) -> Any:

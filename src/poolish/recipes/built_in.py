@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.recipes.expressions import as_expression
-from poolish.recipes.identity import Int64, row_hashes
+from poolish.recipes.identity import Int64, mixed, row_hashes
 from poolish.recipes.piece import Mask, Piece, canonical_table, selected_rows
 from poolish.recipes.steps import Prepared
 
@@ -236,7 +236,8 @@ class Shuffle(Barrier):
         """What rows are sorted by."""
         use = f"shuffle {name}"
         own = row_hashes(seed if self._seed is None else self._seed, use, piece.ingredient, piece.name, piece.rows)
-        return own + piece.subs.astype(np.uint64)
+        # Mixed, so that rows that one row became are spread like any others.
+        return mixed(own ^ mixed(piece.subs.astype(np.uint64)))
 
 
 class Fitted(Barrier):

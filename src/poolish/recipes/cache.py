@@ -67,6 +67,14 @@ class Cache:
             place.unlink(missing_ok=True)
             return None
 
+    def threshold(self, key: str) -> int | None:
+        """Up to which hash a kept result holds, None if there is none; only its first line is looked at."""
+        try:
+            with self._place(key).open("rb") as file:
+                return int(parse_json(file.readline().decode(), self._place(key))["threshold"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def put(self, key: str, baked: Baked) -> None:
         """Keep it: whole or not at all."""
         place = self._place(key)

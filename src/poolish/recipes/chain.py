@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from poolish.errors import RecipeError
+from poolish.errors import RecipeError, UnknownColumn
 from poolish.recipes.cache import Baked, Cache, key_of
-from poolish.recipes.identity import Int64, below, row_hashes
+from poolish.recipes.expressions import Expression
+from poolish.recipes.identity import Int64, below, part_numbers, row_hashes
 from poolish.recipes.piece import Mask, Piece, canonical_table, joined, selected_rows
 from poolish.recipes.selection import Candidates
 from poolish.recipes.sources import Fragment, Source
@@ -61,11 +62,25 @@ class Chain:
         found = None if cache is None else cache.get(self.key(fragment))
         return self._fewer(found) if found is not None and found.threshold >= self.threshold else None
 
-    def _fewer(self, found: Baked) -> Baked:
-        """A kept result for a lower threshold: the same rows less those that are not chosen any more."""
+    def _fewer(self, found: Baked) -> Baked | None:
+        """A kept result for a lower threshold: the same rows less those that are not chosen any more.
+
+        Where steps dropped or added rows, nobody knows any more how many of those would have been chosen: baked again.
+        """
         if found.threshold == self.threshold:
             return found
-        return replace(found, piece=found.piece.keep(below(self._hashes(found.piece), self.threshold)))
+        if found.rejects or any(count["in"] != count["out"] for count in found.counts[1:]):
+            return None
+        piece = found.piece.keep(below(self._hashes(found.piece), self.threshold))
+        counts = [{**found.counts[0], "out": len(piece)}, *({"in": len(piece), "out": len(piece)} for _ in self.works)]
+        return replace(found, piece=piece, counts=counts, threshold=self.threshold)
+
+    def in_recipe(self, piece: Piece) -> Piece:
+        """The piece with its steps numbered as they stand in the recipe."""
+        steps = np.zeros_like(piece.steps)
+        for i, work in enumerate(self.works):
+            steps |= (piece.steps >> i & 1) << work.bit
+        return replace(piece, steps=steps)
 
     def _hashes(self, piece: Piece) -> Any:
         return row_hashes(self.seed, "pick", piece.ingredient, piece.name, piece.rows)
@@ -85,9 +100,10 @@ class Chain:
             counts[0]["in"] = fragment.n_rows
         counts[0]["out"] = len(piece)
         rejects: list[dict[str, Any]] = []
-        for work in self.works:
+        for i, work in enumerate(self.works):
             before = len(piece)
-            piece = prepared(piece, work, self.on_error, rejects)
+            # Numbered as they stand here: where they stand in the recipe is not part of what is kept.
+            piece = prepared(piece, replace(work, bit=i), self.on_error, rejects)
             counts.append({"in": before, "out": len(piece)})
         baked = Baked(piece, counts, rejects, self.threshold)
         if cache is not None:
@@ -102,8 +118,7 @@ class Chain:
         """The columns that are needed, where the first step leaves the others out."""
         if not self.works or getattr(self.works[0].step, "needs", None) is None or self.works[0].where is not None:
             return None
-        asked = list(self.works[0].step.needs)
-        return asked + [name for name in (self.where.columns if self.where is not None else ()) if name not in asked]
+        return self._with_filter(list(self.works[0].step.needs))
 
     def _chosen(self, piece: Piece, fragment: Fragment, count: dict[str, int]) -> Piece:
         # One mask for filter and choice: filtering a table costs more than hashing its row numbers.
@@ -120,79 +135,105 @@ class Chain:
         return piece.keep(mask)
 
     def candidates(self, fragment: Fragment, column: str | None, tokens: str | None, cache: Cache | None) -> Candidates:
-        """What the rows of a fragment are chosen by, after the filter."""
-        needed = [name for name in (column, tokens) if name is not None]
-        columns = needed + [
-            name for name in (self.where.columns if self.where is not None else ()) if name not in needed
-        ]
-        found = []
-        for table, rows in self.source.read(fragment, columns or None, self.where):
-            piece = Piece.read(self.ingredient, fragment.name, table, rows)
-            if self.where is not None:
-                piece = piece.keep(self.where.mask(table)[0])
-            values = None if column is None else piece.table.column(column).to_numpy()
-            counts = None if tokens is None else piece.table.column(tokens).to_numpy().astype(np.int64)
-            found.append(Candidates(piece.rows, self._hashes(piece), values, counts))
-        return _joined(found, column is not None, tokens is not None)
+        """What the rows of a fragment are chosen by, after the filter; kept, so that a later choice reads only this."""
+        about = [self.ingredient, fragment.name, fragment.number, fragment.fingerprint, str(self.where), column, tokens]
+        key = key_of("candidates", *about)
+        found = None if cache is None else cache.get(key)
+        piece = self._candidates(fragment, column, tokens) if found is None else found.piece
+        if cache is not None and found is None:
+            cache.put(key, Baked(piece))
+        values = None if column is None else piece.table.column("value")
+        counts = None if tokens is None else piece.table.column("tokens").to_numpy()
+        return Candidates((fragment.name, fragment.number), piece.rows, self._hashes(piece), values, counts)
+
+    def _candidates(self, fragment: Fragment, column: str | None, tokens: str | None) -> Piece:
+        needed = {"value": column, "tokens": tokens}
+        asked = [name for name in needed.values() if name is not None]
+        pieces = []
+        for table, rows in self.source.read(fragment, self._with_filter(asked), self.where):
+            kept = rows if self.where is None else rows[mask := self.where.mask(table)[0]]
+            table = table if self.where is None else table.filter(pa.array(mask))
+            told = {as_: _column(table, name, self.ingredient) for as_, name in needed.items() if name is not None}
+            if tokens is not None:
+                told["tokens"] = _counts(told["tokens"], tokens, self.ingredient)
+            # A table without columns has no rows either, so there is always one.
+            told = told or {"value": pa.nulls(len(kept))}
+            pieces.append(Piece.read(self.ingredient, fragment.name, pa.table(told), kept))
+        if pieces:
+            return joined(pieces)
+        empty = pa.table({"value": pa.nulls(0), "tokens": pa.array([], pa.int64())})
+        return Piece.read(self.ingredient, fragment.name, empty, np.empty(0, np.int64))
+
+    def _with_filter(self, names: list[str]) -> list[str] | None:
+        """These columns and those that the filter looks at; None for all, where nobody knows which those are."""
+        if self.where is None:
+            return names or None
+        if not isinstance(self.where, Expression):
+            return None
+        return list(dict.fromkeys([*names, *self.where.top_columns(self.source.schema())]))
 
 
-def _joined(found: list[Candidates], has_values: bool, has_tokens: bool) -> Candidates:
-    empty = np.empty(0, np.int64)
-    rows = np.concatenate([each.rows for each in found] or [empty])
-    hashes = np.concatenate([each.hashes for each in found] or [empty.astype(np.uint64)])
-    values = np.concatenate([each.values for each in found] or [empty]) if has_values else None
-    tokens = (
-        np.concatenate([each.tokens for each in found if each.tokens is not None] or [empty]) if has_tokens else None
-    )
-    return Candidates(rows, hashes, values, tokens)
+def _column(table: pa.Table, name: str, ingredient: str) -> Any:
+    if name not in table.column_names:
+        raise UnknownColumn(f"ingredient {ingredient!r} has no column {name!r}; there are {table.column_names}")
+    return table.column(name)
+
+
+def _counts(column: Any, name: str, ingredient: str) -> Any:
+    if column.null_count or not pa.types.is_integer(column.type):
+        raise RecipeError(
+            f"ingredient {ingredient!r}, column {name!r}: token counts are whole numbers, one for every row, got "
+            f"{column.type} with {column.null_count} nulls; count them first, or filter those rows out"
+        )
+    return column.cast(pa.int64())
 
 
 def prepared(piece: Piece, work: Work, on_error: str, rejects: list[dict[str, Any]]) -> Piece:
     """A piece after one step, on the rows that its filter selects; the others stay, and all keep their places."""
+    if not len(piece):  # whatever the step would make of rows, there are none
+        return piece
     selected = selected_rows(piece, work.where)
-    if not selected.any() and len(piece):
+    if not selected.any():
         return piece
     part = piece.keep(selected)
     made = work.step.prepare(part, on_error)
     for rejected in made.rejected:
         place = {"ingredient": piece.ingredient, "file": piece.name, "row": rejected.row, "step": work.name}
         rejects.append({**place, "reason": rejected.reason})
-    done = part.take(made.parents).with_table(made.table) if _changed(made, part) else part.with_table(made.table)
-    done = replace(done, subs=_numbered(done), steps=done.steps | (1 << work.bit))
-    if selected.all():
-        return done
-    return _back_in_place(piece, selected, done, made.parents, work.name)
+    is_one_to_one = len(made.parents) == len(part) and np.array_equal(made.parents, np.arange(len(part)))
+    done = part if is_one_to_one else part.rows_of(made.parents)
+    subs = done.subs if is_one_to_one else part_numbers(done.subs, work.name, _nth_of_parent(made.parents))
+    done = replace(done, table=made.table, subs=subs, steps=done.steps | (1 << work.bit))
+    return done if selected.all() else _back_in_place(piece, selected, done, made.parents, work.name)
 
 
-def _changed(made: Any, part: Piece) -> bool:
-    return len(made.parents) != len(part) or not np.array_equal(made.parents, np.arange(len(part)))
-
-
-def _numbered(piece: Piece) -> Int64:
-    """Rows that one row became are told apart by their number."""
-    if len(piece) < 2:
-        return piece.subs
-    same = (piece.rows[1:] == piece.rows[:-1]) & (piece.subs[1:] == piece.subs[:-1])
-    if not same.any():
-        return piece.subs
-    runs = np.concatenate([[0], np.cumsum(~same)])
-    firsts = np.concatenate([[0], np.flatnonzero(~same) + 1])
-    numbered: Int64 = piece.subs * 1_000 + (np.arange(len(piece)) - firsts[runs])
-    return numbered
+def _nth_of_parent(parents: Int64) -> Int64:
+    """For each row how many rows of the same parent come before it."""
+    order = np.argsort(parents, kind="stable")
+    grouped = parents[order]
+    firsts = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]])) if len(parents) else parents
+    nth = np.empty(len(parents), np.int64)
+    nth[order] = np.arange(len(parents)) - np.repeat(firsts, np.diff(np.concatenate([firsts, [len(parents)]])))
+    return nth
 
 
 def _back_in_place(piece: Piece, selected: Mask, done: Piece, parents: Int64, name: str) -> Piece:
     rest = piece.keep(~selected)
-    try:
-        table = pa.concat_tables([rest.table, done.table.select(rest.table.column_names)])
-    except (pa.ArrowInvalid, KeyError):
+    if len(done) and set(done.table.column_names) != set(rest.table.column_names):
         raise RecipeError(
-            f"step {name!r} changes the columns of some rows only: {rest.table.schema.names} and "
-            f"{done.table.schema.names}; give the others the same columns and types first"
+            f"step {name!r}, ingredient {piece.ingredient!r}: it makes columns {done.table.column_names} for the rows "
+            f"it is asked about, the others have {rest.table.column_names}; give those the same columns first"
+        )
+    try:
+        tables = [rest.table, done.table.select(rest.table.column_names)] if len(done) else [rest.table]
+        table = pa.concat_tables(tables, promote_options="default")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise RecipeError(
+            f"step {name!r}, ingredient {piece.ingredient!r}: it changes the type of a column for some rows: {error}"
         ) from None
     places = np.concatenate([np.flatnonzero(~selected), np.flatnonzero(selected)[parents]])
     arrays = {key: np.concatenate([getattr(rest, key), getattr(done, key)]) for key in ("rows", "subs", "steps")}
-    both = Piece(piece.ingredient, piece.name, table, **arrays)
+    both = Piece(piece.ingredient, piece.name, table.combine_chunks(), **arrays)
     return both.take(np.argsort(places, kind="stable"))
 
 

@@ -22,11 +22,31 @@ def row_hashes(seed: int, use: str, ingredient: str, name: str, rows: Int64) -> 
     >>> row_hashes(7, "pick", "web", "a.parquet", np.array([0, 1]))
     array([18446207444110842907,  2109248830805930466], dtype=uint64)
     """
-    words = rows.astype(np.uint64) + np.uint64(seeds.key(seed, "recipes", use, ingredient, name))
+    return mixed(rows.astype(np.uint64) + np.uint64(seeds.key(seed, "recipes", use, ingredient, name)))
+
+
+def mixed(words: Words) -> Words:
+    """Each word as another one that depends on all of its bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     hashed: Words = words ^ (words >> np.uint64(31))
     return hashed
+
+
+def part_numbers(subs: Int64, use: str, numbers: Int64) -> Int64:
+    """What tells apart rows that came of one row: the first keeps its name, the others get one of their own.
+
+    ``numbers`` count the rows that one row became. The names depend on the row alone, not on what is baked with it.
+
+    >>> part_numbers(np.array([0, 0, 0]), "split", np.array([0, 1, 2])).tolist()
+    [0, 6219018545062363150, 7498302312450033163]
+    """
+    if not numbers.any():
+        return subs
+    words = mixed(subs.astype(np.uint64) ^ np.uint64(seeds.key(0, "recipes", "part", use)))
+    named = (mixed(words + numbers.astype(np.uint64)) >> np.uint64(1)).astype(np.int64)
+    found: Int64 = np.where(numbers == 0, subs, named)
+    return found
 
 
 def threshold_of(fraction: float) -> int:

@@ -18,6 +18,11 @@ class Pick:
     how: str = "hash"
     column: str | None = None
 
+    def __post_init__(self) -> None:
+        known = ("hash", "latest", "oldest") if self.column is None else ("top", "stratified")
+        if self.how not in known:
+            raise RecipeError(f"pick={str(self)!r}: one of hash, latest, oldest, top(column), stratified(column)")
+
     def __str__(self) -> str:
         return self.how if self.column is None else f"{self.how}({self.column})"
 
@@ -31,11 +36,7 @@ class Pick:
         if isinstance(value, Pick):
             return value
         how, _, rest = str(value).partition("(")
-        pick = cls(how, rest.removesuffix(")") or None) if rest else cls(how)
-        known = ("hash", "latest", "oldest") if pick.column is None else ("top", "stratified")
-        if pick.how not in known:
-            raise RecipeError(f"pick={value!r}: one of hash, latest, oldest, top(column), stratified(column)")
-        return pick
+        return cls(how, rest.removesuffix(")") or None) if rest else cls(how)
 
 
 def top(column: str) -> Pick:

@@ -51,6 +51,10 @@ class Piece:
         table = self.table.take(pa.array(numbers))
         return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
 
+    def rows_of(self, numbers: Int64) -> Piece:
+        """Where these rows came from; their columns are somebody else's business."""
+        return replace(self, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
+
     def with_table(self, table: pa.Table) -> Piece:
         """The same rows with other columns."""
         return replace(self, table=table)

@@ -4,8 +4,8 @@
     Range + expression     --> which of true, false and unknown a row may answer
 
 A footer may say less than the truth (long texts are cut, NaN is left out of both ends), so ranges are bounds and
-nothing more. A group is left out only if *false* is all that its rows can answer: an unknown row is not kept either, but
-it is counted. What could stop a bake, a cast for example, is never left out, or it would depend on how rows are grouped.
+nothing more. A group is left out only if *false* is all that its rows can answer: an unknown row is not kept either,
+but it is counted. What could stop a bake, a cast for example, is never left out: errors must not depend on groups.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import Any, Self
@@ -13,9 +14,13 @@ from poolish.errors import ConfigError, RecipeError
 from poolish.files import checksum_hex
 from poolish.recipes.baking import Bake, Progress
 from poolish.recipes.cache import Cache
+from poolish.recipes.differences import RecipeDifference, recipe_difference, told
 from poolish.recipes.engine import as_engine
+from poolish.recipes.explain import Explanation, explain, remember
 from poolish.recipes.instructions import ON_SHORT, AddIngredient, Instruction, Pick, PrepareStep
-from poolish.recipes.result import BakeResult, Lineage, Report, rejects_table
+from poolish.recipes.lineage import Lineage
+from poolish.recipes.report import Report, reasons_of
+from poolish.recipes.result import BakeResult, rejects_table
 from poolish.recipes.sources import held
 from poolish.rows import DatasetBuffer
 
@@ -71,6 +76,8 @@ class DatasetRecipe:
         if take is not None and weight is not None:
             raise RecipeError(f"{what}: take= and weight= are two ways to say how much; give one")
         _check_take(take, what)
+        if weight is not None and (isinstance(weight, bool) or not weight > 0 or not math.isfinite(weight)):
+            raise RecipeError(f"{what}: weight={weight!r}; a number above 0")
         if on_short not in ON_SHORT:
             raise RecipeError(f"{what}: on_short={on_short!r}; one of {', '.join(map(repr, ON_SHORT))}")
         self.instructions.append(AddIngredient(name, held(source), where, take, weight, Pick.of(pick), on_short))
@@ -85,9 +92,57 @@ class DatasetRecipe:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the recipe does; what the sources hold is not in it."""
-        told = [self.name, self.seed, self.total, self.unit, self.tokens, *map(_text, self.instructions)]
-        return checksum_hex(repr(told).encode())
+        """16 digits that change with everything that decides the result, except what the sources hold."""
+        from poolish.recipes import files
+
+        return files.fingerprint(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe as plain values; a RecipeError lists what cannot be told so, such as rows in memory."""
+        from poolish.recipes import files
+
+        return files.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, told: Any) -> DatasetRecipe:
+        """The recipe that ``to_dict`` told of; all that is wrong is listed at once, each with its place."""
+        from poolish.recipes import files
+
+        return files.from_dict(told)
+
+    def to_yaml(self) -> str:
+        """The recipe as YAML text."""
+        from poolish.recipes import files
+
+        return files.to_text(self.to_dict(), ".yaml")
+
+    def to_toml(self) -> str:
+        """The recipe as TOML text."""
+        from poolish.recipes import files
+
+        return files.to_text(self.to_dict(), ".toml")
+
+    def to_json(self) -> str:
+        """The recipe as JSON text."""
+        from poolish.recipes import files
+
+        return files.to_text(self.to_dict(), ".json")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the recipe into a ``.yaml``, ``.yml``, ``.toml`` or ``.json`` file, whole or not at all.
+
+        Paths of sources become relative to the file if they were relative, or lie in its folder.
+        """
+        from poolish.recipes import files
+
+        files.write(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> DatasetRecipe:
+        """The recipe in a file. Nothing in it is executed: steps are built in, or were registered before."""
+        from poolish.recipes import files
+
+        return files.load(path)
 
     def bake(
         self,
@@ -106,14 +161,19 @@ class DatasetRecipe:
         started = time.perf_counter()
         kept = None if cache is None else Cache(cache)
         bake_ = Bake(self.instructions, self.seed, self.total, self.unit, self.tokens, as_engine(engine))
-        bake_.on_error, bake_.budget, bake_.cache, bake_.progress = on_error, budget, kept, progress
+        bake_.on_error, bake_.budget, bake_.cache, bake_.progress = on_error, _checked_budget(budget), kept, progress
+        bake_.guard = guard
         rows = bake_.run()
         buffer = DatasetBuffer() if into is None else into
         if rows.table.num_columns:
-            buffer.append(rows.table, **({} if guard is None else {"guard": guard}))
+            buffer.append(rows.table)
         counts = np.bincount(rows.ingredients, minlength=len(rows.ingredient_names)).tolist()
         shares = dict(zip(rows.ingredient_names, counts, strict=True))
         seconds = time.perf_counter() - started
+        lots = bake_._lots
+        if kept is not None:
+            remember(kept, self.name, lots)
+        contents = {lot.name: checksum_hex(*(each.fingerprint.encode() for each in lot.fragments)) for lot in lots}
         report = Report(
             self.name,
             self.fingerprint,
@@ -122,9 +182,36 @@ class DatasetRecipe:
             len(bake_.rejects),
             seconds,
             shares,
+            reasons_of(bake_.rejects),
+            contents,
+            told(self),
+            rows,
         )
-        lineage = Lineage(rows, bake_.step_names)
+        lineage = Lineage(rows, bake_.step_names, [lot.chain.source for lot in lots])
         return BakeResult(buffer, report, rejects_table(bake_.rejects), lineage, rows.table)
+
+    def explain(self, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
+        """What baking will do, before it is done: rows, tokens, bytes, seconds, and what is cached and why not.
+
+        Nothing is baked or written. What is estimated from a sample is marked ``~``.
+
+        >>> recipe = DatasetRecipe("breads").add_ingredient("rye", [{"stars": i} for i in range(9)], where="stars > 5")
+        >>> print(recipe.explain())
+        breads: 3 rows, 24 bytes, about ...
+          ingredient rye: 9 -> 3 rows, 24 bytes, ..., 0 of 1 fragment cached (1 no cache)
+          result: stars int64
+        """
+        return explain(self, cache, on_error=on_error)
+
+    def diff(self, other: DatasetRecipe) -> RecipeDifference:
+        """What this recipe says otherwise than ``other``, its earlier state: which instructions, and what of them.
+
+        >>> before = DatasetRecipe("breads").add_ingredient("rye", "rye/*.parquet", take=100)
+        >>> print(DatasetRecipe("breads", seed=1).add_ingredient("rye", "rye/*.parquet", take=200).diff(before))
+        changed  recipe: seed 0 -> 1
+        changed  ingredient rye: quantity 100 -> 200
+        """
+        return recipe_difference(told(self), told(other))
 
     def __repr__(self) -> str:
         n_ingredients = sum(isinstance(each, AddIngredient) for each in self.instructions)
@@ -150,22 +237,17 @@ def bake(
     return recipe.bake(into, engine, guard, on_error, cache).buffer
 
 
+def _checked_budget(budget: float | None) -> float | None:
+    if budget is None or (not isinstance(budget, bool) and isinstance(budget, (int, float)) and 0 <= budget < math.inf):
+        return budget
+    raise ConfigError(f"budget={budget!r}: a number of rows, or a fraction such as 0.01 of those that are read")
+
+
 def _check_take(take: Any, what: str) -> None:
     if take is None:
         return
     if isinstance(take, bool) or not isinstance(take, (int, float)) or not take >= 0:
         raise RecipeError(f"{what}: take={take!r}; a number of rows, or a fraction from 0 to 1")
     if isinstance(take, float) and take > 1:
-        raise RecipeError(f"{what}: take={take!r} is a fraction above 1; for a number of rows write {round(take)}")
-
-
-def _text(instruction: Instruction) -> str:
-    if isinstance(instruction, AddIngredient):
-        source = instruction.source
-        told = source if isinstance(source, (str, list)) else type(source).__name__
-        return repr(
-            (instruction.name, told, str(instruction.where), instruction.take, instruction.weight, instruction.pick)
-        )
-    step = instruction.step if isinstance(instruction.step, str) else getattr(instruction.step, "__name__", "")
-    options = sorted((name, str(value)) for name, value in instruction.options.items())
-    return repr((instruction.name, step, str(instruction.where), instruction.version, options))
+        hint = f"; for a number of rows write {round(take)}" if math.isfinite(take) else ""
+        raise RecipeError(f"{what}: take={take!r} is a fraction above 1{hint}")

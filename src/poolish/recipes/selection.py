@@ -1,34 +1,56 @@
-"""How many rows, and which: fractions and counts by hash, shares of a total, the newest, the best, strata.
+"""How many rows, and which: counts and shares by hash, the newest, the best, strata.
 
-Deciding needs of each fragment only what its rows are worth: their hashes, or the column that they are picked by. So a
-choice is made in two passes: the first looks at those, here it is decided, the second reads what was chosen.
+Choosing needs of each row only what it is worth: its hash, or the column that it is picked by. So a choice is made in
+two passes: the first looks at *candidates*, the second reads what was chosen. A chooser takes the candidates of one
+fragment after the other, and forgets those that cannot be chosen any more: for a thousand of 10^9 rows it holds a few
+thousand.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from poolish.errors import RecipeError
 from poolish.recipes.identity import Int64, Words
 
-Mask = NDArray[np.bool_]
+#: The name of a fragment: its part and its number there.
+Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows of one fragment that passed the filter: their numbers, hashes, and whatever they are picked by."""
+    """Rows of one fragment that passed the filter: their numbers, hashes, and what they are picked by."""
 
+    place: Place
     rows: Int64
     hashes: Words
     values: Any = None
     tokens: Int64 | None = None
 
-    def __len__(self) -> int:
-        return len(self.rows)
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen: all rows whose hash is below ``threshold``, or ``rows`` of each fragment."""
+
+    available: int
+    threshold: int | None = None
+    rows: dict[Place, Int64] | None = None
+    tokens: int | None = None
+
+
+class Chooser(Protocol):
+    """Takes candidates, fragment by fragment in their order, and then chooses."""
+
+    def add(self, candidates: Candidates) -> None:
+        """Look at one fragment."""
+
+    def choose(self, n: int) -> Choice:
+        """The choice of ``n``."""
 
 
 def largest_remainder(weights: list[float], total: int) -> list[int]:
@@ -47,69 +69,186 @@ def largest_remainder(weights: list[float], total: int) -> list[int]:
     return shares
 
 
-def smallest(parts: list[Candidates], n_rows: int) -> list[Mask]:
-    """The rows with the smallest hashes."""
-    return _first(parts, n_rows, [part.hashes for part in parts])
+class ByHash:
+    """The rows with the smallest hashes; ``most`` is how many can be asked for, where that is known."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._available = 0
+        self._hashes: list[Words] = []
+        self._n_held = 0
+
+    def add(self, candidates: Candidates) -> None:
+        """Keep the hashes that may be among the smallest."""
+        self._available += len(candidates.hashes)
+        self._hashes.append(self._smallest(candidates.hashes))
+        self._n_held += len(self._hashes[-1])
+        if self._most is not None and self._n_held > 4 * (self._most + 1):
+            self._hashes = [self._smallest(np.concatenate(self._hashes))]
+            self._n_held = len(self._hashes[0])
+
+    def _smallest(self, hashes: Words) -> Words:
+        if self._most is None or len(hashes) <= self._most + 1:
+            return hashes
+        return np.partition(hashes, self._most)[: self._most + 1]
+
+    def choose(self, n: int) -> Choice:
+        """Everything below the hash that comes behind the last one that is chosen."""
+        if n >= self._available:
+            return Choice(self._available, 2**64)
+        hashes = np.sort(np.concatenate(self._hashes))
+        if n and hashes[n - 1] == hashes[n]:
+            # Two rows of one hash, one on either side of the border: once in 10^9 bakes of 10^5 rows.
+            raise RecipeError(
+                "two rows have the same hash at the border of the choice; change the seed, or take one more"
+            )
+        return Choice(self._available, int(hashes[n]))
 
 
-def _first(parts: list[Candidates], n_rows: int, *keys: list[Any]) -> list[Mask]:
-    """The first rows by keys, the last of which counts most; ties in the order of the source."""
-    lengths = [len(part) for part in parts]
-    joined = [np.concatenate(key) if len(key) else np.empty(0) for key in keys]
-    if n_rows >= sum(lengths):
-        return [np.ones(length, bool) for length in lengths]
-    if len(joined) == 1:
-        # Partitioning is linear; only rows at the border are looked at in their order.
-        border = np.partition(joined[0], n_rows)[n_rows] if n_rows else None
-        chosen = np.zeros(len(joined[0]), bool) if border is None else joined[0] < border
-        ties = np.flatnonzero(joined[0] == border) if border is not None else np.empty(0, np.int64)
-        chosen[ties[: n_rows - int(chosen.sum())]] = True
-    else:
-        chosen = np.zeros(len(joined[0]), bool)
-        chosen[np.lexsort(joined)[:n_rows]] = True
-    return np.split(chosen, np.cumsum(lengths)[:-1])
-
-
-def until_tokens(parts: list[Candidates], n_tokens: int) -> list[Mask]:
+class ByTokens:
     """Rows by hash until they have so many tokens; the last one may go beyond."""
-    hashes = np.concatenate([part.hashes for part in parts])
-    tokens = np.concatenate([part.tokens for part in parts if part.tokens is not None])
-    order = np.argsort(hashes, kind="stable")
-    before = np.concatenate([[0], np.cumsum(tokens[order])[:-1]])
-    chosen = np.zeros(len(hashes), bool)
-    chosen[order[before < n_tokens]] = True
-    return np.split(chosen, np.cumsum([len(part) for part in parts])[:-1])
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._available = 0
+        self._hashes, self._tokens = np.empty(0, np.uint64), np.empty(0, np.int64)
+
+    def add(self, candidates: Candidates) -> None:
+        """Keep the rows with the smallest hashes that are enough."""
+        assert candidates.tokens is not None
+        self._available += int(candidates.tokens.sum())
+        hashes = np.concatenate([self._hashes, candidates.hashes])
+        tokens = np.concatenate([self._tokens, candidates.tokens])
+        order = np.argsort(hashes, kind="stable")
+        before = np.concatenate([[0], np.cumsum(tokens[order])[:-1]])
+        # One row more than are enough: its hash is the border.
+        n_kept = int(np.searchsorted(before, self._most, side="left")) + 1
+        self._hashes, self._tokens = hashes[order[:n_kept]], tokens[order[:n_kept]]
+
+    def choose(self, n: int) -> Choice:
+        """Everything below the first row that is not needed."""
+        before = np.concatenate([[0], np.cumsum(self._tokens)[:-1]])
+        n_rows = int(np.searchsorted(before, n, side="left"))
+        reached = int(self._tokens[:n_rows].sum())
+        threshold = 2**64 if n_rows >= len(self._hashes) else int(self._hashes[n_rows])
+        return Choice(self._available, threshold, tokens=reached)
 
 
-def latest(parts: list[Candidates], n_rows: int) -> list[Mask]:
-    """The last rows of the source."""
-    place = np.arange(sum(len(part) for part in parts))
-    return _first(parts, n_rows, [-place])
+class ByPlace:
+    """The last rows of the source (``latest``), or the first (``oldest``)."""
+
+    def __init__(self, most: int | None, *, is_latest: bool) -> None:
+        self._most, self._is_latest = most, is_latest
+        self._available = self._n_held = 0
+        self._rows: dict[Place, Int64] = {}
+
+    def add(self, candidates: Candidates) -> None:
+        """Keep the rows that may be among the last."""
+        self._available += len(candidates.rows)
+        rows = candidates.rows if self._most is None else self._cut(candidates.rows, self._most)
+        self._rows[candidates.place] = rows
+        self._n_held += len(rows)
+        if self._most is not None and self._is_latest:
+            for place, held in self._rows.items():
+                if not len(held) or self._n_held - len(held) < self._most:
+                    if len(held):
+                        break
+                    continue
+                self._n_held -= len(held)
+                self._rows[place] = held[:0]
+
+    def _cut(self, rows: Int64, n: int) -> Int64:
+        return rows[max(0, len(rows) - n) :] if self._is_latest else rows[:n]
+
+    def choose(self, n: int) -> Choice:
+        """As many as are asked for, from the end or from the beginning."""
+        left, chosen = n, {place: rows[:0] for place, rows in self._rows.items()}
+        for place in reversed(self._rows) if self._is_latest else self._rows:
+            chosen[place] = self._cut(self._rows[place], left)
+            left -= len(chosen[place])
+        return Choice(self._available, rows=chosen)
 
 
-def oldest(parts: list[Candidates], n_rows: int) -> list[Mask]:
-    """The first rows of the source."""
-    place = np.arange(sum(len(part) for part in parts))
-    return _first(parts, n_rows, [place])
+class ByValue:
+    """The rows with the largest values (``top``): equal ones by hash, NaN and then nulls last."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._available = 0
+        self._places: list[Place] = []
+        self._held: pa.Table | None = None
+
+    def add(self, candidates: Candidates) -> None:
+        """Keep the rows that may be among the largest."""
+        self._available += len(candidates.rows)
+        self._places.append(candidates.place)
+        columns = {"value": candidates.values, "hash": pa.array(candidates.hashes), "row": pa.array(candidates.rows)}
+        columns["place"] = pa.array(np.full(len(candidates.rows), len(self._places) - 1))
+        new = pa.table(columns)
+        both = new if self._held is None else pa.concat_tables([self._held, new], promote_options="default")
+        self._held = both if self._most is None or both.num_rows <= 2 * self._most else _largest(both, self._most)
+
+    def choose(self, n: int) -> Choice:
+        """The first by value."""
+        chosen = {place: np.empty(0, np.int64) for place in self._places}
+        if self._held is not None:
+            table = _largest(self._held, n)
+            places, rows = table.column("place").to_numpy(), table.column("row").to_numpy()
+            for number in np.unique(places).tolist():
+                chosen[self._places[number]] = np.sort(rows[places == number])
+        return Choice(self._available, rows=chosen)
 
 
-def top(parts: list[Candidates], n_rows: int) -> list[Mask]:
-    """The rows with the largest values; equal ones by hash, and what is no number last."""
-    values = [np.where(np.isnan(part.values), -np.inf, part.values) for part in parts]
-    return _first(parts, n_rows, [part.hashes for part in parts], [-value for value in values])
+def _largest(table: pa.Table, n: int) -> pa.Table:
+    order = pc.sort_indices(table, sort_keys=[("value", "descending"), ("hash", "ascending")])
+    return table.take(order[:n])
 
 
-def stratified(parts: list[Candidates], n_rows: int) -> list[Mask]:
-    """Rows of each value in its proportion, within it by hash."""
-    values = np.concatenate([part.values for part in parts])
-    hashes = np.concatenate([part.hashes for part in parts])
-    _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
-    shares = largest_remainder([float(count) for count in counts], min(n_rows, len(values)))
-    chosen = np.zeros(len(values), bool)
-    for code, share in enumerate(shares):
-        rows = np.flatnonzero(codes == code)
-        chosen[rows[np.argsort(hashes[rows], kind="stable")[:share]]] = True
-    return np.split(chosen, np.cumsum([len(part) for part in parts])[:-1])
+class Stratified:
+    """Rows of each value in its proportion, within it by hash; null is a value too."""
+
+    def __init__(self) -> None:
+        self._parts: list[Candidates] = []
+
+    def add(self, candidates: Candidates) -> None:
+        """All rows are needed to know the proportions."""
+        self._parts.append(candidates)
+
+    def choose(self, n: int) -> Choice:
+        """Shares by largest remainder."""
+        chosen = {part.place: np.empty(0, np.int64) for part in self._parts}
+        filled = [part for part in self._parts if len(part.rows)]
+        available = sum(len(part.rows) for part in filled)
+        if not filled or not n:
+            return Choice(available, rows=chosen)
+        values = pa.chunked_array([_chunk(part.values) for part in filled]).combine_chunks()
+        codes = pc.dictionary_encode(values, null_encoding="encode").indices.to_numpy()
+        hashes = np.concatenate([part.hashes for part in filled])
+        kept = _by_strata(codes, hashes, min(n, available))
+        for part, mask in zip(filled, np.split(kept, np.cumsum([len(part.rows) for part in filled])[:-1]), strict=True):
+            chosen[part.place] = part.rows[mask]
+        return Choice(available, rows=chosen)
 
 
-PICKS = {"hash": smallest, "latest": latest, "oldest": oldest, "top": top, "stratified": stratified}
+def _chunk(values: Any) -> pa.Array:
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else pa.array(values)
+
+
+def _by_strata(codes: Any, hashes: Words, n: int) -> Any:
+    _, numbers, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    shares = np.array(largest_remainder([float(count) for count in counts], n))
+    order = np.lexsort([hashes, numbers])
+    firsts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    nth = np.arange(len(codes)) - firsts[numbers[order]]
+    kept = np.zeros(len(codes), bool)
+    kept[order[nth < shares[numbers[order]]]] = True
+    return kept
+
+
+def chooser(how: str, most: int | None) -> Chooser:
+    """Whoever picks rows in this way."""
+    if how == "hash":
+        return ByHash(most)
+    if how in ("latest", "oldest"):
+        return ByPlace(most, is_latest=how == "latest")
+    return ByValue(most) if how == "top" else Stratified()

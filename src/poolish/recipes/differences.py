@@ -1,0 +1,307 @@
+"""What changed: between two recipes, and between the rows that two bakes gave.
+
+Rows are matched by what they are (ingredient, part of the source, number there, part of that row), then compared value
+by value; nothing is hashed, so no two rows are ever mistaken for each other. All of it is done for whole columns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+from numpy.typing import NDArray
+
+from poolish.errors import RecipeError
+from poolish.recipes.baking import Rows
+from poolish.recipes.expressions import Expression, as_expression
+from poolish.recipes.identity import Int64
+from poolish.recipes.instructions import AddIngredient, Instruction
+from poolish.recipes.steps import fingerprint_of, is_registered, registered
+from poolish.recipes.suites import is_suite
+
+#: For each instruction, and for the recipe itself, what is said about it in words.
+Told = dict[str, dict[str, str]]
+
+#: Rows that are compared at a time, so that two large tables are never copied as a whole.
+COMPARED_ROWS = 262_144
+
+_RECIPE = "recipe"
+
+Mask = NDArray[np.bool_]
+
+# Recipes ------------------------------------------------------------------------------------------------------------
+
+
+def told(recipe: Any) -> Told:
+    """All that decides what a recipe bakes, but for what its sources hold: in words, by instruction."""
+    whole = {"seed": str(recipe.seed), "total": str(recipe.total), "unit": recipe.unit, "tokens": str(recipe.tokens)}
+    found: Told = {_RECIPE: whole}
+    seen: Counter[str] = Counter()
+    for instruction in recipe.instructions:
+        name = f"{'ingredient' if isinstance(instruction, AddIngredient) else 'step'} {instruction.name}"
+        seen[name] += 1
+        found[name if seen[name] == 1 else f"{name} ({seen[name]})"] = _said(instruction)
+    return found
+
+
+def _said(instruction: Instruction) -> dict[str, str]:
+    where = _where(instruction.where)
+    if isinstance(instruction, AddIngredient):
+        quantity = instruction.take if instruction.weight is None else f"weight {instruction.weight}"
+        return {
+            "source": _source(instruction.source),
+            "filter": where,
+            "quantity": "all" if quantity is None else str(quantity),
+            "pick": str(instruction.pick),
+            "on_short": instruction.on_short,
+        }
+    options = ", ".join(f"{name}={value}" for name, value in sorted(instruction.options.items()))
+    return {"filter": where, "options": options or "none", **_step(instruction.step, instruction.version)}
+
+
+def _where(where: Any) -> str:
+    if where is None:
+        return "none"
+    if callable(where) and not isinstance(where, Expression):
+        return f"function {_code(where, getattr(where, 'version', None))}"
+    return as_expression(where).fingerprint
+
+
+def _source(source: Any) -> str:
+    if hasattr(source, "instructions") and hasattr(source, "bake"):
+        return f"recipe {source.name!r} {told(source)}"
+    if isinstance(source, (list, tuple)) and all(
+        isinstance(each, str) or hasattr(each, "__fspath__") for each in source
+    ):
+        return ", ".join(map(str, source))
+    return str(source) if isinstance(source, str) or hasattr(source, "__fspath__") else type(source).__name__
+
+
+def _step(step: Any, version: Any) -> dict[str, str]:
+    if is_suite(step):
+        return {"step": "suite", "code": str(step.fingerprint)}
+    if isinstance(step, str) and not is_registered(step):
+        return {"step": step, "code": "built in"}
+    function = registered(step) if isinstance(step, str) else step
+    name = step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__)
+    if version is not None:
+        return {"step": name, "version": str(version)}
+    return {"step": name, "code": _code(function, None)}
+
+
+def _code(function: Any, version: Any) -> str:
+    try:
+        return fingerprint_of(function, "", version)
+    except RecipeError:
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class RecipeDifference:
+    """What one recipe says and another does not."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: Mapping[str, Mapping[str, tuple[str, str]]]
+    is_reordered: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed or self.is_reordered)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines()) or "the same"
+
+    def _lines(self) -> Iterator[str]:
+        yield from (f"added    {name}" for name in self.added)
+        yield from (f"removed  {name}" for name in self.removed)
+        for name, changes in self.changed.items():
+            yield f"changed  {name}: {'; '.join(_change(what, *pair) for what, pair in changes.items())}"
+        if self.is_reordered:
+            yield "changed  the order of instructions"
+
+
+def _change(what: str, before: str, after: str) -> str:
+    # Fingerprints of code mean nothing to a reader, and a nested recipe is longer than a line.
+    is_short = what != "code" and len(before) + len(after) <= 200
+    return f"{what} {before} -> {after}" if is_short else f"other {what}"
+
+
+def recipe_difference(mine: Told, previous: Told) -> RecipeDifference:
+    """From the previous recipe to this one."""
+    changed = {}
+    for name in (name for name in mine if name in previous):
+        before, after = previous[name], mine[name]
+        words = [word for word in dict.fromkeys([*before, *after]) if before.get(word) != after.get(word)]
+        if words:
+            changed[name] = {word: (before.get(word, "none"), after.get(word, "none")) for word in words}
+    added, removed = (tuple(name for name in one if name not in other) for one, other in _both_ways(mine, previous))
+    orders = [[name for name in one if name in other] for one, other in _both_ways(mine, previous)]
+    return RecipeDifference(added, removed, changed, orders[0] != orders[1])
+
+
+def _both_ways(one: Told, other: Told) -> tuple[tuple[Told, Told], tuple[Told, Told]]:
+    return (one, other), (other, one)
+
+
+# Rows ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What changed between two bakes: how many rows, and because of what.
+
+    ``because`` is "nothing", "data", "recipe", "recipe and data", or "chance" where a step gives other rows each time.
+    """
+
+    added: int
+    removed: int
+    changed: int
+    because: str
+    recipe: RecipeDifference
+    sources: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.added:,} rows added, {self.removed:,} removed, {self.changed:,} changed; cause: {self.because}"
+        ]
+        if self.recipe:
+            lines += str(self.recipe).splitlines()
+        lines += [f"changed  data of ingredient {name}" for name in self.sources]
+        return "\n  ".join(lines)
+
+
+def cause(n_different: int, is_other_recipe: bool, is_other_data: bool) -> str:
+    """Why rows are different.
+
+    >>> cause(0, True, True), cause(3, True, True), cause(3, False, False)
+    ('nothing', 'recipe and data', 'chance')
+    """
+    if not n_different:
+        return "nothing"
+    words = [word for word, is_it in (("recipe", is_other_recipe), ("data", is_other_data)) if is_it]
+    return " and ".join(words) or "chance"
+
+
+def matched(mine: Rows, theirs: Rows) -> tuple[Int64, Int64]:
+    """Places of rows that are in both bakes, in one and in the other."""
+    groups: dict[tuple[str, str], int] = {}
+    keys = [_keys(rows, groups) for rows in (mine, theirs)]
+    if all(np.array_equal(one, other) for one, other in zip(*keys, strict=True)):
+        places = np.arange(len(mine.rows))
+        return places, places
+    counted = [[_occurrences(each), *each] for each in keys]
+    n_mine = len(mine.rows)
+    side = np.repeat([0, 1], [n_mine, len(theirs.rows)])
+    both = [np.concatenate(pair) for pair in zip(*counted, strict=True)]
+    order = np.lexsort([side, *both])
+    is_same = np.ones(max(0, len(order) - 1), bool)
+    for key in both:
+        is_same &= np.diff(key[order]) == 0
+    first = np.flatnonzero(is_same)
+    return order[first], order[first + 1] - n_mine
+
+
+def _keys(rows: Rows, groups: dict[tuple[str, str], int]) -> list[Int64]:
+    """What tells rows apart, the last counting most: part of a row, row, and a number for ingredient and file."""
+    codes = rows.ingredients * len(rows.part_names) + rows.names
+    found, inverse = np.unique(codes, return_inverse=True)
+    numbers = []
+    for code in found.tolist():
+        ingredient, part = divmod(code, len(rows.part_names))
+        numbers.append(groups.setdefault((rows.ingredient_names[ingredient], rows.part_names[part]), len(groups)))
+    return [rows.subs, rows.rows, np.array(numbers, np.int64)[inverse.ravel()]]
+
+
+def _occurrences(keys: list[Int64]) -> Int64:
+    """0 for the first row of a name, 1 for the second: almost always there is one."""
+    order = np.lexsort(keys)
+    is_new = np.ones(len(order), bool)
+    if len(order):
+        is_new[1:] = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
+    firsts = np.flatnonzero(is_new)
+    found = np.empty(len(order), np.int64)
+    found[order] = np.arange(len(order)) - firsts[np.cumsum(is_new) - 1]
+    return found
+
+
+def n_changed(mine: pa.Table, theirs: pa.Table, my_rows: Int64, their_rows: Int64) -> int:
+    """How many of the matched rows have other values; where columns or types differ, all have."""
+    if mine.schema.names != theirs.schema.names or mine.schema.types != theirs.schema.types:
+        if sorted(mine.schema.names) != sorted(theirs.schema.names):
+            return len(my_rows)
+        theirs = theirs.select(mine.schema.names)
+        if mine.schema.types != theirs.schema.types:
+            return len(my_rows)
+    n_found = 0
+    for first in range(0, len(my_rows), COMPARED_ROWS):
+        chosen = slice(first, first + COMPARED_ROWS)
+        left, right = mine.take(pa.array(my_rows[chosen])), theirs.take(pa.array(their_rows[chosen]))
+        is_other = np.zeros(left.num_rows, bool)
+        for one, other in zip(left.columns, right.columns, strict=True):
+            is_other |= differing(_whole(one), _whole(other))
+        n_found += int(is_other.sum())
+    return n_found
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):
+        found = found.chunk(0) if found.num_chunks == 1 else pa.concat_arrays(found.chunks)
+    return found
+
+
+def differing(left: pa.Array, right: pa.Array) -> Mask:
+    """Where two arrays of one type do not hold the same; null is like null, NaN like NaN, and 0.0 is not -0.0.
+
+    >>> differing(pa.array([1, None, 3]), pa.array([1, None, 4]))
+    array([False, False,  True])
+    """
+    type_: Any = left.type
+    if isinstance(type_, pa.ExtensionType):
+        return differing(left.storage, right.storage)
+    if kinds.is_dictionary(type_):
+        return differing(left.dictionary_decode(), right.dictionary_decode())
+    nulls = [side.is_null().to_numpy(zero_copy_only=False) for side in (left, right)]
+    found: Mask = nulls[0] != nulls[1]
+    if kinds.is_null(type_) or not len(left):
+        return found
+    both = ~(nulls[0] | nulls[1])
+    if kinds.is_struct(type_):
+        for one, other in zip(left.flatten(), right.flatten(), strict=True):
+            found |= both & differing(one, other)
+        return found
+    if kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
+        found |= _differing_lists(left, right, both)
+    elif kinds.is_map(type_):
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+        found |= np.array([one != other for one, other in pairs], bool)
+    elif kinds.is_floating(type_):
+        found |= both & (_bits(left) != _bits(right))
+    else:
+        found |= pc.not_equal(left, right).fill_null(False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _bits(values: pa.Array) -> NDArray[Any]:
+    """Floats as the integers that have their bits; all NaN are one."""
+    plain = (
+        pc.if_else(values.is_valid(), values, pa.scalar(0.0).cast(values.type)).to_numpy(zero_copy_only=False).copy()
+    )
+    plain[np.isnan(plain)] = np.nan
+    return plain.view(f"u{plain.dtype.itemsize}")
+
+
+def _differing_lists(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
+    lengths = [pc.list_value_length(side).fill_null(0).to_numpy(zero_copy_only=False) for side in (left, right)]
+    found: Mask = both & (lengths[0] != lengths[1])
+    comparable = np.flatnonzero(both & ~found)
+    inner = [pc.list_flatten(side.take(pa.array(comparable))) for side in (left, right)]
+    owners = np.repeat(comparable, lengths[0][comparable])
+    found[owners[differing(*inner)]] = True
+    return found

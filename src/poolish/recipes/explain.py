@@ -1,0 +1,640 @@
+"""What a bake will do, before it does it: rows, tokens, bytes and seconds of each instruction, and what is cached.
+
+    footers, buffers ------> how many rows there are                        exact
+    fragments, by hash ----> what filter and choice leave of them           exact if all fragments were looked at
+    rows, by hash ---------> what steps leave, how large rows are, how fast  exact if no row was left out
+
+What is not exact is marked ``~``. Samples are chosen by hash, so the same recipe is always explained in the same way.
+A function of the user's is called with one row, then with as many as fit into a fraction of a second. Nothing is
+written: the index that tells why a fragment is not cached comes from ``remember``, which bakes call.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from poolish import html
+from poolish.errors import PoolishError
+from poolish.files import read_json, write_json
+from poolish.recipes.baking import Bake, Lot, _one_table, _where
+from poolish.recipes.built_in import Dedup, Fitted, Limit, RowStep, Shuffle
+from poolish.recipes.cache import Cache, key_of
+from poolish.recipes.chain import Chain, Work, fragments_of, prepared
+from poolish.recipes.engine import as_engine
+from poolish.recipes.identity import below, row_hashes, threshold_of
+from poolish.recipes.instructions import AddIngredient, PrepareStep
+from poolish.recipes.piece import Piece, canonical_table, joined, selected_rows
+from poolish.recipes.sources import Fragment, Source, as_source
+
+#: What is read of an ingredient: whole fragments until so many rows, or so many bytes, were looked at.
+READ_ROWS, READ_BYTES, READ_FRAGMENTS = 262_144, 64 << 20, 256
+#: Rows that steps are tried on, and for how long.
+SAMPLED_ROWS, STEP_SECONDS = 20_000, 0.25
+
+_KEEPS_ROWS = ("map", "select", "drop", "rename", "cast", "fill_nulls", "tokenize")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, and whether it is known.
+
+    >>> print(Estimate(1200, True), Estimate(1200.4, False), Estimate(2, True) + Estimate(1, False))
+    1,200 ~1,200 ~3
+    """
+
+    value: float
+    is_exact: bool
+
+    def __str__(self) -> str:
+        return f"{'' if self.is_exact else '~'}{round(self.value):,}"
+
+    def __add__(self, other: Estimate) -> Estimate:
+        return Estimate(self.value + other.value, self.is_exact and other.is_exact)
+
+
+NOTHING = Estimate(0, True)
+
+
+@dataclass
+class ExplainedLine:
+    """What one instruction will do. ``missing`` are fragments that are not cached, by reason."""
+
+    kind: str
+    name: str
+    rows_in: Estimate = NOTHING
+    rows_out: Estimate = NOTHING
+    tokens_in: Estimate | None = None
+    tokens_out: Estimate | None = None
+    n_bytes: Estimate = NOTHING
+    seconds: float = 0.0
+    fragments: int = 0
+    cached: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def cache_text(self) -> str:
+        """How many fragments are cached, and why the others are not."""
+        if not self.fragments:
+            return ""
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in self.missing.items())
+        plural = "" if self.fragments == 1 else "s"
+        return f"{self.cached:,} of {self.fragments:,} fragment{plural} cached{f' ({reasons})' if reasons else ''}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a bake will do, as a value: print it, or look at it in a notebook."""
+
+    recipe: str
+    lines: tuple[ExplainedLine, ...]
+    rows: Estimate
+    tokens: Estimate | None
+    n_bytes: Estimate
+    seconds: float
+    schema: pa.Schema | None
+    problems: tuple[str, ...]
+
+    def _head(self) -> str:
+        tokens = "" if self.tokens is None else f", {self.tokens} tokens"
+        return f"{self.recipe}: {self.rows} rows{tokens}, {_size(self.n_bytes)}, about {_duration(self.seconds)}"
+
+    def __str__(self) -> str:
+        columns = [] if self.schema is None else [f"  result: {', '.join(f'{f.name} {f.type}' for f in self.schema)}"]
+        problems = [f"  problem: {problem}" for problem in self.problems]
+        return "\n".join([self._head(), *(_line_text(line) for line in self.lines), *columns, *problems])
+
+    def to_html(self) -> str:
+        """As a page that needs nothing from elsewhere and runs nothing."""
+        style = "font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em"
+        head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(self.recipe)}</title>'
+        return f"{head}{html.element('div', self._body(), style=style)}\n"
+
+    def _repr_html_(self) -> str:
+        return str(html.element("div", self._body()))
+
+    def _body(self) -> html.Html:
+        headers = ["instruction", "", "rows in", "rows out", "tokens out", "size", "time", "cache", "notes"]
+        parts = [html.element("h2", self._head()), html.table(headers, [_cells(line) for line in self.lines])]
+        if self.schema is not None:
+            rows = [[html.element("code", column.name), str(column.type)] for column in self.schema]
+            parts.append(html.table(["column of the result", "type"], rows))
+        parts += [html.element("p", html.element("strong", "problem: "), problem) for problem in self.problems]
+        return html.join(*parts, html.element("p", html.element("small", "~ is estimated from a sample")))
+
+
+def explain(recipe: Any, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
+    """What baking this recipe will do; ``cache`` and ``on_error`` as the bake will have them."""
+    kitchen = _Kitchen(recipe, cache, on_error)
+    kitchen.look()
+    return kitchen.explanation()
+
+
+# Flows --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Flow:
+    """An ingredient on its way: how many rows, and some of them. ``is_whole`` if those are all of them."""
+
+    name: str
+    rows: Estimate
+    sample: Piece
+    is_whole: bool
+    chain: Chain
+    fragments: Sequence[Fragment]
+    line: ExplainedLine
+    threshold: int | None = 2**64  #: up to which hash rows are chosen; None if that is not known before the bake
+    is_open: bool = True  #: nothing but row-local steps so far, so what comes out of them is cached
+    work: list[tuple[ExplainedLine, float]] = field(default_factory=list)  #: seconds of each instruction
+
+    def sized(self) -> Estimate:
+        """Bytes of all rows."""
+        n_bytes = self.sample.table.nbytes
+        return Estimate(n_bytes / max(1, len(self.sample)) * self.rows.value, self.is_whole)
+
+    def tokens(self, column: str | None) -> Estimate | None:
+        """What a column of counts adds up to, where there is one."""
+        if column is None or column not in self.sample.table.column_names:
+            return None
+        counted = pc.sum(self.sample.table.column(column)).as_py() or 0
+        return Estimate(counted / max(1, len(self.sample)) * self.rows.value, self.is_whole)
+
+
+@dataclass
+class _Look:
+    """What was read of a source: rows that passed the filter, of how many."""
+
+    pieces: list[Piece]
+    n_read: int
+    seconds: float
+    total: Estimate
+    is_all: bool
+
+    @property
+    def n_passed(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def available(self, where: Any) -> Estimate:
+        """Rows that pass the filter."""
+        if where is None:
+            return self.total
+        return Estimate(self.n_passed / max(1, self.n_read) * self.total.value, self.is_all)
+
+
+class _Kitchen:
+    """Follows the instructions with samples."""
+
+    def __init__(self, recipe: Any, cache: str | os.PathLike[str] | None, on_error: str) -> None:
+        self._recipe, self._on_error = recipe, on_error
+        engine = as_engine("local")
+        self._n_workers = getattr(engine, "n_workers", 1)
+        self._bake = Bake(recipe.instructions, recipe.seed, recipe.total, recipe.unit, recipe.tokens, engine)
+        # A cache is made by the first bake; looking for it does not make it.
+        self._cache = Cache(cache) if cache is not None and Path(cache).is_dir() else None
+        self._has_cache = cache is not None
+        self._index = _read_index(self._cache, recipe.name)
+        self._flows: list[_Flow] = []
+        self._lines: list[ExplainedLine] = []
+        self._problems: list[str] = []
+        self._is_shuffled = False
+
+    def look(self) -> None:
+        """All instructions, in their order."""
+        quotas = self._bake._quotas()
+        for instruction in self._recipe.instructions:
+            if isinstance(instruction, AddIngredient):
+                self._add(instruction, quotas.get(instruction.name))
+            else:
+                self._prepare(instruction)
+        for flow in self._flows:
+            self._look_up(flow)
+
+    def explanation(self) -> Explanation:
+        """What was found."""
+        tokens = [flow.tokens(self._recipe.tokens) for flow in self._flows]
+        schema = None
+        try:
+            schema = _one_table([flow.sample for flow in self._flows]).schema if self._flows else None
+        except PoolishError as error:
+            self._problems.append(str(error))
+        rows, n_bytes = (reduce(Estimate.__add__, each, NOTHING) for each in zip(*self._sums(), strict=True))
+        seconds = sum(line.seconds for line in self._lines)
+        lines, problems = tuple(self._lines), tuple(self._problems)
+        return Explanation(self._recipe.name, lines, rows, _together(tokens), n_bytes, seconds, schema, problems)
+
+    def _sums(self) -> list[tuple[Estimate, Estimate]]:
+        return [(flow.rows, flow.sized()) for flow in self._flows] or [(NOTHING, NOTHING)]
+
+    # -- ingredients
+
+    def _add(self, ingredient: AddIngredient, quota: int | None) -> None:
+        what = f"ingredient {ingredient.name!r}"
+        line = ExplainedLine("ingredient", ingredient.name)
+        self._lines.append(line)
+        where = None if ingredient.where is None else _where(ingredient.where)
+        inner = ingredient.source if hasattr(ingredient.source, "instructions") else None
+        source: Source = as_source(ingredient.source, what)
+        fragments: Sequence[Fragment] = [] if inner is not None else fragments_of(source, what)
+        chain = Chain(ingredient.name, source, where, self._recipe.seed, 2**64, None, (), self._on_error)
+        if inner is not None:
+            look = self._looked_inside(inner, chain, line)
+        else:
+            look = _looked(chain, fragments, self._recipe.seed)
+        flow = self._chosen(ingredient, quota, look, chain, fragments, line)
+        line.rows_in, line.rows_out, line.n_bytes = look.total, flow.rows, flow.sized()
+        line.tokens_out = flow.tokens(self._recipe.tokens)
+        n_parallel = max(1, min(self._n_workers, len(fragments)))
+        flow.work.append((line, look.seconds / max(1, look.n_read) * look.total.value / n_parallel))
+        self._flows.append(flow)
+
+    def _looked_inside(self, recipe: Any, chain: Chain, line: ExplainedLine) -> _Look:
+        """A nested recipe is explained, not baked: its sample is the source."""
+        kitchen = _Kitchen(recipe, None, self._on_error)
+        kitchen.look()
+        found = kitchen.explanation()
+        line.notes.append(f"of recipe {found.recipe!r}, which is baked first in about {_duration(found.seconds)}")
+        self._problems += [f"recipe {found.recipe!r}: {problem}" for problem in found.problems]
+        table = _one_table([flow.sample for flow in kitchen._flows]) if found.schema is not None else pa.table({})
+        started = time.perf_counter()
+        piece = Piece.read(chain.ingredient, "", table, np.arange(table.num_rows))
+        piece = piece if chain.where is None else piece.keep(chain.where.mask(table)[0])
+        is_all = found.rows.is_exact and found.rows.value == table.num_rows
+        spent = time.perf_counter() - started + found.seconds * table.num_rows / max(1, found.rows.value)
+        return _Look([piece], table.num_rows, spent, found.rows, is_all)
+
+    def _chosen(
+        self,
+        ingredient: AddIngredient,
+        quota: int | None,
+        look: _Look,
+        chain: Chain,
+        fragments: Sequence[Fragment],
+        line: ExplainedLine,
+    ) -> _Flow:
+        available, take, how = look.available(chain.where), ingredient.take, ingredient.pick.how
+        hashes = [row_hashes(chain.seed, "pick", each.ingredient, each.name, each.rows) for each in look.pieces]
+        is_nested = not fragments and hasattr(ingredient.source, "instructions")
+        threshold: int | None = 2**64
+        rows = available
+        if isinstance(take, float) and how == "hash":
+            threshold = threshold_of(take)
+            n_below = sum(int(np.count_nonzero(below(each, threshold))) for each in hashes)
+            # Rows of a nested recipe have other numbers here than in the bake.
+            is_known = look.is_all and not is_nested
+            rows = Estimate(n_below, True) if is_known else Estimate(available.value * take, take in (0.0, 1.0))
+        elif isinstance(take, float):
+            threshold, rows = None, Estimate(round(available.value * take), available.is_exact)
+        elif quota is not None and self._recipe.unit == "tokens":
+            threshold, rows = None, self._rows_of_tokens(quota, look, available, line)
+        elif take is not None or quota is not None:
+            asked = quota if quota is not None else int(take or 0)
+            rows = self._counted(asked, look, available, ingredient, line)
+            is_by_hash = how == "hash" and asked <= available.value
+            threshold = min(2**64, int(asked / max(1.0, available.value) * 2**64)) if is_by_hash else None
+            if ingredient.on_short == "accept" and asked >= available.value:
+                threshold = 2**64
+        n_sampled = min(SAMPLED_ROWS, round(rows.value))
+        sample = _smallest(look.pieces, hashes, n_sampled, chain)
+        by_hash = how == "hash" or rows.value == look.n_passed
+        is_whole = look.is_all and rows.is_exact and len(sample) == rows.value and by_hash and not is_nested
+        return _Flow(ingredient.name, rows, sample, is_whole, chain, fragments, line, threshold)
+
+    def _counted(
+        self, asked: int, look: _Look, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
+    ) -> Estimate:
+        # Having seen so many rows is as good as having seen all.
+        if asked <= available.value:
+            return Estimate(asked, available.is_exact or look.n_passed >= asked)
+        if ingredient.on_short == "accept":
+            return available
+        if ingredient.on_short == "repeat" and available.value:
+            line.notes.append(f"{available} rows are repeated until they are {asked:,}")
+            return Estimate(asked, available.is_exact)
+        text = f"ingredient {ingredient.name!r}: {asked:,} rows asked for, there are {available}"
+        self._problems.append(f"{text}; ask for fewer, or pass on_short='accept' or 'repeat'")
+        return available
+
+    def _rows_of_tokens(self, quota: int, look: _Look, available: Estimate, line: ExplainedLine) -> Estimate:
+        column = self._recipe.tokens
+        known = [piece.table.column(column) for piece in look.pieces if column in piece.table.column_names]
+        counted = sum(pc.sum(each).as_py() or 0 for each in known)
+        line.notes.append(f"{quota:,} tokens asked for")
+        if not counted:
+            return Estimate(0, False)
+        return Estimate(min(available.value, quota * look.n_passed / counted), False)
+
+    # -- steps
+
+    def _prepare(self, instruction: PrepareStep) -> None:
+        line = ExplainedLine("step", instruction.name)
+        self._lines.append(line)
+        where = None if instruction.where is None else _where(instruction.where)
+        step = self._bake._step(instruction)
+        bit = len(self._bake.step_names)
+        self._bake.step_names.append(instruction.name)
+        line.rows_in = reduce(Estimate.__add__, (flow.rows for flow in self._flows), NOTHING)
+        line.tokens_in = _together([flow.tokens(self._recipe.tokens) for flow in self._flows])
+        try:
+            self._done(step, where, Work(instruction.name, step, where, bit), instruction, line)
+        except Exception as error:
+            # Whatever a bake would stop at is told here; explaining goes on without this step.
+            line.notes.append("fails on the sample")
+            self._problems.append(f"step {instruction.name!r}: {type(error).__name__}: {error}")
+        line.rows_out = reduce(Estimate.__add__, (flow.rows for flow in self._flows), NOTHING)
+        line.tokens_out = _together([flow.tokens(self._recipe.tokens) for flow in self._flows])
+        line.n_bytes = reduce(Estimate.__add__, (flow.sized() for flow in self._flows), NOTHING)
+
+    def _done(self, step: Any, where: Any, work: Work, instruction: PrepareStep, line: ExplainedLine) -> None:
+        if hasattr(step, "prepare") and not getattr(step, "needs_all", False):
+            keeps_rows = instruction.step in _KEEPS_ROWS if isinstance(instruction.step, str) else False
+            for flow in self._flows:
+                if flow.is_open:
+                    flow.chain = replace(flow.chain, works=(*flow.chain.works, work))
+                self._try(flow, work, line, keeps_rows)
+            return
+        for flow in self._flows:
+            flow.is_open = False
+        samples = [flow.sample for flow in self._flows]
+        if isinstance(step, Shuffle):
+            self._is_shuffled = True
+        elif isinstance(step, Limit):
+            self._limit(step, where)
+        elif isinstance(step, Dedup):
+            is_whole = all(flow.is_whole for flow in self._flows)
+            for flow, mask in zip(self._flows, step.masks(samples, None, where) if samples else [], strict=True):
+                _became(flow, flow.sample.keep(mask), len(mask), is_exact=is_whole)
+        elif isinstance(step, Fitted):
+            fitted = replace(work, step=step.with_parameters(step.fitted(samples, where)))
+            for flow in self._flows:
+                self._try(flow, fitted, line, keeps_rows=True)
+        else:
+            for flow in self._flows:
+                self._try(flow, work, line, keeps_rows=False)
+
+    def _limit(self, step: Limit, where: Any) -> None:
+        asked = [_selected(flow, where) for flow in self._flows]
+        total = reduce(Estimate.__add__, asked, NOTHING)
+        left = float(step._n)
+        for flow, mine in zip(self._flows, asked, strict=True):
+            if self._is_shuffled:
+                kept = mine.value * min(1.0, step._n / max(1.0, total.value))
+            else:
+                kept = min(mine.value, left)
+            left -= kept
+            is_exact = total.is_exact and not (self._is_shuffled and kept < mine.value and len(self._flows) > 1)
+            if kept < mine.value:
+                flow.is_whole = False
+                flow.rows = Estimate(flow.rows.value - mine.value + kept, flow.rows.is_exact and is_exact)
+
+    def _try(self, flow: _Flow, work: Work, line: ExplainedLine, keeps_rows: bool) -> None:
+        """Do a step to the sample, or to as much of it as can be done quickly."""
+        is_quick = isinstance(work.step, RowStep) and not work.step.fingerprint.startswith("tokenize")
+        piece = flow.sample if is_quick else self._affordable(flow.sample, work)
+        rejects: list[dict[str, Any]] = []
+        started = time.perf_counter()
+        made = prepared(piece, work, "skip", rejects)
+        seconds = time.perf_counter() - started
+        if rejects:
+            reason = rejects[0]["reason"]
+            line.notes.append(f"{len(rejects):,} of {len(piece):,} sampled rows of {flow.name} rejected: {reason}")
+        rate = seconds / max(1, len(piece)) * flow.rows.value
+        flow.work.append((line, rate / self._n_workers if is_quick else rate))
+        if len(piece) < len(flow.sample):
+            line.notes.append(f"tried on {len(piece):,} rows of {flow.name}: {_duration(seconds / len(piece))} a row")
+        is_all = flow.is_whole and len(piece) == len(flow.sample)
+        is_exact = (keeps_rows and flow.rows.is_exact) or is_all
+        flow.is_whole = is_all
+        _became(flow, made, len(piece), is_exact=is_exact)
+
+    def _affordable(self, sample: Piece, work: Work) -> Piece:
+        """Rows of a sample, evenly spread, that a step can be done to in the time there is."""
+        if len(sample) < 2:
+            return sample
+        started = time.perf_counter()
+        prepared(sample.slice(0, 1), work, "skip", [])
+        spent = max(1e-9, time.perf_counter() - started)
+        if spent * len(sample) <= STEP_SECONDS:
+            return sample
+        # The first call pays for imports and the like; a few more tell what the others cost.
+        n_more = max(1, min(len(sample), 16, int(STEP_SECONDS / spent)))
+        started = time.perf_counter()
+        prepared(_spread(sample, n_more), work, "skip", [])
+        each = max(1e-9, (time.perf_counter() - started) / n_more)
+        return _spread(sample, max(1, int(STEP_SECONDS / each)))
+
+    # -- the cache
+
+    def _look_up(self, flow: _Flow) -> None:
+        line = flow.line
+        line.fragments = len(flow.fragments)
+        missing: Counter[str] = Counter()
+        for fragment in flow.fragments:
+            reason = self._missing(flow, fragment)
+            if reason is None:
+                line.cached += 1
+            else:
+                missing[reason] += 1
+        line.missing = dict(missing)
+        left = 1 - line.cached / line.fragments if line.fragments else 1.0
+        done = {id(line) for line, _ in flow.work[: 1 + len(flow.chain.works)]}
+        for each, seconds in flow.work:
+            each.seconds += seconds * (left if id(each) in done else 1)
+
+    def _missing(self, flow: _Flow, fragment: Fragment) -> str | None:
+        """Why a fragment is not cached; None if it is."""
+        if not self._has_cache:
+            return "no cache"
+        if self._cache is None:
+            return "new content"
+        kept = self._cache.threshold(flow.chain.key(fragment))
+        if flow.threshold is not None and kept is not None:
+            return None if kept >= flow.threshold else "more rows asked for"
+        told = self._index.get(flow.name)
+        reason = "new content" if told is None else _changed(told, _index_of(flow.chain, [fragment]), fragment)
+        return reason or ("chosen while baking" if flow.threshold is None else "not kept")
+
+
+def _looked(chain: Chain, fragments: Sequence[Fragment], seed: int) -> _Look:
+    """Read fragments in the order of a hash until there is enough to tell."""
+    order = sorted(fragments, key=lambda each: key_of("explain", seed, each.name, each.number))
+    pieces: list[Piece] = []
+    n_read = n_bytes = n_fragments = 0
+    started = time.perf_counter()
+    is_all = True
+    for fragment in order:
+        if n_read >= READ_ROWS or n_bytes >= READ_BYTES or n_fragments >= READ_FRAGMENTS:
+            is_all = False
+            break
+        n_here = 0
+        n_fragments += 1
+        for table, rows in chain.source.read(fragment, None, chain.where):
+            if n_bytes >= READ_BYTES:
+                # Rows before these were read, or left out because the filter cannot hold for them.
+                n_here = int(rows[0]) - fragment.place.get("first", 0)
+                is_all = False
+                break
+            n_here, n_bytes = n_here + len(rows), n_bytes + table.nbytes
+            piece = Piece.read(chain.ingredient, fragment.name, canonical_table(table), rows)
+            pieces.append(piece if chain.where is None else piece.keep(chain.where.mask(table)[0]))
+        else:
+            n_here = n_here if fragment.n_rows is None else fragment.n_rows
+        n_read += n_here
+    seconds = time.perf_counter() - started
+    return _Look(pieces, n_read, seconds, _total(fragments, n_read, n_fragments, is_all), is_all)
+
+
+def _total(fragments: Sequence[Fragment], n_read: int, n_fragments: int, is_all: bool) -> Estimate:
+    known = [fragment.n_rows for fragment in fragments if fragment.n_rows is not None]
+    if len(known) == len(fragments):
+        return Estimate(sum(known), True)
+    return Estimate(n_read * len(fragments) / max(1, n_fragments), is_all)
+
+
+def _smallest(pieces: list[Piece], hashes: list[Any], n_rows: int, chain: Chain) -> Piece:
+    """The rows with the smallest hashes, in their order."""
+    if not pieces:
+        table = canonical_table(chain.source.schema().empty_table())
+        return Piece.read(chain.ingredient, "", table, np.empty(0, np.int64))
+    together = np.concatenate(hashes)
+    if n_rows < len(together):
+        cut = np.partition(together, n_rows)[n_rows]
+        pieces = [piece.keep(own < cut) for piece, own in zip(pieces, hashes, strict=True)]
+    return joined(pieces)
+
+
+def _spread(sample: Piece, n_rows: int) -> Piece:
+    if n_rows >= len(sample):
+        return sample
+    return sample.take(np.linspace(0, len(sample) - 1, n_rows).astype(np.int64))
+
+
+def _selected(flow: _Flow, where: Any) -> Estimate:
+    if where is None:
+        return flow.rows
+    n_selected = int(np.count_nonzero(selected_rows(flow.sample, where)))
+    return Estimate(n_selected / max(1, len(flow.sample)) * flow.rows.value, flow.is_whole)
+
+
+def _became(flow: _Flow, made: Piece, n_before: int, *, is_exact: bool) -> None:
+    share = len(made) / n_before if n_before else 1.0
+    flow.rows = Estimate(flow.rows.value * share, is_exact)
+    flow.is_whole = flow.is_whole and is_exact
+    flow.sample = made.with_table(canonical_table(made.table))
+
+
+def _together(parts: Sequence[Estimate | None]) -> Estimate | None:
+    known = [part for part in parts if part is not None]
+    return reduce(Estimate.__add__, known) if known and len(known) == len(parts) else None
+
+
+# Why something is not cached ----------------------------------------------------------------------------------------
+
+
+def remember(cache: Cache, recipe: str, lots: Sequence[Lot]) -> None:
+    """Write down what was baked, so that ``explain`` can tell what changed since: one small file for each recipe."""
+    told = {lot.name: _index_of(lot.chain, lot.fragments) for lot in lots}
+    place = _index_place(cache, recipe)
+    place.parent.mkdir(exist_ok=True)
+    write_json(place, told, durable=False)
+
+
+def _index_place(cache: Cache, recipe: str) -> Path:
+    return cache.path / "index" / f"{key_of('recipe', recipe)}.json"
+
+
+def _read_index(cache: Cache | None, recipe: str) -> dict[str, Any]:
+    if cache is None:
+        return {}
+    try:
+        found = read_json(_index_place(cache, recipe))
+    except (OSError, PoolishError):
+        return {}  # only reasons are lost with it
+    return found if isinstance(found, dict) else {}
+
+
+def _index_of(chain: Chain, fragments: Sequence[Fragment]) -> dict[str, Any]:
+    return {
+        "filter": str(chain.where),
+        "seed": str(chain.seed),
+        "steps": [work.fingerprint for work in chain.works],
+        "on_error": chain.on_error,
+        "fragments": {_fragment_name(fragment): fragment.fingerprint for fragment in fragments},
+    }
+
+
+def _fragment_name(fragment: Fragment) -> str:
+    return f"{fragment.number} {fragment.name}"
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], fragment: Fragment) -> str | None:
+    """What is not as it was when this was baked last."""
+    name = _fragment_name(fragment)
+    if before["fragments"].get(name) != now["fragments"][name]:
+        return "new content" if name not in before["fragments"] else "changed content"
+    for word in ("filter", "seed", "on_error"):
+        if before[word] != now[word]:
+            return f"changed {word}"
+    if before["steps"] != now["steps"]:
+        old = {step[0]: step for step in before["steps"]}
+        other = [step[0] for step in now["steps"] if old.get(step[0]) != step]
+        return f"changed step {other[0]}" if other else "changed steps"
+    return None
+
+
+# Text ---------------------------------------------------------------------------------------------------------------
+
+
+def _line_text(line: ExplainedLine) -> str:
+    tokens = "" if line.tokens_out is None else f", {line.tokens_out} tokens"
+    parts = [f"  {line.kind} {line.name}: {line.rows_in} -> {line.rows_out} rows{tokens}", _size(line.n_bytes)]
+    parts += [_duration(line.seconds), line.cache_text()]
+    return "; ".join([", ".join(part for part in parts if part), *line.notes])
+
+
+def _cells(line: ExplainedLine) -> list[object]:
+    figures = [line.rows_in, line.rows_out, line.tokens_out, _size(line.n_bytes), _duration(line.seconds)]
+    right: Callable[[object], html.Html] = lambda figure: html.element("div", figure, style="text-align:right")  # noqa: E731
+    shown = [right("" if figure is None else figure) for figure in figures]
+    return [line.kind, html.element("b", line.name), *shown, line.cache_text(), "; ".join(line.notes)]
+
+
+def _size(n_bytes: Estimate) -> str:
+    """Bytes as people read them.
+
+    >>> _size(Estimate(1_234_567, True)), _size(Estimate(12, False))
+    ('1.2 MB', '~12 bytes')
+    """
+    mark, value = "" if n_bytes.is_exact else "~", n_bytes.value
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{mark}{value:.0f} {unit}" if unit == "bytes" else f"{mark}{value:.1f} {unit}"
+        value /= 1000
+    return f"{mark}{value:,.1f} TB"
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> _duration(0.0004), _duration(2.34), _duration(7300)
+    ('0.4 ms', '2.3 s', '2.0 h')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )

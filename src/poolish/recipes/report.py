@@ -1,0 +1,264 @@
+"""What a bake did: what each instruction was asked and did, what was rejected, and what the rows look like.
+
+Distributions are made when somebody looks, of a sample where there are many rows, so that baking does not pay for them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from poolish import html
+from poolish.guards import ColumnProfile, Profile
+from poolish.guards.bins import Bins
+from poolish.recipes.baking import Line, Rows
+from poolish.recipes.differences import Told
+from poolish.recipes.identity import row_hashes
+
+#: Rows of an ingredient that its distributions are made of.
+PROFILED_ROWS = 100_000
+#: Bars of a histogram, values of a column and reasons of rejects that are shown.
+N_BARS, N_VALUES, N_REASONS = 20, 8, 50
+
+
+@dataclass(frozen=True)
+class Report:
+    """What each instruction was asked for and did.
+
+    ``shares`` are the rows of each ingredient in the result, ``reasons`` the rejected rows by step and reason,
+    ``contents`` a fingerprint of what each source held.
+    """
+
+    recipe: str
+    fingerprint: str
+    lines: tuple[Line, ...]
+    n_rows: int
+    n_rejected: int
+    seconds: float
+    shares: dict[str, int]
+    reasons: tuple[Reason, ...]
+    contents: dict[str, str] = field(repr=False)
+    told: Told = field(repr=False)
+    rows: Rows = field(repr=False, compare=False)
+
+    @cached_property
+    def distributions(self) -> dict[str, Profile]:
+        """What the rows of each ingredient look like at the end; of a sample by hash where there are many."""
+        return {name: Profile.of(table) for name, table in _samples(self.rows).items() if table.num_columns}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values; what is no finite number is None."""
+        distributions = {
+            name: {"of_rows": min(self.shares[name], PROFILED_ROWS), "columns": _shapes(profile)}
+            for name, profile in self.distributions.items()
+        }
+        return {
+            "recipe": self.recipe,
+            "fingerprint": self.fingerprint,
+            "n_rows": self.n_rows,
+            "n_rejected": self.n_rejected,
+            "seconds": self.seconds,
+            "shares": dict(self.shares),
+            "lines": [{**asdict(line), "achieved": achieved(line)} for line in self.lines],
+            "reasons": [asdict(reason) for reason in self.reasons],
+            "distributions": distributions,
+        }
+
+    def to_json(self) -> str:
+        """As text that other programs read."""
+        return json.dumps(_finite(self.to_dict()), indent=2, allow_nan=False, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        head = f"{self.recipe}: {self.n_rows:,} rows in {self.seconds:.2f} s, {self.n_rejected:,} rejected"
+        reasons = [f"  rejected {each.rows:,} by {each.step}: {each.reason}" for each in self.reasons]
+        return "\n".join([head, *(f"  {_told(line)}" for line in self.lines), *reasons])
+
+    def to_html(self) -> str:
+        """As a page that needs nothing from elsewhere and runs nothing."""
+        style = "font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em"
+        head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(self.recipe)}</title>'
+        return f"{head}{html.element('div', self._body(), style=style)}\n"
+
+    def _repr_html_(self) -> str:
+        return str(html.element("div", self._body()))
+
+    def _body(self) -> html.Html:
+        text = f"{self.n_rows:,} rows in {self.seconds:.2f} s, {self.n_rejected:,} rejected"
+        parts = [html.element("h1", self.recipe), html.element("p", text), _lines_table(self.lines)]
+        if len(self.shares) > 1:
+            title = html.element("h2", "Rows of each ingredient")
+            parts += [title, html.bar_chart(list(self.shares), list(self.shares.values()))]
+        if self.reasons:
+            rows = [[each.step, each.reason, each.rows] for each in self.reasons]
+            parts += [html.element("h2", "Rejected rows"), html.table(["step", "reason", "rows"], rows)]
+        for name, profile in self.distributions.items():
+            parts += [html.element("h2", f"Ingredient {name}"), _profile_table(profile, self.shares[name])]
+        parts.append(html.element("p", html.element("small", f"recipe {self.fingerprint}")))
+        return html.join(*parts)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why rows were rejected, and how many."""
+
+    step: str
+    reason: str
+    rows: int
+
+
+def reasons_of(rejects: Sequence[Mapping[str, Any]]) -> tuple[Reason, ...]:
+    """Rejected rows by step and reason, the most frequent first; rare ones together, for there may be one a row.
+
+    >>> reasons_of([{"step": "parse", "reason": "no number"}] * 2)
+    (Reason(step='parse', reason='no number', rows=2),)
+    """
+    counts = Counter((each["step"], each["reason"]) for each in rejects)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    found = [Reason(*key, rows) for key, rows in ordered[:N_REASONS]]
+    rest = ordered[N_REASONS:]
+    if rest:
+        found.append(Reason("", f"{len(rest):,} other reasons", sum(rows for _, rows in rest)))
+    return tuple(found)
+
+
+def achieved(line: Line) -> int | float | None:
+    """What came of ``asked``, in its unit: rows, tokens, or a share of the rows that passed the filter."""
+    if line.asked is None:
+        return None
+    if line.tokens is not None:
+        return line.tokens
+    if isinstance(line.asked, float):
+        return line.rows_out / max(1, line.rows_in - line.filtered)
+    return line.rows_out
+
+
+def _told(line: Line) -> str:
+    got = achieved(line)
+    asked = "" if got is None else f", asked {_figure(line.asked)}, achieved {_figure(got)}"
+    nulls = f", {line.nulls:,} unknown to the filter" if line.nulls else ""
+    cached = f", {line.cached} of {line.fragments} fragments from the cache" if line.cached else ""
+    return f"{line.kind} {line.name}: {line.rows_in:,} -> {line.rows_out:,}{asked}{nulls}{cached}, {line.seconds:.2f} s"
+
+
+def _figure(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _lines_table(lines: Sequence[Line]) -> html.Html:
+    headers = ("instruction", "", "rows in", "rows out", "asked", "achieved", "filtered", "unknown", "rejected")
+    names = ("filtered", "nulls", "rejected", "fragments", "cached")
+    rows = []
+    for line in lines:
+        asked = [line.kind, html.element("b", line.name), line.rows_in, line.rows_out, line.asked, achieved(line)]
+        counts = [getattr(line, name) for name in names]
+        rows.append([_cell(value) for value in (*asked, *counts, f"{line.seconds:.2f}")])
+    return html.table([*headers, "fragments", "cached", "seconds"], rows)
+
+
+def _cell(value: Any) -> object:
+    """A figure that is set to the right, with thousands told apart."""
+    if isinstance(value, (int, float)):
+        return html.element("div", _figure(value), style="text-align:right")
+    return "" if value is None else value
+
+
+# What rows look like ------------------------------------------------------------------------------------------------
+
+
+def _samples(rows: Rows) -> dict[str, pa.Table]:
+    """Rows of each ingredient, at most so many: those with the smallest hashes of their places."""
+    found = {}
+    for i, name in enumerate(rows.ingredient_names):
+        mine = np.flatnonzero(rows.ingredients == i)
+        if len(mine) > PROFILED_ROWS:
+            hashes = row_hashes(0, "profile", name, "", mine)
+            mine = np.sort(mine[np.argpartition(hashes, PROFILED_ROWS)[:PROFILED_ROWS]])
+        found[name] = rows.table if len(mine) == rows.table.num_rows else rows.table.take(pa.array(mine))
+    return found
+
+
+def _shapes(profile: Profile) -> dict[str, Any]:
+    return {name: _shape(column) for name, column in profile.items()}
+
+
+def _shape(column: ColumnProfile) -> dict[str, Any]:
+    """A column in a few figures: of numbers their range, of text its lengths, and of both what comes most."""
+    found: dict[str, Any] = {"kind": column.kind, "rows": column.count, "nulls": column.nulls, "nan": column.nan}
+    if column.is_numeric and column.moments.n:
+        found |= _numbers(column)
+    if column.lengths is not None and column.lengths.moments.n:
+        found["lengths"] = _numbers(column.lengths)
+    if column.kind in ("text", "bool") and column.categories:
+        found["most_frequent"] = _most(column)
+    return found
+
+
+def _numbers(column: ColumnProfile) -> dict[str, Any]:
+    figures = {"min": column.min, "mean": column.mean, "max": column.max, "std": column.std}
+    counts, edges = bars(column)
+    return {**figures, "histogram": {"counts": counts, "edges": edges}}
+
+
+def _most(column: ColumnProfile) -> list[list[Any]]:
+    ordered = sorted((column.categories or {}).items(), key=lambda item: (-item[1], str(item[0])))
+    return [[value, n] for value, n in ordered[:N_VALUES]]
+
+
+def bars(column: ColumnProfile) -> tuple[list[int], list[float]]:
+    """Counts of numbers between equal steps from the smallest to the largest, and those steps."""
+    low, high = float(column.min), float(column.max)
+    edges = np.linspace(low, high, N_BARS + 1)
+    if not np.isfinite(edges).all() or not (np.diff(edges) > 0).all():
+        return [column.moments.n], [low, high]
+    return column.histogram_on(Bins.of_edges(edges[1:-1])).counts.tolist(), edges.tolist()
+
+
+def _profile_table(profile: Profile, n_rows: int) -> html.Html:
+    sampled = f", of {PROFILED_ROWS:,} sampled" if n_rows > PROFILED_ROWS else ""
+    headers = ["column", "kind", "nulls", "min", "mean", "max", "", "most frequent"]
+    rows = [[html.element("b", name), *_cells(column)] for name, column in profile.items()]
+    return html.table(headers, rows, caption=f"{n_rows:,} rows{sampled}")
+
+
+def _cells(column: ColumnProfile) -> list[object]:
+    measured = column if column.is_numeric and column.moments.n else column.lengths
+    is_length = measured is column.lengths and measured is not None
+    figures: list[object] = ["", "", ""]
+    drawing: object = ""
+    if measured is not None and measured.moments.n:
+        figures = [_figure(_plain(each)) for each in (measured.min, measured.mean, measured.max)]
+        drawing = html.histogram(*bars(measured), width=160, height=44, title="lengths" if is_length else "values")
+    words = [] if column.kind not in ("text", "bool") else _most(column)
+    most = html.join(*(html.element("div", f"{_clipped(value)}: {n:,}") for value, n in words[:4]))
+    return [f"{column.kind}, lengths" if is_length else column.kind, column.nulls, *figures, drawing, most]
+
+
+def _clipped(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _plain(number: Any) -> Any:
+    return number.item() if isinstance(number, np.generic) else number
+
+
+def _finite(value: Any) -> Any:
+    """The same values without any that JSON has no word for."""
+    value = _plain(value)
+    if isinstance(value, dict):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, (int, str, bool, type(None))) else str(value)
