@@ -1,8 +1,8 @@
 """Guards against NumPy, SciPy and Evidently: profiles, drift, and what a guard costs a call that succeeds.
 
-Two samples of 5 M float64 rows. "NumPy" and "SciPy" are what one writes at home: each statistic by its own call. "exact"
-starts from the raw values on both sides; "on frozen bins" is what a stream does: the reference is a profile that was
-made once, and the time is that of profiling 5 M new rows on its bins and comparing the two profiles.
+Two samples of 5 M float64 rows. "NumPy" and "SciPy" are what one writes at home: each statistic by its own call.
+"exact" starts from the raw values on both sides; "on frozen bins" is what a stream does: the reference is a profile
+that was made once, and the time is that of profiling 5 M new rows on its bins and comparing the two profiles.
 
     python -m benchmarks.bench_guards                   # all parts
     python -m benchmarks.bench_guards profile calls     # some of them
@@ -139,11 +139,13 @@ def evidently_drift(before: np.ndarray, now: np.ndarray) -> Measure | Missing:
     try:
         pd = importlib.import_module("pandas")
         stattests = importlib.import_module("evidently.legacy.calculations.stattests")
+        # Told by the enum: to it the text "num" is a category, and every number a value of its own.
+        kind = importlib.import_module("evidently.legacy.core").ColumnType.Numerical
         a, b = pd.Series(before), pd.Series(now)
-        tests = [stattests.get_stattest(a, b, "num", name) for name in ("psi", "ks", "kl_div")]
+        tests = [stattests.get_stattest(a, b, kind, name) for name in ("psi", "ks", "kl_div")]
     except (ImportError, AttributeError) as error:
         return Missing(f"this Evidently has other names: {error}")
-    return per_call(lambda: [test(a, b, "num", 0.1) for test in tests], unit="s")
+    return per_call(lambda: [test(a, b, kind, 0.1) for test in tests], unit="s")
 
 
 # Calls ----------------------------------------------------------------------------------------------------------

@@ -86,6 +86,14 @@ def nested_type(values, leaf: pa.DataType) -> pa.DataType:
     return leaf
 
 
+def test_a_bound_tells_integers_apart_that_no_float_does():
+    """A comparison in float64 would call these equal."""
+    values = pa.array([2**53 + 1, 2**53])
+
+    assert good(values, at_most=2.0**53) == [False, True]
+    assert good(values, above=2.0**53 - 0.5) == [True, True]
+
+
 def test_bounds_are_rounded_to_the_dtype_of_the_column():
     """A user who writes 0.1 means the 0.1 of the column; what no dtype holds is no bound of it."""
     values = np.array([0.1, 0.2, np.inf], np.float32)

@@ -18,9 +18,6 @@ from poolish.guards import AutoencoderOutliers, IsolationForestOutliers, OneClas
 from poolish.guards.detector import Detector, scaling, standardized
 from poolish.guards.outliers_forest import as_arrays
 
-pytest.importorskip("sklearn")
-pytest.importorskip("torch")
-
 OPTIONS: dict[type[Detector], dict[str, Any]] = {
     IsolationForestOutliers: {"n_trees": 50},
     OneClassSVMOutliers: {},
@@ -77,7 +74,8 @@ def test_the_same_rows_and_seed_give_the_same_detector(kind: type[Detector]):
 @each
 def test_saved_detectors_score_the_same(kind: type[Detector], tmp_path: Path):
     """From a file that any reader of safetensors understands."""
-    safetensors = pytest.importorskip("safetensors.numpy")
+    import safetensors.numpy as safetensors
+
     detector = fitted(kind, {"a": ROWS[:, 0], "b": ROWS[:, 1:]})
     rows = {"b": STRANGE[:, 1:], "a": STRANGE[:, 0], "word": ["x"] * 3}
     detector.save(tmp_path / "detector.safetensors")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -79,17 +82,6 @@ def test_golden_values_of_evidently_without_bins():
     """Wasserstein's distance by the reference's deviation, and the divergence in bits that TFDV would have."""
     assert wasserstein(REFERENCE, CURRENT, convention=EVIDENTLY).value == digits(0.275049805767)
     assert js(REFERENCE, CURRENT, convention=EVIDENTLY).bits == digits(0.048786627943)
-
-
-def test_evidently_itself_agrees():
-    """Where it is installed."""
-    stattests = pytest.importorskip("evidently.legacy.calculations.stattests")
-    pd = pytest.importorskip("pandas")
-    for name in ("psi", "kl_div", "jensenshannon", "wasserstein"):
-        theirs = stattests.get_stattest(pd.Series(REFERENCE), pd.Series(CURRENT), "num", name)
-        ours = {"psi": psi, "kl_div": kl, "jensenshannon": js, "wasserstein": wasserstein}[name]
-        result = theirs(pd.Series(REFERENCE), pd.Series(CURRENT), "num", 0.1)
-        assert ours(REFERENCE, CURRENT, convention=EVIDENTLY).value == digits(result.drift_score)
 
 
 # SciPy --------------------------------------------------------------------------------------------------------
@@ -275,8 +267,6 @@ def test_bins_can_be_given():
 
 def test_results_are_json():
     """Also where a number is infinite."""
-    import json
-
     found = kl(["a"] * 60, ["b"] * 60, convention="scipy")
 
     assert found.value == math.inf
@@ -338,3 +328,26 @@ def test_profiles_on_other_bins_are_refused_where_nothing_is_known():
     assert psi(many["x"], bare["x"]).verdict == "ok"
     with pytest.raises(SchemaError, match="no quantiles"):
         ks(many["x"], bare["x"])
+
+
+def test_what_needs_no_tables_works_without_scipy():
+    """Profiles, outliers, Wasserstein's distance and Evidently's marks do; the others say what to install."""
+    program = """
+import sys
+sys.modules.update({name: None for name in ("scipy", "scipy.special", "scipy.stats", "sklearn", "datasketches")})
+import numpy as np
+from poolish.guards import Profile, iqr, modified_zscore, psi, wasserstein, zscore
+x = np.arange(20_000.0)
+assert Profile.of({"x": x})["x"].kurtosis < 0
+assert zscore(x).count == iqr(x).count == modified_zscore(x).count == 0
+assert wasserstein(x, x + 5_000).verdict == "drift"
+assert psi(x, x + 5_000, convention="evidently-0.7").verdict == "drift"
+try:
+    psi(x, x)
+except ImportError as error:
+    assert "pip install poolish[guards]" in str(error)
+else:
+    raise AssertionError("no error")
+"""
+
+    subprocess.run([sys.executable, "-c", program], check=True)

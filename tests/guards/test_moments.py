@@ -16,6 +16,7 @@ from poolish.errors import CorruptDataError
 from poolish.guards.distinct import Distinct
 from poolish.guards.moments import Moments
 from poolish.guards.quantiles import Quantiles
+from poolish.guards.ranks import Ranks
 
 pytestmark = pytest.mark.kernels
 
@@ -163,6 +164,46 @@ def test_quantiles_that_claim_other_counts_are_refused():
         Quantiles.from_json({**state, "levels": state["levels"][1:]})
 
 
+SHAPES = {
+    "normal": lambda rng, n: rng.standard_normal(n),
+    "far from zero": lambda rng, n: rng.normal(1e9, 1, n),
+    "heavy tails": lambda rng, n: rng.standard_cauchy(n),
+    "one tail": lambda rng, n: rng.lognormal(0, 3, n),
+    "two heaps": lambda rng, n: np.where(rng.random(n) < 0.5, rng.normal(-1e6, 1, n), rng.normal(1e6, 1, n)),
+    "whole": lambda rng, n: rng.integers(0, 5_000, n),
+    "one value often": lambda rng, n: np.where(rng.random(n) < 0.2, 0.0, rng.standard_normal(n)),
+    "in order": lambda rng, n: np.arange(n),
+    "periodic": lambda rng, n: np.sin(np.arange(n)),
+    "float32": lambda rng, n: rng.standard_normal(n).astype(np.float32),
+    "with holes": lambda rng, n: np.where(rng.random(n) < 0.1, rng.choice([np.nan, np.inf], n), rng.random(n)),
+    "huge": lambda rng, n: rng.choice([-1e308, 1e308], n) * rng.random(n),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_places_are_found_without_sorting(shape: str):
+    """Deciles exactly, any other place to the slack that is told; or it says that sorting is as quick."""
+    x = SHAPES[shape](np.random.default_rng(0), 120_000)
+    ordered = np.sort(x[np.isfinite(x)].astype(np.float64))
+    shares = np.arange(1, 10) / 10
+
+    ranks = Ranks.of(x, shares)
+
+    if ranks is None:
+        assert shape in ("heavy tails", "one tail", "two heaps", "whole", "huge")
+        return
+    assert ranks.n == len(ordered)
+    np.testing.assert_allclose([ranks.quantile(share) for share in shares], np.quantile(ordered, shares), rtol=1e-12)
+    assert ranks.slack <= len(ordered) / 4_096
+    places = np.arange(0, ranks.n, 97)
+    values = ranks.at(places)
+    off = np.maximum(
+        np.searchsorted(ordered, values, side="left") - places,
+        places - np.searchsorted(ordered, values, side="right") + 1,
+    )
+    assert off.max() <= ranks.slack
+
+
 # Distinct -----------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +231,8 @@ def test_merged_distinct_counts_are_those_of_both(a: list[int], b: list[int]):
 
 def test_distinct_counts_near_those_of_datasketches():
     """Ours and a well-kept HyperLogLog agree within their errors."""
-    datasketches = pytest.importorskip("datasketches")
+    import datasketches
+
     values = np.random.default_rng(0).integers(0, 40_000, 50_000)
     theirs = datasketches.hll_sketch(12)
     for value in values.tolist():

@@ -161,7 +161,8 @@ def test_columns_come_in_many_forms(values: Any, kind: str, mean: float):
 
 def test_tensors_have_shapes_and_elements():
     """From torch, NumPy and Arrow; also where they differ in shape."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     stacked = of(torch.arange(12, dtype=torch.bfloat16).reshape(2, 2, 3))
     ragged = of([np.zeros((2, 2)), None, np.ones(3)])
     arrow = of(pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(2, 2, 3)))
@@ -317,6 +318,18 @@ def test_large_profiles_of_their_own_bins_are_estimated_and_say_so():
     expected = np.bincount(np.searchsorted(merged.edges, np.concatenate([a, b]), side="right"), minlength=10)
     assert abs(merged.counts - expected).max() < 60
     assert merged.n == 50_000
+
+
+def test_large_columns_of_few_values_merge_exactly():
+    """Each value keeps a bin of its own, also one that only one side has."""
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 5, 20_000), rng.integers(3, 9, 15_000)
+
+    merged, whole = of(a).merge(of(b)), of(np.concatenate([a, b]))
+
+    assert merged.histogram == whole.histogram
+    assert merged.categories == whole.categories
+    assert merged.histogram.is_exact  # type: ignore[union-attr]
 
 
 def test_small_and_large_profiles_merge():

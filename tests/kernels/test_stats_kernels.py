@@ -232,3 +232,40 @@ def test_compiled_kernels_refuse_what_they_would_misread():
     ):
         with pytest.raises(TypeError, match="a flat array"):
             call()
+
+
+# Buckets ------------------------------------------------------------------------------------------------------
+
+
+@each_kind
+@given(x=floats, low=st.floats(-100, 100), scale=st.floats(1e-3, 1e3), n_buckets=st.integers(1, 50))
+def test_buckets_keep_the_order(kernels: ModuleType, x: np.ndarray, low: float, scale: float, n_buckets: int):
+    """Every finite value is in one, and no larger value in a lower one."""
+    counts, members = np.zeros(n_buckets, np.int64), np.full(n_buckets, np.nan)
+
+    kernels.fill_buckets(x, low, scale, counts, members)
+
+    finite = x[np.isfinite(x)]
+    parts = []
+    for bucket in range(n_buckets):
+        marks, out = np.zeros(n_buckets, np.uint8), np.full(len(x), np.nan)
+        marks[bucket] = 1
+        n_found = kernels.pick_buckets(x, low, scale, marks, out)
+        assert n_found == counts[bucket]
+        assert np.isnan(out[n_found:]).all()
+        assert not n_found or members[bucket] in out[:n_found]
+        parts.append(np.sort(out[:n_found]))
+    assert np.concatenate(parts).tolist() == np.sort(finite).tolist()
+
+
+@each_kind
+def test_buckets_write_only_what_there_is_room_for(kernels: ModuleType):
+    """And say how many there would have been."""
+    out = np.zeros(2)
+
+    assert kernels.pick_buckets(np.arange(5.0), 0.0, 1.0, np.ones(3, np.uint8), out) == 5
+    assert out.tolist() == [0.0, 1.0]
+    with pytest.raises(IndexError):
+        kernels.fill_buckets(np.arange(5.0), 0.0, 1.0, np.zeros(3, np.int64), np.zeros(2))
+    with pytest.raises(IndexError):
+        kernels.pick_buckets(np.arange(5.0), 0.0, 1.0, np.empty(0, np.uint8), out)

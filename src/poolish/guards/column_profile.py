@@ -195,23 +195,20 @@ class ColumnProfile:
         if self.frozen is not None and self.frozen.bins == bins:
             return self.frozen
         beside: Any = {"missing": self.missing, "infinite": self.infinite}
-        if bins.values is not None or self.kind == "text":
-            if self.categories is not None:
-                found = histogram_of_values(bins, self.categories, others=self.n_uncategorized)
-                return replace(found, **beside, is_exact=not self.n_uncategorized)
+        if self.categories is not None:
+            found = histogram_of_values(bins, self.categories, others=self.n_uncategorized)
+            return replace(found, **beside, is_exact=not self.n_uncategorized)
+        if self.quantiles is None:
+            raise SchemaError("this profile counts on other bins and keeps no values; make it with reference=...")
+        if bins.values is not None:
             if not self.is_exact:
                 raise SchemaError(
                     "this profile has too many different numbers to be counted by value; make it with "
                     "Profile.of(rows, reference=...), then it counts on the bins of that reference"
                 )
-        if self.quantiles is None:
-            raise SchemaError("this profile counts on other bins and keeps no values; make it with reference=...")
-        if bins.values is not None:
             values, counts = np.unique(self.quantiles.ranked[0], return_counts=True)
             found = histogram_of_values(bins, dict(zip(values.tolist(), counts.tolist(), strict=True)))
             return replace(found, **beside)
-        if self.categories is not None:
-            return replace(histogram_of_values(bins, self.categories), **beside)
         if self.quantiles.is_exact:
             return replace(histogram_of_sorted(bins, self.quantiles.ranked[0]), **beside)
         return replace(_estimated(bins, self.quantiles), **beside)
@@ -468,7 +465,7 @@ def _order_of(column: Column, n_bins: int, sketch: str) -> tuple[Quantiles, Bins
 
 
 def _of_others(column: Column, n_bins: int) -> ColumnProfile:
-    categories: dict[Any, int] | None = None
+    categories: dict[Any, int] | None = {} if column.kind == "null" else None
     distinct, n_uncategorized = None, 0
     if column.texts is not None:
         distinct = Distinct.of(text_words(column.categories or {}))
@@ -531,8 +528,10 @@ def _merge_histograms(a: ColumnProfile, b: ColumnProfile, merged: ColumnProfile)
     """On the bins they share; on frozen ones if only one side has them; None where the values themselves are known."""
     if a.frozen is not None and b.frozen is not None and a.frozen.bins == b.frozen.bins:
         return a.frozen.merge(b.frozen)
-    if merged.has_own_bins and (merged.is_exact or merged.kind == "text"):
+    if merged.has_own_bins and (merged.is_exact or merged.kind in ("text", "null")):
         return None
+    if merged.has_own_bins and merged.categories is not None and len(merged.categories) <= MAX_DISCRETE:
+        return merged.histogram_on(merged.own_bins())
     if a.histogram is None or b.histogram is None:
         return None
     first = a if not a.has_own_bins or (b.has_own_bins and a.count >= b.count) else b

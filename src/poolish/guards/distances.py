@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
-from poolish.guards.bins import MAX_DISCRETE, N_BINS, Bins, aligned
+from poolish.guards.bins import MAX_DISCRETE, Bins, aligned
 from poolish.guards.column_profile import ColumnProfile, check_comparable
 from poolish.guards.columns import Column, column_of
 from poolish.guards.comparison import (
@@ -64,7 +64,7 @@ def psi(
     alpha: float = 0.05,
     effect_min: float | None = None,
     min_rows: int = MIN_ROWS,
-    bins: Any = N_BINS,
+    bins: Any = None,
 ) -> Comparison:
     """Population stability index: the sum of ``(p - q) ln(p / q)`` over the bins.
 
@@ -87,7 +87,7 @@ def kl(
     alpha: float = 0.05,
     effect_min: float | None = None,
     min_rows: int = MIN_ROWS,
-    bins: Any = N_BINS,
+    bins: Any = None,
 ) -> KlComparison:
     """Kullback and Leibler's divergence of the current sample from the reference; Evidently's is the other direction.
 
@@ -112,7 +112,7 @@ def js(
     alpha: float = 0.05,
     effect_min: float | None = None,
     min_rows: int = MIN_ROWS,
-    bins: Any = N_BINS,
+    bins: Any = None,
 ) -> JsComparison:
     """Jensen and Shannon: the divergence in bits as TFDV has it; by SciPy's and Evidently's convention the distance.
 
@@ -138,7 +138,7 @@ def chi2(
     alpha: float = 0.05,
     effect_min: float | None = None,
     min_rows: int = MIN_ROWS,
-    bins: Any = N_BINS,
+    bins: Any = None,
 ) -> Chi2Comparison:
     """Pearson's test that both samples fall into the bins alike; ``effect_min`` is measured by Cramer's V.
 
@@ -308,7 +308,7 @@ class _Rule:
     ) -> Result:
         """The verdict where ``value ** power`` is, under no drift, about ``factor (1/n + 1/m) chi2``."""
         df = n_bins - 1
-        if not n or not m or df < 1:
+        if not n or not m or df < 1 or self.convention == EVIDENTLY:
             return self.decide(kind, value if n and m else math.nan, math.nan, None, n, m, n_bins, **extra)
         unit = factor * (1 / n + 1 / m)
         threshold = (unit * _chi2_threshold(df, self.alpha)) ** (1 / power)
@@ -381,11 +381,11 @@ def _counts(reference: Any, current: Any, rule: _Rule, bins: Any) -> tuple[Int64
     for side in (a, b):
         if side.kind == "other":
             raise SchemaError(f"{rule.statistic}: numbers, booleans or text, got a column of another kind")
-    chosen = check_bins(bins)
+    chosen = None if bins is None else check_bins(bins)
     if isinstance(chosen, Bins):
         edges = chosen
-    elif isinstance(a, ColumnProfile) and a.frozen is not None and chosen == N_BINS:
-        edges = a.own_bins()  # frozen when the profile was made, with as many bins as it was told
+    elif chosen is None:
+        edges = a.own_bins()  # those of the profile, if it is one
     else:
         edges = a.own_bins(chosen)
     return aligned(a.histogram_on(edges), b.histogram_on(edges))

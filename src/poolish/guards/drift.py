@@ -19,7 +19,7 @@ def drift(
     alpha: float = 0.05,
     effect_min: float | Mapping[str, float] | None = None,
     min_rows: int = 50,
-    bins: Any = 10,
+    bins: Any = None,
 ) -> DriftReport:
     """Compare the columns of two tables or profiles, those of the reference unless ``columns`` names some.
 

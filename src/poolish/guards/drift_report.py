@@ -228,6 +228,9 @@ def _compared(
         note = "not compared: neither numbers nor text"
         methods = {}
     has_order = "text" not in (before.kind, now.kind)
+    if has_order and not (_keeps_order(before) and _keeps_order(now)):
+        left_out = [word for word in methods if word in _ORDERED]
+        note, has_order = f"{' and '.join(left_out)} left out: a profile keeps no quantiles" if left_out else "", False
     for word, compare in methods.items():
         least = effect_min.get(word) if isinstance(effect_min, Mapping) else effect_min
         options = rules | {"effect_min": least} | ({} if word in _ORDERED else {"bins": bins})
@@ -293,6 +296,10 @@ def _sides(rows: Any, names: Iterable[str] | None) -> dict[str, Side]:
     if isinstance(rows, Profile):
         return {name: rows[name] for name in (rows if names is None else names)}
     return {name: side_of(values) for name, values in columns_of(rows, names).items()}
+
+
+def _keeps_order(side: Side) -> bool:
+    return not isinstance(side, ColumnProfile) or side.quantiles is not None or side.kind == "null"
 
 
 def _n_missing(side: Side) -> int:

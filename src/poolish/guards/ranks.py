@@ -24,7 +24,7 @@ Int64 = NDArray[np.int64]
 _N_BUCKETS = 1 << 16
 _N_SAMPLE = 1 << 14
 #: A bucket with more than this share of the values is sorted.
-_MOST = 1 / 8_192
+_MOST = 1 / 4_096
 #: If more than this share would have to be sorted, sorting all is as quick.
 _WORTH = 0.25
 

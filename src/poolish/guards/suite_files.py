@@ -114,6 +114,11 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> Any:
+        # Outside of double quotes PyYAML reads each of these back as another character.
+        is_odd = isinstance(value, str) and any(each in value for each in "\x85\u2028\u2029")
+        return super().represent_scalar(tag, value, '"' if is_odd else style)
+
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
         is_flat = all(not isinstance(each, (dict, list)) for each in sequence)
         return super().represent_sequence(tag, sequence, flow_style=is_flat)

@@ -137,9 +137,9 @@ class Synthesizer:
             column = self._profile[name]
         except KeyError:
             return None
-        has_both = all(
-            isinstance(getattr(column, word, None), (int, float, np.ndarray, np.generic)) for word in _NEEDED
-        )
+        known = [getattr(column, word, None) for word in _NEEDED]
+        has_both = all(isinstance(value, (int, float, np.ndarray, np.generic)) for value in known)
+        has_both = has_both and all(np.isfinite(value).all() for value in known)  # text and nulls have NaN moments
         return column if has_both else None
 
 
