@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from poolish.errors import ConfigError, UnknownColumn
 from poolish.load.dataset import check_index, samples
 from poolish.load.frozen import Frozen, freeze
-from poolish.load.views import Numbering, Renumbered, Through, View
+from poolish.load.views import Numbering, Renumbered, RenumberingView, Through, View
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +110,7 @@ class HybridShard:
         return ColumnShard(HorizontalShard(self.rank, self.world_size, self.uneven)(dataset), self.columns)
 
 
-class RowShard(View):
+class RowShard(RenumberingView):
     """What a horizontal shard is called on gives: rows by number, computed, so nothing is kept for them."""
 
     def __init__(self, dataset: Any, shard: HorizontalShard) -> None:
@@ -140,15 +140,6 @@ class RowShard(View):
     def version(self) -> str:
         """That of the dataset, and which rows of it."""
         return f"{super().version}|{self.shard} of {self._n_below}"
-
-    @property
-    def ids_are_numbers(self) -> bool:
-        """The choice is made once."""
-        return True
-
-    def ids_of(self, numbers: Any) -> Any:
-        """The numbers themselves."""
-        return numbers
 
     def freeze(self) -> Frozen:
         """The rows of the shard, with the dataset as it is now."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from poolish import seeds
 from poolish.load.dataset import check_index, samples
-from poolish.load.frozen import Frozen, Int64, freeze
-from poolish.load.views import Numbering, Renumbered, View, check_epoch
+from poolish.load.frozen import Frozen, freeze
+from poolish.load.views import Numbering, Renumbered, RenumberingView, check_epoch
 from poolish.seeds import KeyedPermutation
 
 
-class ShuffledDataset(View):
+class ShuffledDataset(RenumberingView):
     """The rows of ``dataset`` in an order that the seed, the epoch and the length decide; each row comes once.
 
     When the dataset grows the order is another one. (A loader's own ``shuffle=True`` survives growth; this is for
@@ -57,15 +57,6 @@ class ShuffledDataset(View):
     def version(self) -> str:
         """Another order is another dataset."""
         return f"{super().version}|shuffled {self._key} {len(self)}"
-
-    @property
-    def ids_are_numbers(self) -> bool:
-        """A row's id is its place in the order."""
-        return True
-
-    def ids_of(self, numbers: Int64) -> Int64:
-        """The numbers themselves."""
-        return numbers
 
     def freeze(self) -> Frozen:
         """This epoch's order of the rows that are there now."""

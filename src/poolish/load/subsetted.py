@@ -12,10 +12,10 @@ from poolish.errors import ConfigError
 from poolish.files import checksum_hex
 from poolish.load.dataset import check_index, samples
 from poolish.load.frozen import Frozen, Int64, freeze
-from poolish.load.views import Numbering, Renumbered, View
+from poolish.load.views import Numbering, Renumbered, RenumberingView
 
 
-class SubsettedDataset(View):
+class SubsettedDataset(RenumberingView):
     """The rows of ``dataset`` with these numbers, in this order; a boolean mask chooses as well.
 
     Numbers are checked at once: a split that does not fit its dataset is found before training. They are where rows
@@ -51,15 +51,6 @@ class SubsettedDataset(View):
     def version(self) -> str:
         """That of the dataset, and the choice."""
         return f"{super().version}|subset {checksum_hex(self._indices.data)}"
-
-    @property
-    def ids_are_numbers(self) -> bool:
-        """The choice is made once."""
-        return True
-
-    def ids_of(self, numbers: Int64) -> Int64:
-        """The numbers themselves."""
-        return numbers
 
     def freeze(self) -> Frozen:
         """The chosen rows, with the dataset as it is now."""

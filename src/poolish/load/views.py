@@ -79,6 +79,19 @@ class View(Dataset):
         return [check_index(index, n_rows) for index in indices]
 
 
+class RenumberingView(View):
+    """A view that chooses or orders rows: its numbers are its own, and are its ids."""
+
+    @property
+    def ids_are_numbers(self) -> bool:
+        """The choice is the view's."""
+        return True
+
+    def ids_of(self, numbers: Int64) -> Int64:
+        """The numbers themselves."""
+        return numbers
+
+
 def check_source(dataset: Any, what: str = "dataset") -> Any:
     """``dataset``, if a view can look at it."""
     if isinstance(dataset, StreamStore):
