@@ -259,6 +259,7 @@ def ray_data(folder: Path, ray: Any) -> Callable[[], None]:
     if not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
     rd.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
 
     def bake() -> None:
         files = sorted(map(str, folder.glob("*.parquet")))

@@ -45,6 +45,7 @@ PUBLIC_NAMES = {
     *("DatasetRecipe", "bake", "col", "register_step"),
     *("Dataset", "Loader", "verify_resume"),
     *("Schema", "Field"),
+    *("Suite", "Profile"),
     *("PoolishError", "show_versions"),
     *("errors", "guards", "load", "testing"),
 }

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from poolish import load as load
     from poolish import testing as testing
     from poolish.errors import PoolishError as PoolishError
+    from poolish.guards import Profile as Profile
+    from poolish.guards import Suite as Suite
     from poolish.load import Dataset as Dataset
     from poolish.load import Loader as Loader
     from poolish.load import verify_resume as verify_resume
@@ -54,8 +56,10 @@ _HOMES = {
     "Loader": "poolish.load",
     "MemmapBuffer": "poolish.tokens",
     "PoolishError": "poolish.errors",
+    "Profile": "poolish.guards",
     "Schema": "poolish.schema",
     "StreamStore": "poolish.tokens",
+    "Suite": "poolish.guards",
     "bake": "poolish.recipes",
     "col": "poolish.recipes",
     "register_normalizer": "poolish.rows",
@@ -79,8 +83,10 @@ __all__ = [
     "Loader",
     "MemmapBuffer",
     "PoolishError",
+    "Profile",
     "Schema",
     "StreamStore",
+    "Suite",
     "bake",
     "col",
     "errors",

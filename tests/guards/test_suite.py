@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from poolish import Field
 from poolish.errors import ConfigError, DataRefused, LimitExceeded
 from poolish.guards import Profile, Suite, register_check
-from poolish.guards.checks import RULES
 from poolish.guards.distributions import STATISTICS
 from poolish.guards.guard import ask, passed
+from poolish.guards.rules import RULES
 from poolish.guards.verdicts import ACTIONS, SEVERITIES
 
 ROWS = {"reward": [0.5, math.nan, 99.0, 1.0], "kind": ["a", "a", "b", None], "n": [1, 2, 3, 4]}

@@ -52,8 +52,11 @@ def shelf(folder: Path, n_files: int, n_rows: int, row_group_size: int | None = 
 
 
 def content(result: BakeResult) -> tuple[Any, ...]:
-    """All that must not depend on how the work was cut, who did it, or what was kept: rows, schema, origin, rejects."""
-    return result.table.to_pylist(), result.table.schema.to_string(), origins(result), rejects(result)
+    """All that must not depend on how the work was cut, who did it, or what was kept: rows, schema, origin, rejects.
+
+    Rows as text, because NaN is not equal to itself.
+    """
+    return [repr(row) for row in result.table.to_pylist()], result.table.schema.to_string(), origins(result), rejects(result)
 
 
 def origins(result: BakeResult) -> list[tuple[Any, ...]]:

@@ -150,7 +150,7 @@ def prepare(recipe: DatasetRecipe, model: Model, dish: dict[str, Any]) -> None:
 def reversed_pairs(table: pa.Table) -> tuple[pa.Table, list[int]]:
     """A batched step with parents: rows with y == 1 come twice."""
     parents = [i for i, y in enumerate(table.column("y").to_pylist()) for _ in range(1 + (y == 1))]
-    return table.take(parents), parents
+    return table.take(pa.array(parents, pa.int64())), parents
 
 
 def cooked(menu: list[dict[str, Any]], seed: int, folder: Path) -> tuple[DatasetRecipe, Model]:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poolish import DatasetBuffer, DatasetRecipe, col, register_step
@@ -23,6 +23,7 @@ from poolish.guards import Suite
 from poolish.recipes import files, steps, stratified, top
 from poolish.recipes.built_in import BUILT_IN
 from poolish.recipes.json_schema import json_schema
+from tests.effort import times
 
 ENDINGS = (".yaml", ".toml", ".json")
 
@@ -123,7 +124,24 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-names = st.text(min_size=1, max_size=8)
+# Few letters, but those that formats trip over; the same ones again and again, because drawing text is slow.
+names = st.sampled_from(
+    [
+        "x",
+        "no",
+        "1",
+        "1e3",
+        "~",
+        "é\u2028",
+        "a b",
+        "a.b",
+        "'\"`",
+        "\n\t ",
+        "\x00\x7f\x85",
+        "#: {",
+        "\U0001f923",
+    ]
+)
 numbers = st.integers(-5, 5) | st.floats(-5, 5)
 expressions = st.builds(lambda name, value: col[name] > value, names, numbers) | st.builds(
     lambda name, values: col[name].is_in(values) & ~col[name].is_null(), names, st.lists(names, min_size=1, max_size=3)
@@ -138,7 +156,7 @@ amounts = st.fixed_dictionaries(
     },
 )
 takes = st.integers(0, 9).map(lambda n: {"take": n}) | st.floats(0, 1).map(lambda x: {"take": x})
-takes |= st.floats(0, 9).map(lambda x: {"weight": x}) | st.just({})
+takes |= st.floats(0.01, 9).map(lambda x: {"weight": x}) | st.just({})
 built_ins = (
     st.tuples(st.just("map"), st.fixed_dictionaries({"columns": st.dictionaries(names, expressions, max_size=3)}))
     | st.tuples(st.just("filter"), st.fixed_dictionaries({"keep": expressions | expressions.map(str)}))
@@ -169,6 +187,7 @@ def recipes(draw: st.DrawFn, depth: int = 1) -> DatasetRecipe:
     return recipe
 
 
+@settings(max_examples=times(50))
 @given(recipe=recipes(), ending=st.sampled_from(ENDINGS))
 def test_every_recipe_comes_back_with_its_fingerprint(recipe: DatasetRecipe, ending: str):
     """Whatever a recipe says, a file says the same, wherever it lies; or it cannot be said there, and that is told."""
@@ -177,8 +196,9 @@ def test_every_recipe_comes_back_with_its_fingerprint(recipe: DatasetRecipe, end
         try:
             recipe.save(path)
         except RecipeError as error:
-            assert re.search("TOML has no null|JSON has no NaN", str(error))
-            return
+            if re.search("TOML has no null|JSON has no NaN", str(error)):
+                return
+            raise
 
         again = DatasetRecipe.load(path)
 
@@ -284,15 +304,15 @@ def test_problems_in_another_file_name_it(tmp_path: Path):
 def variants() -> Iterator[tuple[str, DatasetRecipe]]:
     """The same recipe with one thing changed, each that decides the result."""
 
-    def made(*, settings: Any = None, first: Any = None, last: Any = None) -> DatasetRecipe:
-        recipe = DatasetRecipe(**{"name": "r", "seed": 1, "total": 9, "tokens": "n", **(settings or {})})
+    def made(*, setting: Any = None, first: Any = None, last: Any = None) -> DatasetRecipe:
+        recipe = DatasetRecipe(**{"name": "r", "seed": 1, "total": 9, "tokens": "n", **(setting or {})})
         recipe.add_ingredient(**{"name": "i", "source": "a.csv", "where": "x > 1", "weight": 1.0, **(first or {})})
         keys = {"name": "s", "step": "map", "where": None, "version": None, "columns": {"a": "x", "b": "y"}}
         return recipe.prepare_step(**{**keys, **(last or {})})
 
     yield "nothing", made()
-    for settings in ({"seed": 2}, {"total": 8}, {"tokens": "m"}, {"unit": "tokens"}):
-        yield f"{settings}", made(settings=settings)
+    for setting in ({"seed": 2}, {"total": 8}, {"tokens": "m"}, {"unit": "tokens"}):
+        yield f"{setting}", made(setting=setting)
     for first in (
         {"name": "j"},
         {"source": "b.csv"},
@@ -592,14 +612,17 @@ def fits(value: Any, schema: Any, root: Any) -> bool:
         "anyOf": lambda rule: any(fits(value, each, root) for each in rule),
         "not": lambda rule: not fits(value, rule, root),
         "required": lambda rule: not isinstance(value, dict) or set(rule) <= set(value),
-        "properties": lambda rule: not isinstance(value, dict)
-        or all(fits(value[key], each, root) for key, each in rule.items() if key in value),
+        "properties": lambda rule: (
+            not isinstance(value, dict)
+            or all(fits(value[key], each, root) for key, each in rule.items() if key in value)
+        ),
         "additionalProperties": lambda rule: not isinstance(value, dict) or is_table(rule),
         "items": lambda rule: not isinstance(value, list) or all(fits(each, rule, root) for each in value),
         "minItems": lambda rule: not isinstance(value, list) or len(value) >= rule,
         "minLength": lambda rule: not isinstance(value, str) or len(value) >= rule,
         "pattern": lambda rule: not isinstance(value, str) or re.search(rule, value, re.DOTALL) is not None,
         "minimum": lambda rule: not is_number or value >= rule,
+        "exclusiveMinimum": lambda rule: not is_number or value > rule,
         "maximum": lambda rule: not is_number or value <= rule,
         "$ref": lambda rule: fits(value, root["$defs"][rule.removeprefix("#/$defs/")], root),
     }
@@ -622,6 +645,7 @@ def is_valid(told: Any) -> bool:
     return answer
 
 
+@settings(max_examples=times(50))
 @given(recipe=recipes())
 def test_editors_accept_every_recipe(recipe: DatasetRecipe):
     """What can be saved fits the schema."""

@@ -113,10 +113,10 @@ def filtered_tables(draw):
     return table, draw(conditions(table.column_names))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(filtered_tables(), st.integers(1, 5))
 def test_no_row_group_with_a_row_that_matters_is_skipped(case, group_size):
-    """Whatever the types, nulls, NaN and filters are: where a row is kept, or unknown and counted, the group is read."""
+    """Whatever types, nulls, NaN and filters are: where a row is kept, or unknown and counted, the group is read."""
     table, where = case
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, row_group_size=group_size, version="2.6")
@@ -199,7 +199,7 @@ def test_what_could_fail_is_never_skipped(tmp_path):
 
 
 def test_cut_statistics_are_bounds_only():
-    """Where a writer cuts long texts, the largest is above all values; a filter on what lies between is not ruled out."""
+    """A writer may cut long texts, so the largest is above all values; what lies between is not ruled out."""
     cut = {"word": Range("aaa", "aab", has_nulls=False)}
 
     assert answers((col.word == "aaaz")._root, cut) == {True, False}

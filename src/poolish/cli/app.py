@@ -149,6 +149,65 @@ def check_path(
         raise typer.Exit(check(path, level, suite=suite, reference=reference, as_json=json, html=html))
 
 
+def _schema(is_asked: bool) -> None:
+    if is_asked:
+        import json
+
+        from poolish.recipes.json_schema import json_schema
+
+        typer.echo(json.dumps(json_schema(), indent=2))
+        raise typer.Exit
+
+
+@app.command("bake")
+def bake_recipe(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe: a .yaml, .toml or .json file.")],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", "-o", metavar="OUT", help="The directory to make: data, report, lineage, rejects."),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell what a bake would do, and bake nothing.")] = False,
+    cache: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--cache", metavar="DIR", help="Keep baked fragments here; the next bake goes on from them."),
+    ] = None,
+    on_error: Annotated[
+        str, typer.Option("--on-error", metavar="WHAT", help="What a bad row does: raise, skip or quarantine.")
+    ] = "raise",
+    budget: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--budget", metavar="X", help="How many rows may be rejected: 100, or 0.01 of all."),
+    ] = None,
+    workers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--workers", "-w", metavar="N", min=1, help="How many threads; one for each core by default."),
+    ] = None,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="The rows as parquet, arrow or buffer.")
+    ] = "parquet",
+    steps: Annotated[
+        list[str],
+        typer.Option(
+            "--steps",
+            metavar="MODULE",
+            help="Your own code that registers steps, a .py file or a module: it is run; repeatable.",
+        ),
+    ] = [],  # noqa: B006
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUT if it is there and a bake has written it.")
+    ] = False,
+    schema: Annotated[
+        bool,
+        typer.Option("--schema", callback=_schema, is_eager=True, help="Print a JSON schema of recipes, for editors."),
+    ] = False,
+) -> None:
+    """Make the dataset that a recipe describes; OUT appears complete or not at all."""
+    from poolish.cli.bake import Order, bake
+
+    parts = (recipe, out, explain, cache, on_error, budget, workers, format_, tuple(steps), overwrite)
+    raise typer.Exit(bake(Order(*parts)))
+
+
 @app.command("versions")
 def versions() -> None:
     """Print what is installed here: the first lines of a useful bug report."""

@@ -19,7 +19,7 @@ from poolish.serve import purge_queue, queue_status, verify_queue
 from poolish.serve.inspection import SplitStatus
 
 _WIDE = 160  # without a terminal there is no width to keep to
-_COLUMNS = ("published", "read", "acknowledged", "waiting", "on disk", "size", "dead")
+_COLUMNS = ("published", "read", "acknowledged", "waiting", "on disk", "size", "dead", "quarantined")
 
 
 def show_status(path: Path, *, as_json: bool = False) -> None:
@@ -49,6 +49,7 @@ def _row(found: SplitStatus) -> list[Text]:
         *(Text(f"{n:,}") for n in numbers),
         Text(size(found.n_bytes)),
         Text(f"{found.dead:,}", style="bold red" if found.dead else ""),
+        Text(f"{found.quarantined:,}", style="yellow" if found.quarantined else ""),
     ]
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError
-from poolish.guards.checks import Number, number
+from poolish.guards.checks import Number
 from poolish.guards.leaves import Column, Rows, Unfit
+from poolish.guards.rules import number
 from poolish.guards.verdicts import Action, Severity, Verdict, examples_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -22,44 +21,29 @@ import xxhash
 
 from poolish import html
 from poolish.errors import ConfigError
-from poolish.guards.checks import RULES, Custom, Holds, RowCheck, Unique, checks_of, normal_rules, number, rows_check
-from poolish.guards.custom import check_named
-from poolish.guards.distributions import (
-    DRIFT_METHODS,
-    OUTLIER_METHODS,
-    STATISTICS,
-    DistributionCheck,
-    DriftCheck,
-    OutlierCheck,
-    StatCheck,
-    bounds_of,
-    range_of,
+from poolish.guards.checks import Holds, RowCheck, Unique
+from poolish.guards.distributions import DistributionCheck
+from poolish.guards.entries import (
+    DEFAULT_ACTIONS,
+    KEYS,
+    NORMALIZED,
+    TOP,
+    VERSION,
+    Entry,
+    check_keys,
+    distribution_checks,
+    is_within,
+    one_of,
+    row_checks,
+    schema_entry,
+    shortened,
 )
 from poolish.guards.leaves import Mask, Rows, Unfit
 from poolish.guards.verdicts import ACTIONS, LEVELS, SEVERITIES, Action, Level, Result, Severity, Verdict, examples_of
-from poolish.schema import Schema, describe, dtype_and_shape, is_resolved, is_tensor
+from poolish.schema import Schema
 
 if TYPE_CHECKING:
     from poolish.guards.stream_guard import StreamGuard
-
-Entry = dict[str, Any]
-
-DEFAULT_ACTIONS: dict[Severity, Action] = {"warn": "log", "error": "refuse", "fatal": "raise"}
-
-#: Each kind of entry: which keys it may have, and the severity it has if none is given.
-_KEYS: dict[str, tuple[str, ...]] = {
-    "schema": ("column", "type", "dtype", "shape", "nullable"),
-    "expect": ("column", *RULES, "severity"),
-    "rows": ("rule", "severity"),
-    "unique": ("columns", "severity"),
-    "checks": ("check", "columns", "severity"),
-    "stat": ("column", *STATISTICS, "severity"),
-    "drift": ("columns", "method", "alpha", "effect_min", "min_rows", "severity"),
-    "outliers": ("column", "method", "threshold", "most", "severity"),
-}
-_MILD = ("stat", "drift", "outliers")
-_TOP = ("suite", "version", *_KEYS, "closed", "actions")
-VERSION = 1
 
 
 class Suite:
@@ -84,7 +68,7 @@ class Suite:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"name: a suite is called by text that is not empty, got {name!r}")
         self.name = name
-        self._entries: dict[str, list[Entry]] = {kind: [] for kind in _KEYS}
+        self._entries: dict[str, list[Entry]] = {kind: [] for kind in KEYS}
         self._is_closed = False
         self._actions: dict[Severity, Action] = dict(DEFAULT_ACTIONS)
         self.persist = 1
@@ -97,7 +81,7 @@ class Suite:
 
         A nullable column may be missing. ``closed``: there are no other columns.
         """
-        entries = [_schema_entry(field) for field in Schema.of(schema)]
+        entries = [schema_entry(field) for field in Schema.of(schema)]
         self._entries["schema"], self._is_closed = entries, closed
         return self._changed()
 
@@ -173,7 +157,7 @@ class Suite:
         given: dict[Severity, Action | None] = {"error": error, "warn": warn, "fatal": fatal}
         for severity, action in given.items():
             if action is not None:
-                self._actions[severity] = _one_of(action, ACTIONS, f"on({severity}=)")
+                self._actions[severity] = one_of(action, ACTIONS, f"on({severity}=)")
         if persist is not None:
             if type(persist) is not int or persist < 1:
                 raise ConfigError(f"persist: a number of windows from 1, got {persist!r}")
@@ -184,7 +168,7 @@ class Suite:
 
     def check(self, rows: Any, reference: Any = None, *, level: Level = "meaning") -> Result:
         """What is wrong with rows, by all checks up to a level; ``reference`` is what a drift is measured from."""
-        _one_of(level, LEVELS, "level")
+        one_of(level, LEVELS, "level")
         seen = Rows.of(rows)
         return Result(
             [*self.check_rows(seen, level), *self.check_columns(seen, reference, level)], seen, name=self.name
@@ -221,14 +205,14 @@ class Suite:
         asked = [
             (check, severity)
             for check, severity in self._checks()[0]
-            if check.level == level or (not only and _is_within(check.level, level))
+            if check.level == level or (not only and is_within(check.level, level))
         ]
         extra = self._extra_columns(rows) if level == "format" or not only else []
         return [*extra, *(self._judged(check, severity, rows) for check, severity in asked)]
 
     def check_columns(self, rows: Rows, reference: Any = None, level: Level = "meaning") -> list[Verdict]:
         """The verdicts of the checks of whole columns."""
-        if not _is_within("statistics", level):
+        if not is_within("statistics", level):
             return []
         checks = self._checks()[1]
         return [v for check in checks for v in check.judge(rows, reference, self._actions[check.severity])]
@@ -251,7 +235,7 @@ class Suite:
         told: dict[str, Any] = {"suite": self.name, "version": VERSION}
         for kind, entries in self._entries.items():
             if entries:
-                told[kind] = [_shortened(kind, entry) for entry in entries]
+                told[kind] = [shortened(kind, entry) for entry in entries]
         if self._entries["schema"] and not self._is_closed:
             told["closed"] = False
         # Not "on", as the method: YAML of 2009 takes that word for true.
@@ -265,14 +249,14 @@ class Suite:
         """The suite that ``to_dict`` told of; every key and value is checked, and a wrong one named with its place."""
         if not isinstance(told, Mapping):
             raise ConfigError(f"{source}: a suite is a table of names and values, got {type(told).__name__}")
-        _check_keys(told, _TOP, source)
+        check_keys(told, TOP, source)
         if told.get("version", VERSION) != VERSION:
             raise ConfigError(f"{source}: version {told['version']!r} of suites is not known here, only {VERSION}")
         try:
             suite = cls(told.get("suite", "suite"))
         except ConfigError as error:
             raise ConfigError(f"{source}: suite: {error}") from None
-        for kind in _KEYS:
+        for kind in KEYS:
             entries = told.get(kind, [])
             if not isinstance(entries, Sequence) or isinstance(entries, str):
                 raise ConfigError(f"{source}: {kind} is a list of entries, got {entries!r}")
@@ -287,7 +271,7 @@ class Suite:
         actions = told.get("actions", {})
         if not isinstance(actions, Mapping):
             raise ConfigError(f"{source}: actions is a table of severities and actions, got {actions!r}")
-        _check_keys(actions, (*SEVERITIES, "persist"), f"{source}: actions")
+        check_keys(actions, (*SEVERITIES, "persist"), f"{source}: actions")
         try:
             return suite.on(**actions)
         except ConfigError as error:
@@ -357,8 +341,8 @@ class Suite:
     # -- inside
 
     def _add(self, kind: str, entry: Entry) -> Self:
-        _check_keys(entry, _KEYS[kind], kind)
-        self._entries[kind].append(_NORMALIZED[kind](entry))
+        check_keys(entry, KEYS[kind], kind)
+        self._entries[kind].append(NORMALIZED[kind](entry))
         return self._changed()
 
     def _changed(self) -> Self:
@@ -367,7 +351,7 @@ class Suite:
 
     def _checks(self) -> tuple[list[tuple[RowCheck, Severity]], list[DistributionCheck]]:
         if self._made is None:
-            self._made = _row_checks(self._entries), _distribution_checks(self._entries)
+            self._made = row_checks(self._entries), distribution_checks(self._entries)
         return self._made
 
     def _judged(self, check: RowCheck, severity: Severity, rows: Rows) -> Verdict:
@@ -425,175 +409,3 @@ class Suite:
                 bad=bad,
             )
         ]
-
-
-# Entries ----------------------------------------------------------------------------------------------------------
-
-
-def _schema_entry(field: Any) -> Entry:
-    entry: Entry = {"column": field.name, "nullable": field.nullable}
-    if is_tensor(field.type):
-        dtype, shape = dtype_and_shape(field.type)
-        return entry | {"dtype": dtype, "shape": ["any" if size is None else size for size in shape]}
-    return entry | ({"type": describe(field.type)} if is_resolved(field.type) else {})
-
-
-def _normal_schema(entry: Entry) -> Entry:
-    rules = {"nullable": False} | {name: value for name, value in entry.items() if name != "column"}
-    return {"column": _column(entry), **normal_rules(_column(entry), rules)}
-
-
-def _normal_expect(entry: Entry) -> Entry:
-    column = _column(entry)
-    rules = {name: value for name, value in entry.items() if name not in ("column", "severity")}
-    if not rules:
-        raise ConfigError(f"column {column!r}: nothing is expected of it; pass rules such as finite=True")
-    return {"column": column, **normal_rules(column, rules), "severity": _severity(entry, "expect")}
-
-
-def _normal_rows(entry: Entry) -> Entry:
-    rows_check(entry.get("rule", ""))
-    return {"rule": entry["rule"], "severity": _severity(entry, "rows")}
-
-
-def _normal_unique(entry: Entry) -> Entry:
-    columns = _columns(entry)
-    if not columns:
-        raise ConfigError("unique: name at least one column")
-    return {"columns": columns, "severity": _severity(entry, "unique")}
-
-
-def _normal_checks(entry: Entry) -> Entry:
-    check_named(entry.get("check", ""))
-    return {"check": entry["check"], "columns": _columns(entry), "severity": _severity(entry, "checks")}
-
-
-def _normal_stat(entry: Entry) -> Entry:
-    column = _column(entry)
-    ranges = {name: value for name, value in entry.items() if name in STATISTICS}
-    if not ranges:
-        raise ConfigError(f"column {column!r}: no statistic is named; pass a range such as mean=(0, 1)")
-    told = {name: range_of(value, f"column {column!r}: {name}") for name, value in ranges.items()}
-    return {"column": column, **told, "severity": _severity(entry, "stat")}
-
-
-def _normal_drift(entry: Entry) -> Entry:
-    alpha = number(entry.get("alpha", 0.05), "drift: alpha")
-    effect_min, min_rows = entry.get("effect_min"), entry.get("min_rows", 50)
-    words = str(entry.get("method", "psi")).split("+")
-    if not 0 < alpha < 1:
-        raise ConfigError(f"drift: alpha is the rate of false alarms, between 0 and 1, got {alpha!r}")
-    if type(min_rows) is not int or min_rows < 1:
-        raise ConfigError(f"drift: min_rows is a number of rows from 1, got {min_rows!r}")
-    return {
-        "columns": None if entry.get("columns") is None else _columns(entry),
-        "method": "+".join(_one_of(word, DRIFT_METHODS, "drift: method") for word in words),
-        "alpha": alpha,
-        "effect_min": None if effect_min is None else number(effect_min, "drift: effect_min"),
-        "min_rows": min_rows,
-        "severity": _severity(entry, "drift"),
-    }
-
-
-def _normal_outliers(entry: Entry) -> Entry:
-    most, threshold = number(entry.get("most", 0.01), "outliers: most"), entry.get("threshold")
-    if not 0 <= most < 1:
-        raise ConfigError(f"outliers: most is the share that is usual, from 0 to below 1, got {most!r}")
-    return {
-        "column": _column(entry),
-        "method": _one_of(entry.get("method", "modified_zscore"), OUTLIER_METHODS, "outliers: method"),
-        "threshold": None if threshold is None else number(threshold, "outliers: threshold"),
-        "most": most,
-        "severity": _severity(entry, "outliers"),
-    }
-
-
-_NORMALIZED = {
-    "schema": _normal_schema,
-    "expect": _normal_expect,
-    "rows": _normal_rows,
-    "unique": _normal_unique,
-    "checks": _normal_checks,
-    "stat": _normal_stat,
-    "drift": _normal_drift,
-    "outliers": _normal_outliers,
-}
-
-
-def _row_checks(entries: Mapping[str, list[Entry]]) -> list[tuple[RowCheck, Severity]]:
-    made: list[tuple[RowCheck, Severity]] = []
-    for kind in ("schema", "expect"):
-        for entry in entries[kind]:
-            rules = {name: value for name, value in entry.items() if name not in ("column", "severity")}
-            made += [(check, entry.get("severity", "error")) for check in checks_of(entry["column"], rules)]
-    made += [(Unique(tuple(entry["columns"])), entry["severity"]) for entry in entries["unique"]]
-    made += [(rows_check(entry["rule"]), entry["severity"]) for entry in entries["rows"]]
-    made += [(Custom(entry["check"], tuple(entry["columns"])), entry["severity"]) for entry in entries["checks"]]
-    return made
-
-
-def _distribution_checks(entries: Mapping[str, list[Entry]]) -> list[DistributionCheck]:
-    made: list[DistributionCheck] = []
-    for entry in entries["stat"]:
-        ranges = {name: bounds_of(told) for name, told in entry.items() if name in STATISTICS}
-        made.append(StatCheck(entry["column"], ranges, entry["severity"]))
-    for entry in entries["drift"]:
-        chosen = None if entry["columns"] is None else tuple(entry["columns"])
-        options = {name: value for name, value in entry.items() if name != "columns"}
-        made.append(DriftCheck(chosen, **options))
-    made += [OutlierCheck(**entry) for entry in entries["outliers"]]
-    return made
-
-
-def _shortened(kind: str, entry: Entry) -> Entry:
-    """An entry without what it would have anyway, and without None, which TOML has no word for."""
-    usual: Entry = {
-        "severity": "warn" if kind in _MILD else "error",
-        **({"method": "psi", "alpha": 0.05, "min_rows": 50} if kind == "drift" else {}),
-        **({"method": "modified_zscore", "most": 0.01} if kind == "outliers" else {}),
-        **({"nullable": False} if kind == "schema" else {}),
-        **({"columns": []} if kind == "checks" else {}),
-    }
-    return {name: value for name, value in entry.items() if value is not None and usual.get(name, _NONE) != value}
-
-
-_NONE = object()
-
-
-def _check_keys(found: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
-    for key in found:
-        if key not in known:
-            near = get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
-
-
-def _column(entry: Entry) -> str:
-    column = entry.get("column")
-    if not isinstance(column, str) or not column:
-        raise ConfigError(f"column: the name of a column, got {column!r}")
-    return column
-
-
-def _columns(entry: Entry) -> list[str]:
-    columns = entry.get("columns", [])
-    if isinstance(columns, str) or not all(isinstance(name, str) and name for name in columns):
-        raise ConfigError(f"columns: a list of names, got {columns!r}")
-    return list(columns)
-
-
-def _severity(entry: Entry, kind: str) -> Severity:
-    severity: Severity = _one_of(entry.get("severity", "warn" if kind in _MILD else "error"), SEVERITIES, "severity")
-    return severity
-
-
-def _one_of(value: Any, known: Sequence[Any], where: str) -> Any:
-    if value not in known:
-        near = get_close_matches(str(value), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{where}: one of {', '.join(map(repr, known))}, got {value!r}{hint}")
-    return value
-
-
-def _is_within(level: Level, limit: Level) -> bool:
-    return LEVELS.index(level) <= LEVELS.index(limit)

@@ -137,10 +137,10 @@ class Synthesizer:
             column = self._profile[name]
         except KeyError:
             return None
-        known = [getattr(column, word, None) for word in _NEEDED]
+        known: list[Any] = [getattr(column, word, None) for word in _NEEDED]
         has_both = all(isinstance(value, (int, float, np.ndarray, np.generic)) for value in known)
-        has_both = has_both and all(np.isfinite(value).all() for value in known)  # text and nulls have NaN moments
-        return column if has_both else None
+        # The moments of text, and of nothing but nulls, are NaN.
+        return column if has_both and all(np.isfinite(value).all() for value in known) else None
 
 
 _NEEDED = ("mean", "variance")

@@ -1,0 +1,219 @@
+"""Entries of a suite: plain values, each kind with its keys, made normal when they come and made checks when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from poolish.errors import ConfigError
+from poolish.guards.checks import Custom, RowCheck, Unique
+from poolish.guards.custom import check_named
+from poolish.guards.distributions import (
+    DRIFT_METHODS,
+    OUTLIER_METHODS,
+    STATISTICS,
+    DistributionCheck,
+    DriftCheck,
+    OutlierCheck,
+    StatCheck,
+    bounds_of,
+    range_of,
+)
+from poolish.guards.rules import RULES, checks_of, normal_rules, number, rows_check
+from poolish.guards.verdicts import LEVELS, SEVERITIES, Action, Level, Severity
+from poolish.schema import describe, dtype_and_shape, is_resolved, is_tensor
+
+Entry = dict[str, Any]
+
+DEFAULT_ACTIONS: dict[Severity, Action] = {"warn": "log", "error": "refuse", "fatal": "raise"}
+
+#: Each kind of entry: which keys it may have, and the severity it has if none is given.
+KEYS: dict[str, tuple[str, ...]] = {
+    "schema": ("column", "type", "dtype", "shape", "nullable"),
+    "expect": ("column", *RULES, "severity"),
+    "rows": ("rule", "severity"),
+    "unique": ("columns", "severity"),
+    "checks": ("check", "columns", "severity"),
+    "stat": ("column", *STATISTICS, "severity"),
+    "drift": ("columns", "method", "alpha", "effect_min", "min_rows", "severity"),
+    "outliers": ("column", "method", "threshold", "most", "severity"),
+}
+_MILD = ("stat", "drift", "outliers")
+TOP = ("suite", "version", *KEYS, "closed", "actions")
+VERSION = 1
+
+
+def schema_entry(field: Any) -> Entry:
+    """What a suite expects of a field of a schema."""
+    entry: Entry = {"column": field.name, "nullable": field.nullable}
+    if is_tensor(field.type):
+        dtype, shape = dtype_and_shape(field.type)
+        return entry | {"dtype": dtype, "shape": ["any" if size is None else size for size in shape]}
+    return entry | ({"type": describe(field.type)} if is_resolved(field.type) else {})
+
+
+def _normal_schema(entry: Entry) -> Entry:
+    rules = {"nullable": False} | {name: value for name, value in entry.items() if name != "column"}
+    return {"column": _column(entry), **normal_rules(_column(entry), rules)}
+
+
+def _normal_expect(entry: Entry) -> Entry:
+    column = _column(entry)
+    rules = {name: value for name, value in entry.items() if name not in ("column", "severity")}
+    if not rules:
+        raise ConfigError(f"column {column!r}: nothing is expected of it; pass rules such as finite=True")
+    return {"column": column, **normal_rules(column, rules), "severity": _severity(entry, "expect")}
+
+
+def _normal_rows(entry: Entry) -> Entry:
+    rows_check(entry.get("rule", ""))
+    return {"rule": entry["rule"], "severity": _severity(entry, "rows")}
+
+
+def _normal_unique(entry: Entry) -> Entry:
+    columns = _columns(entry)
+    if not columns:
+        raise ConfigError("unique: name at least one column")
+    return {"columns": columns, "severity": _severity(entry, "unique")}
+
+
+def _normal_checks(entry: Entry) -> Entry:
+    check_named(entry.get("check", ""))
+    return {"check": entry["check"], "columns": _columns(entry), "severity": _severity(entry, "checks")}
+
+
+def _normal_stat(entry: Entry) -> Entry:
+    column = _column(entry)
+    ranges = {name: value for name, value in entry.items() if name in STATISTICS}
+    if not ranges:
+        raise ConfigError(f"column {column!r}: no statistic is named; pass a range such as mean=(0, 1)")
+    told = {name: range_of(value, f"column {column!r}: {name}") for name, value in ranges.items()}
+    return {"column": column, **told, "severity": _severity(entry, "stat")}
+
+
+def _normal_drift(entry: Entry) -> Entry:
+    alpha = number(entry.get("alpha", 0.05), "drift: alpha")
+    effect_min, min_rows = entry.get("effect_min"), entry.get("min_rows", 50)
+    words = str(entry.get("method", "psi")).split("+")
+    if not 0 < alpha < 1:
+        raise ConfigError(f"drift: alpha is the rate of false alarms, between 0 and 1, got {alpha!r}")
+    if type(min_rows) is not int or min_rows < 1:
+        raise ConfigError(f"drift: min_rows is a number of rows from 1, got {min_rows!r}")
+    return {
+        "columns": None if entry.get("columns") is None else _columns(entry),
+        "method": "+".join(one_of(word, DRIFT_METHODS, "drift: method") for word in words),
+        "alpha": alpha,
+        "effect_min": None if effect_min is None else number(effect_min, "drift: effect_min"),
+        "min_rows": min_rows,
+        "severity": _severity(entry, "drift"),
+    }
+
+
+def _normal_outliers(entry: Entry) -> Entry:
+    most, threshold = number(entry.get("most", 0.01), "outliers: most"), entry.get("threshold")
+    if not 0 <= most < 1:
+        raise ConfigError(f"outliers: most is the share that is usual, from 0 to below 1, got {most!r}")
+    return {
+        "column": _column(entry),
+        "method": one_of(entry.get("method", "modified_zscore"), OUTLIER_METHODS, "outliers: method"),
+        "threshold": None if threshold is None else number(threshold, "outliers: threshold"),
+        "most": most,
+        "severity": _severity(entry, "outliers"),
+    }
+
+
+NORMALIZED = {
+    "schema": _normal_schema,
+    "expect": _normal_expect,
+    "rows": _normal_rows,
+    "unique": _normal_unique,
+    "checks": _normal_checks,
+    "stat": _normal_stat,
+    "drift": _normal_drift,
+    "outliers": _normal_outliers,
+}
+
+
+def row_checks(entries: Mapping[str, list[Entry]]) -> list[tuple[RowCheck, Severity]]:
+    """The checks of rows that entries ask for."""
+    made: list[tuple[RowCheck, Severity]] = []
+    for kind in ("schema", "expect"):
+        for entry in entries[kind]:
+            rules = {name: value for name, value in entry.items() if name not in ("column", "severity")}
+            made += [(check, entry.get("severity", "error")) for check in checks_of(entry["column"], rules)]
+    made += [(Unique(tuple(entry["columns"])), entry["severity"]) for entry in entries["unique"]]
+    made += [(rows_check(entry["rule"]), entry["severity"]) for entry in entries["rows"]]
+    made += [(Custom(entry["check"], tuple(entry["columns"])), entry["severity"]) for entry in entries["checks"]]
+    return made
+
+
+def distribution_checks(entries: Mapping[str, list[Entry]]) -> list[DistributionCheck]:
+    """The checks of whole columns that entries ask for."""
+    made: list[DistributionCheck] = []
+    for entry in entries["stat"]:
+        ranges = {name: bounds_of(told) for name, told in entry.items() if name in STATISTICS}
+        made.append(StatCheck(entry["column"], ranges, entry["severity"]))
+    for entry in entries["drift"]:
+        chosen = None if entry["columns"] is None else tuple(entry["columns"])
+        options = {name: value for name, value in entry.items() if name != "columns"}
+        made.append(DriftCheck(chosen, **options))
+    made += [OutlierCheck(**entry) for entry in entries["outliers"]]
+    return made
+
+
+def shortened(kind: str, entry: Entry) -> Entry:
+    """An entry without what it would have anyway, and without None, which TOML has no word for."""
+    usual: Entry = {
+        "severity": "warn" if kind in _MILD else "error",
+        **({"method": "psi", "alpha": 0.05, "min_rows": 50} if kind == "drift" else {}),
+        **({"method": "modified_zscore", "most": 0.01} if kind == "outliers" else {}),
+        **({"nullable": False} if kind == "schema" else {}),
+        **({"columns": []} if kind == "checks" else {}),
+    }
+    return {name: value for name, value in entry.items() if value is not None and usual.get(name, _NONE) != value}
+
+
+_NONE = object()
+
+
+def check_keys(found: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
+    """Refuse a key that is not known, with the nearest that is."""
+    for key in found:
+        if key not in known:
+            near = get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+
+
+def _column(entry: Entry) -> str:
+    column = entry.get("column")
+    if not isinstance(column, str) or not column:
+        raise ConfigError(f"column: the name of a column, got {column!r}")
+    return column
+
+
+def _columns(entry: Entry) -> list[str]:
+    columns = entry.get("columns", [])
+    if isinstance(columns, str) or not all(isinstance(name, str) and name for name in columns):
+        raise ConfigError(f"columns: a list of names, got {columns!r}")
+    return list(columns)
+
+
+def _severity(entry: Entry, kind: str) -> Severity:
+    severity: Severity = one_of(entry.get("severity", "warn" if kind in _MILD else "error"), SEVERITIES, "severity")
+    return severity
+
+
+def one_of(value: Any, known: Sequence[Any], where: str) -> Any:
+    """The value, if it is a known one; else a refusal with the nearest."""
+    if value not in known:
+        near = get_close_matches(str(value), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{where}: one of {', '.join(map(repr, known))}, got {value!r}{hint}")
+    return value
+
+
+def is_within(level: Level, limit: Level) -> bool:
+    """Whether a level is asked when one goes up to another."""
+    return LEVELS.index(level) <= LEVELS.index(limit)

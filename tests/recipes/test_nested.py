@@ -1,0 +1,180 @@
+"""A recipe as an ingredient of another: rows keep their names, choices stay, and changes inside are seen outside."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from poolish import DatasetBuffer, DatasetRecipe, col
+from poolish.errors import PoolishError, RecipeError
+from poolish.recipes.engine import LocalEngine
+from tests.recipes.kitchen import content, cut, numbers, rejects, shelf, xs
+
+
+def inner(source, **options):
+    """A recipe with a filter and a step that makes two of some rows."""
+    recipe = DatasetRecipe("inner", seed=3).add_ingredient("web", source, where=col.score > 2, **options)
+    return recipe.prepare_step("twins", lambda row: [row] * (1 + row["x"] % 2))
+
+
+def test_a_nested_recipe_gives_the_rows_that_it_bakes():
+    """Filtered and prepared inside, then filtered and prepared outside."""
+    outer = DatasetRecipe("outer").add_ingredient("in", inner(numbers(40)), where=col.x > 10)
+    outer.prepare_step("ten", "map", columns={"x": col.x * 10})
+
+    assert xs(outer.bake()) == [10 * x for x in xs(inner(numbers(40)).bake()) if x > 10]
+
+
+def test_recipes_nest_as_deep_as_you_like():
+    """A recipe of a recipe of a recipe."""
+    recipe = DatasetRecipe("r0").add_ingredient("a", numbers(20))
+    for i in range(1, 6):
+        recipe = DatasetRecipe(f"r{i}").add_ingredient("a", recipe, where=col.x != i)
+
+    assert xs(recipe.bake()) == [0, *range(6, 20)]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 7, 5), (65_536, 131_072, 16_384)])
+def test_the_choice_from_a_nested_recipe_does_not_depend_on_the_cut(sizes, tmp_path):
+    """Rows are chosen by what they are in there."""
+    folder = shelf(tmp_path, 3, 30, 7)
+    want = content(DatasetRecipe("o").add_ingredient("in", inner(folder), take=0.5).bake())
+    with cut(*sizes):
+        for n_workers in (1, 3):
+            outer = DatasetRecipe("o").add_ingredient("in", inner(folder), take=0.5)
+            assert content(outer.bake(engine=LocalEngine(n_workers))) == want
+
+
+def test_rows_that_come_inside_change_no_choice_outside():
+    """A row's name is made of what it is in there, not of its place."""
+    buffer = DatasetBuffer()
+    buffer.append(numbers(60, 1_000))
+
+    def chosen():
+        recipe = DatasetRecipe("in").add_ingredient("first", buffer).add_ingredient("second", numbers(60))
+        return xs(DatasetRecipe("out").add_ingredient("in", recipe, take=0.4).bake())
+
+    before = chosen()
+    buffer.append(numbers(25, 2_000))
+
+    assert [x for x in chosen() if x < 2_000] == before
+
+
+def test_children_of_one_row_are_chosen_each_for_itself():
+    """Two rows that one row became are two rows."""
+    twins = DatasetRecipe("in").add_ingredient("a", numbers(200)).prepare_step("two", lambda row: [row, row])
+    result = DatasetRecipe("out").add_ingredient("in", twins, take=0.5).bake()
+    n_of = [xs(result).count(x) for x in range(200)]
+
+    assert 150 < len(xs(result)) < 250
+    assert set(n_of) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("pick", ["latest", "oldest", "top(x)", "stratified(group)", "hash"])
+def test_a_nested_recipe_is_picked_from_like_any_source(pick):
+    """The newest are the last that it gives."""
+    recipe = DatasetRecipe("in").add_ingredient("a", numbers(30))
+    found = xs(DatasetRecipe("out").add_ingredient("in", recipe, take=6, pick=pick).bake())
+
+    assert len(found) == 6
+    if pick in ("latest", "top(x)"):
+        assert found == list(range(24, 30))
+    if pick == "oldest":
+        assert found == list(range(6))
+
+
+def test_a_change_inside_is_seen_through_the_cache(tmp_path):
+    """Data, filter, seed or step of the inner recipe: the outer bake is never stale."""
+    buffer = DatasetBuffer()
+    buffer.append(numbers(20))
+    recipes = []
+    for where, k, seed in ((col.x > 3, 1, 0), (col.x > 4, 1, 0), (col.x > 4, 2, 0), (col.x > 4, 2, 9)):
+        recipe = DatasetRecipe("in", seed=seed).add_ingredient("a", buffer, where=where, take=0.6)
+        recipes.append(recipe.prepare_step("k", "map", columns={"x": col.x * k}))
+
+    for recipe in (*recipes, *recipes):
+        outer = DatasetRecipe("out").add_ingredient("in", recipe, take=0.7)
+        assert content(outer.bake(cache=tmp_path)) == content(outer.bake())
+        buffer.append(numbers(1, 100))
+
+
+def test_a_nested_recipe_is_baked_once_for_a_bake():
+    """Not once for each fragment, nor for looking and for reading."""
+    calls: list[int] = []
+
+    def step(row):
+        calls.append(row["x"])
+        return row
+
+    recipe = DatasetRecipe("in").add_ingredient("a", numbers(10)).prepare_step("count", step, version=1)
+    with cut(2):
+        DatasetRecipe("out").add_ingredient("in", recipe, take=4).bake(engine=LocalEngine(1))
+
+    assert sorted(calls) == list(range(10))
+
+
+def test_where_a_nested_row_came_from_is_told(tmp_path):
+    """``why`` leads to the ingredient, the file and the row inside."""
+    folder = shelf(tmp_path, 2, 5)
+    recipe = DatasetRecipe("in").add_ingredient("web", folder)
+    result = DatasetRecipe("out").add_ingredient("breads", recipe).bake()
+
+    told = str(result.lineage.why(7))
+
+    assert all(word in told for word in ("breads", "web", "001.parquet", "row 2"))
+
+
+def test_errors_inside_name_both():
+    """The ingredient outside, the ingredient and the step inside."""
+    recipe = DatasetRecipe("in").add_ingredient("web", numbers(3)).prepare_step("bad", lambda row: 1 // 0)
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        DatasetRecipe("out").add_ingredient("breads", recipe).bake()
+
+    told = "".join(caught.value.__notes__)
+    assert all(word in told for word in ("breads", "web", "bad", "row 0"))
+
+
+def test_rows_that_fail_inside_may_be_left_out_and_are_told():
+    """``on_error`` holds for the whole bake."""
+    recipe = DatasetRecipe("in").add_ingredient("web", numbers(3)).prepare_step("bad", lambda row: {"x": 6 // row["x"]})
+
+    result = DatasetRecipe("out").add_ingredient("breads", recipe).bake(on_error="skip")
+
+    assert xs(result) == [6, 3]
+    assert [reject[3] for reject in rejects(result)] == ["bad"]
+
+
+def test_a_recipe_in_itself_is_refused():
+    """At once, directly and through another, and not by running out of stack."""
+    recipe, other = DatasetRecipe("r"), DatasetRecipe("other")
+    other.add_ingredient("r", recipe)
+    with pytest.raises(RecipeError):
+        recipe.add_ingredient("me", recipe).bake()
+    with pytest.raises(RecipeError):
+        DatasetRecipe("x").add_ingredient("o", recipe_of(other)).bake()
+
+
+def recipe_of(other):
+    loop = DatasetRecipe("loop").add_ingredient("o", other)
+    other.add_ingredient("l", loop)
+    return loop
+
+
+def test_an_empty_nested_recipe_gives_no_rows():
+    """No instructions, or rows that are all filtered away."""
+    nothing = DatasetRecipe("in")
+    filtered = DatasetRecipe("in").add_ingredient("a", numbers(5), where=col.x > 9)
+
+    for recipe in (nothing, filtered):
+        outer = DatasetRecipe("out").add_ingredient("none", recipe).add_ingredient("some", numbers(2))
+        assert xs(outer.bake()) == [0, 1]
+
+
+def test_a_nested_recipe_that_does_not_fit_is_told():
+    """With the name it has outside."""
+    recipe = DatasetRecipe("in").add_ingredient("a", [{"y": 1}])
+    outer = DatasetRecipe("out").add_ingredient("some", pa.table({"x": [1]})).add_ingredient("breads", recipe)
+
+    with pytest.raises(PoolishError, match="breads"):
+        outer.bake()
