@@ -173,7 +173,7 @@ class Model:
         return [rows[i] for i in places if i in chosen]
 
     def _strata(self, rows: list[Modelled], n_rows: int, column: str) -> set[int]:
-        values = sorted({row.values[column] for row in rows})
+        values = list(dict.fromkeys(row.values[column] for row in rows))
         members = [[i for i, row in enumerate(rows) if row.values[column] == value] for value in values]
         chosen: set[int] = set()
         for mine, n_mine in zip(members, shared_out([len(m) for m in members], n_rows), strict=True):

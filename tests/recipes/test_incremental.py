@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import os
 import pickle
@@ -192,7 +191,7 @@ class Kitchen(RuleBasedStateMachine):
 
 
 TestIncrementalIsNeverWrong = Kitchen.TestCase
-TestIncrementalIsNeverWrong.settings = settings(max_examples=times(12), stateful_step_count=14, deadline=None)
+TestIncrementalIsNeverWrong.settings = settings(max_examples=times(8), stateful_step_count=10, deadline=None)
 
 
 # Functions: whatever decides what they do is seen ----------------------------------------------------------------------------
@@ -223,11 +222,11 @@ def versions() -> dict[str, tuple[Any, Any]]:
     return {
         "code": (made("def step(row): return {'x': 1}"), made("def step(row): return {'x': 2}")),
         "names": (made("def step(row): return {'x': min(row['x'], 3)}"), made("def step(row): return {'x': max(row['x'], 3)}")),
-        "attribute": (made("def step(row): return {'x': str(row['x']).zfill(2)}"), made("def step(row): return {'x': str(row['x']).rjust(2)}")),
+        "attribute": (made("def step(row): return {'x': str(row['x']).count('5')}"), made("def step(row): return {'x': str(row['x']).find('5')}")),
         "default": (made("def step(row, k=1): return {'x': k}"), made("def step(row, k=2): return {'x': k}")),
         "keyword default": (made("def step(row, *, k=1): return {'x': k}"), made("def step(row, *, k=2): return {'x': k}")),
         "global": (made(plain, K=1), made(plain, K=2)),
-        "global type": (made("def step(row): return {'x': str(K)}", K=1), made("def step(row): return {'x': str(K)}", K=True)),
+        "global type": (made("def step(row): return {'x': len(str(K))}", K=1), made("def step(row): return {'x': len(str(K))}", K=True)),
         "global list": (made("def step(row): return {'x': K[0]}", K=[1]), made("def step(row): return {'x': K[0]}", K=[2])),
         "global array": (
             made("def step(row): return {'x': int(K[2500])}", K=np.zeros(5_000)),
@@ -288,7 +287,7 @@ def test_a_function_that_changed_is_never_mistaken_for_the_old_one(name, tmp_pat
             return
 
     assert found == [[function({"x": 5})["x"]] for function in (one, two, one)]
-    assert found[0] != found[1] or name == "global type"
+    assert found[0] != found[1]
 
 
 def filters() -> dict[str, tuple[Any, Any]]:
@@ -348,12 +347,15 @@ def test_a_tokenizer_that_changed_is_never_mistaken_for_the_old_one(tmp_path):
     found = []
     for k in range(6):
         recipe = DatasetRecipe("r").add_ingredient("a", [{"text": "rye"}])
-        recipe.prepare_step("s", "tokenize", tokenizer=made(f"def step(text): return [{k}]"))
+        recipe.prepare_step("s", "tokenize", tokenizer=constant(k))
         found.append(recipe.bake(cache=tmp_path).table["tokens"].to_pylist()[0])
-        del recipe
-        gc.collect()
+        del recipe  # and with it the function, so that the next one may come to lie in its place
 
     assert found == [[k] for k in range(6)]
+
+
+def constant(k: int) -> Any:
+    return lambda text: [k]
 
 
 def test_options_that_changed_are_never_mistaken_for_the_old_ones(tmp_path):
@@ -379,7 +381,6 @@ def test_options_that_changed_are_never_mistaken_for_the_old_ones(tmp_path):
                 assert "version" in str(error)
                 found.append(k)
             del recipe
-            gc.collect()
         assert found == [0, 1, 2, 3]
         shutil.rmtree(tmp_path / "c", ignore_errors=True)
 
@@ -483,14 +484,14 @@ def test_nothing_changed_nothing_is_baked(tmp_path):
 
 
 def test_after_an_append_only_new_files_are_baked(tmp_path):
-    """One file more among 100: one is baked."""
-    shelf(tmp_path / "data", 100, 3)
+    """One file more among 50: one is baked."""
+    shelf(tmp_path / "data", 50, 3)
     wide(tmp_path / "data").bake(cache=tmp_path / "cache")
-    write(tmp_path / "data" / "050a.parquet", numbers(3, 9_000))
+    write(tmp_path / "data" / "025a.parquet", numbers(3, 9_000))
 
     result = wide(tmp_path / "data").bake(cache=tmp_path / "cache")
 
-    assert cached(result) == (100, 101)
+    assert cached(result) == (50, 51)
     assert content(result) == content(wide(tmp_path / "data").bake())
 
 
@@ -576,7 +577,7 @@ def test_every_damaged_entry_is_baked_again(tmp_path):
     rng = np.random.default_rng(11)
     damages = [whole[:n] for n in (0, 1, 50, len(whole) // 2, len(whole) - 1)]
     damages += [b"{}\n", b"[]\n" + whole, b"null\n", b"\xff" * 400, b"x" * len(whole), json.dumps({"checksum": "0"}).encode() + b"\n"]
-    for place in (*range(0, min(700, len(whole)), 7), *rng.integers(0, len(whole), times(40)).tolist()):
+    for place in (*range(0, min(700, len(whole)), 15), *rng.integers(0, len(whole), times(15)).tolist()):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << int(rng.integers(0, 8))
         damages.append(bytes(flipped))

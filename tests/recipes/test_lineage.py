@@ -177,6 +177,20 @@ def test_both_may_be_the_cause():
     assert found.because == "recipe and data"
 
 
+def test_parts_of_a_row_are_matched_by_what_they_are():
+    """Where the first of two parts is filtered out, the second is the same row as before, not the first changed."""
+
+    def split(row):
+        return [{"n": row["n"]}, {"n": -1}]
+
+    before = recipe_of(words(4, 1)).prepare_step("split", split).bake()
+    after = recipe_of(words(4, 1)).prepare_step("split", split).prepare_step("keep", "filter", keep="n < 0").bake()
+
+    found = after.diff(before)
+
+    assert (found.added, found.removed, found.changed) == (0, 4, 0)
+
+
 def test_another_column_changes_all_rows():
     """Rows with other columns are other rows."""
     before = recipe_of(words(4)).bake()

@@ -117,20 +117,11 @@ def test_too_few_tokens_are_an_error_or_accepted():
     assert by_tokens(10_000, on_short="accept").bake().table.num_rows == 200
 
 
-def test_too_few_tokens_may_be_repeated():
-    """``on_short`` decides in tokens as it does in rows."""
-    result = by_tokens(2_000, on_short="repeat").bake()
-    tokens = sum(n for x, n in zip(xs(result), result.table["n"].to_pylist(), strict=True) if x < 1_000)
-
-    assert 1_500 <= tokens < 1_509
-
-
-def test_a_share_in_tokens_is_picked_as_asked():
-    """The newest rows until there are enough tokens."""
-    table = pa.table({"x": range(10), "n": [5] * 10})
-    recipe = DatasetRecipe("r", total=10, unit="tokens", tokens="n").add_ingredient("a", table, weight=1, pick="latest")
-
-    assert xs(recipe.bake()) == [8, 9]
+@pytest.mark.parametrize("options", [{"on_short": "repeat"}, {"pick": "latest"}, {"pick": "top(x)"}])
+def test_what_is_not_done_in_tokens_is_refused(options):
+    """Shares in tokens are picked by hash and not repeated, and it is said rather than ignored."""
+    with pytest.raises(RecipeError, match=r"'a'.*tokens"):
+        by_tokens(100, **options).bake()
 
 
 def test_a_count_of_tokens_that_is_null_is_told():

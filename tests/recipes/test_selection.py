@@ -26,7 +26,7 @@ def taken(source, take, *, seed=0, name="a", **options):
 # By hash -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=times(50))
+@settings(max_examples=times(25))
 @given(seed=st.integers(0, 2**62), fractions=st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted))
 def test_a_smaller_fraction_is_a_part_of_a_larger_one(seed, fractions):
     """10 % is a subset of 20 %, for any seed."""
@@ -52,14 +52,14 @@ def test_a_count_and_a_fraction_choose_by_the_same_hash():
 
 @pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.9])
 def test_the_chosen_fraction_is_within_binomial_bounds(fraction):
-    """Over 20 seeds of 20,000 rows none is five deviations away, and files are chosen from evenly."""
+    """Over 10 seeds of 20,000 rows none is five deviations away, and files are chosen from evenly."""
     n_rows = 20_000
     spread = math.sqrt(n_rows * fraction * (1 - fraction))
 
-    found = [len(taken(numbers(n_rows).select(["x"]), fraction, seed=seed)) for seed in range(20)]
+    found = [len(taken(numbers(n_rows).select(["x"]), fraction, seed=seed)) for seed in range(10)]
 
     assert all(abs(n - n_rows * fraction) < 5 * spread for n in found)
-    assert len(set(found)) > 5
+    assert len(set(found)) > 3
 
 
 def test_neighbours_are_chosen_independently():

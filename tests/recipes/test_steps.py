@@ -640,3 +640,10 @@ def test_a_function_that_nobody_can_compare_asks_for_a_version(step, tmp_path):
         recipe.bake(cache=tmp_path)
     assert DatasetRecipe("r").add_ingredient("a", numbers(3)).prepare_step("s", step, version=1).bake(cache=tmp_path)
     assert xs(recipe.bake()) == [0, 1, 2]
+
+
+def test_a_column_keeps_its_type_or_gets_another_name():
+    """What a column holds does not depend on which rows are made together: another type is refused, a new name is not."""
+    assert "'x'" in refused(lambda row: {"x": str(row["x"])}, error=SchemaError)
+    assert baked(lambda row: {"name": str(row["x"])}).table["name"].to_pylist() == [str(x) for x in range(8)]
+    assert baked("map", columns={"x": "cast(x, 'string')"}).table["x"].to_pylist() == [str(x) for x in range(8)]

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import BudgetSpent, RecipeError, SchemaError
+from poolish.guards.guard import ask, passed
 from poolish.recipes.built_in import Barrier, Fitted, Shuffle, built_in
 from poolish.recipes.cache import Baked, Cache, total
 from poolish.recipes.chain import Chain, Work, bake_together, fragments_of, prepared
@@ -82,6 +83,11 @@ class Rows:
     ingredient_names: list[str]
     part_names: list[str]
 
+    def keep(self, mask: Any) -> Rows:
+        """The rows where ``mask`` is true."""
+        arrays = {name: getattr(self, name)[mask] for name in ("ingredients", "names", "rows", "subs", "steps")}
+        return replace(self, table=self.table.filter(pa.array(mask)), **arrays)
+
 
 @dataclass
 class Bake:
@@ -104,6 +110,7 @@ class Bake:
     _lots: list[Lot] = field(default_factory=list)
     _shuffled: tuple[int, Shuffle, str] | None = None
     _n_seen: int = 0
+    _given_names: list[str] = field(default_factory=list)
 
     def run(self) -> Rows:
         """Everything, in the order of the instructions."""
@@ -113,10 +120,26 @@ class Bake:
                 self._add(instruction, quotas.get(instruction.name))
             else:
                 self._prepare(instruction)
-        if self.guard is not None:
-            self._prepare(PrepareStep("guard", self.guard))
         self._materialize()
-        return self._assembled()
+        rows = self._assembled()
+        return rows if self.guard is None else self._guarded(rows)
+
+    def _guarded(self, rows: Rows) -> Rows:
+        """The rows that a guard lets through the last door; what it keeps out is told with its reason."""
+        result = ask(self.guard, rows.table)
+        mask = passed(result, "bake")
+        if mask is None or mask.all():
+            return rows
+        n_rejected = int((~mask).sum())
+        self.lines.append(
+            Line("guard", "step", rows_in=len(mask), rows_out=len(mask) - n_rejected, rejected=n_rejected)
+        )
+        for bad in result.rejected(~mask).to_pylist():
+            i = bad["row"]
+            ingredient, file = rows.ingredient_names[int(rows.ingredients[i])], rows.part_names[int(rows.names[i])]
+            place = {"ingredient": ingredient, "file": file, "row": int(rows.rows[i])}
+            self.rejects.append({**place, "step": "guard", "reason": bad["reason"]})
+        return rows.keep(mask)
 
     def _quotas(self) -> dict[str, int]:
         weighted = [each for each in self.instructions if isinstance(each, AddIngredient) and each.weight is not None]
@@ -209,16 +232,20 @@ class Bake:
             raise RecipeError(f"more than {MAX_STEPS} steps in one recipe; bake it in two")
         where = None if instruction.where is None else _where(instruction.where)
         step = self._step(instruction)
-        line = Line(instruction.name, "step")
+        # Names tell steps apart in the report, among the rejects and in what rows are called.
+        n_same = sum(each == instruction.name for each in self._given_names)
+        name = instruction.name if not n_same else f"{instruction.name} ({n_same + 1})"
+        line = Line(name, "step")
         self.lines.append(line)
         bit = len(self.step_names)
-        self.step_names.append(instruction.name)
+        self._given_names.append(instruction.name)
+        self.step_names.append(name)
         started = time.perf_counter()
         if isinstance(step, Barrier) or getattr(step, "needs_all", False):
             self._materialize()
-            self._pass(step, where, instruction.name, bit, line)
+            self._pass(step, where, name, bit, line)
         else:
-            self._row_local(Work(instruction.name, step, where, bit), line)
+            self._row_local(Work(name, step, where, bit), line)
         line.seconds += time.perf_counter() - started
 
     def _step(self, instruction: PrepareStep) -> Any:
@@ -314,7 +341,7 @@ class Bake:
             self._settle(lot, own, seconds * len(lot.fragments) / n_fragments)
 
     def _settle(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
-        lot.pieces = [lot.chain.in_recipe(each.piece) for each in baked]
+        lot.pieces = [lot.chain.in_recipe(each.piece) for each in baked] or [lot.chain.nothing("")]
         lot.line.fragments, lot.line.cached = len(baked), sum(each.is_cached for each in baked)
         lot.line.seconds += seconds
         firsts = [each.counts[0] for each in baked]

@@ -1,6 +1,6 @@
-"""Steps that every recipe can use, by name: ``recipe.prepare_step("english", "filter", where=...)``.
+"""Steps that every recipe can use, by name: ``recipe.prepare_step("english", "filter", keep="lang == 'en'")``.
 
-Most look at one row at a time (``RowStep``). Some need to see all rows first (``Barrier``): to drop duplicates, to
+Most look at one row at a time (``row_steps``). Some need to see all rows first (``Barrier``): to drop duplicates, to
 shuffle, to cut, to fit a scale. A barrier gathers what it needs from each piece, decides, and says for each piece what
 is left or which row-local step follows from the decision.
 """
@@ -8,149 +8,21 @@ is left or which row-local step follows from the decision.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from poolish.errors import RecipeError, UnknownColumn
-from poolish.recipes.expressions import as_expression
+from poolish.recipes.fingerprints import options_print
 from poolish.recipes.identity import Int64, mixed, row_hashes
 from poolish.recipes.piece import Mask, Piece, canonical_table, selected_rows
-from poolish.recipes.steps import Prepared
-
-# Row by row ---------------------------------------------------------------------------------------------------------
-
-
-class RowStep:
-    """A built-in step that looks at one row at a time: a function from a table to a table, and which rows are left."""
-
-    def __init__(
-        self, name: str, options: Mapping[str, Any], change: Callable[[pa.Table], tuple[pa.Table, Any]]
-    ) -> None:
-        self.fingerprint = f"{name} {sorted((key, str(value)) for key, value in options.items())}"
-        self._change = change
-        #: Columns that are needed, if not all.
-        self.needs: list[str] | None = None
-
-    def prepare(self, piece: Piece, on_error: str) -> Prepared:
-        """Do it to all rows at once."""
-        table, parents = self._change(piece.table)
-        return Prepared(table, np.arange(len(piece)) if parents is None else parents, [])
-
-
-def _map(columns: Mapping[str, Any]) -> Callable[[pa.Table], tuple[pa.Table, Any]]:
-    expressions = {name: as_expression(value) for name, value in columns.items()}
-
-    def change(table: pa.Table) -> tuple[pa.Table, Any]:
-        made = {name: expression.values(table) for name, expression in expressions.items()}
-        for name, values in made.items():
-            place = table.schema.get_field_index(name)
-            if isinstance(values, pa.Scalar):
-                values = pa.repeat(values, table.num_rows)
-            table = table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
-        return table, None
-
-    return change
-
-
-def _filter(where: Any) -> Callable[[pa.Table], tuple[pa.Table, Any]]:
-    expression = as_expression(where)
-
-    def change(table: pa.Table) -> tuple[pa.Table, Any]:
-        kept = np.flatnonzero(expression.mask(table)[0])
-        return table.take(pa.array(kept)), kept
-
-    return change
-
-
-def _select(columns: Sequence[str]) -> Callable[[pa.Table], tuple[pa.Table, Any]]:
-    return lambda table: (table.select(_known(table, columns)), None)
-
-
-def _drop(columns: Sequence[str]) -> Callable[[pa.Table], tuple[pa.Table, Any]]:
-    return lambda table: (table.drop_columns(_known(table, columns)), None)
-
-
-def _rename(columns: Mapping[str, str]) -> Callable[[pa.Table], tuple[pa.Table, Any]]:
-    def change(table: pa.Table) -> tuple[pa.Table, Any]:
-        _known(table, list(columns))
-        return table.rename_columns([columns.get(name, name) for name in table.column_names]), None
-
-    return change
-
-
-def _cast(columns: Mapping[str, str]) -> Callable[[pa.Table], tuple[pa.Table, Any]]:
-    def change(table: pa.Table) -> tuple[pa.Table, Any]:
-        for name, type_ in columns.items():
-            place = table.schema.get_field_index(_known(table, [name])[0])
-            try:
-                values = table.column(name).cast(pa.type_for_alias(type_))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-                raise RecipeError(f"column {name!r} cannot be {type_}: {error}; filter or map it first") from error
-            table = table.set_column(place, name, values)
-        return table, None
-
-    return change
-
-
-def _fill_nulls(columns: Mapping[str, Any]) -> Callable[[pa.Table], tuple[pa.Table, Any]]:
-    def change(table: pa.Table) -> tuple[pa.Table, Any]:
-        for name, value in columns.items():
-            place = table.schema.get_field_index(_known(table, [name])[0])
-            column = table.column(name)
-            table = table.set_column(place, name, pc.fill_null(column, pa.scalar(value, column.type)))
-        return table, None
-
-    return change
-
-
-def _tokenize(tokenizer: Any, column: str, into: str, count: str | None) -> Callable[[pa.Table], tuple[pa.Table, Any]]:
-    encode = _encoder(tokenizer)
-
-    def change(table: pa.Table) -> tuple[pa.Table, Any]:
-        _known(table, [column])
-        ids = [None if text is None else list(encode(text)) for text in table.column(column).to_pylist()]
-        table = _with(table, into, pa.array(ids, pa.large_list(pa.int64())))
-        if count is not None:
-            table = _with(table, count, pa.array([None if each is None else len(each) for each in ids], pa.int64()))
-        return table, None
-
-    return change
-
-
-def _encoder(tokenizer: Any) -> Callable[[str], Sequence[int]]:
-    """Any callable; a tokenizer of tiktoken or Hugging Face, or the name of one of tiktoken's encodings."""
-    if isinstance(tokenizer, str):
-        import tiktoken
-
-        tokenizer = tiktoken.get_encoding(tokenizer)
-    encode = getattr(tokenizer, "encode", tokenizer)
-    if not callable(encode):
-        raise RecipeError(f"tokenizer={tokenizer!r}: a function from text to numbers, or an object with encode()")
-
-    def ids(text: str) -> Sequence[int]:
-        encoded = encode(text)
-        found: Sequence[int] = getattr(encoded, "ids", encoded)
-        return found
-
-    return ids
-
-
-def _with(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    place = table.schema.get_field_index(name)
-    return table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
-
-
-def _known(table: pa.Table, columns: Sequence[str]) -> list[str]:
-    unknown = [name for name in columns if name not in table.column_names]
-    if unknown:
-        raise UnknownColumn(f"no column {unknown[0]!r}; there are {table.column_names}")
-    return list(columns)
-
+from poolish.recipes.row_steps import ROW_STEPS, RowStep, known, with_column
+from poolish.recipes.steps import place_of, raise_at
 
 # All rows at once ----------------------------------------------------------------------------------------------------
 
@@ -158,15 +30,21 @@ def _known(table: pa.Table, columns: Sequence[str]) -> list[str]:
 class Barrier:
     """A step that needs all rows before it can say anything about one."""
 
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self.fingerprint = f"{name} {sorted((key, str(value)) for key, value in options.items())}"
+    def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
+        self._kind, self._given = kind, dict(options)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What it does, and with which options."""
+        return f"{self._kind} {options_print(self._given, self._kind)}"
 
 
 class Dedup(Barrier):
     """Of rows that are equal in ``columns`` (all, by default) only the first is left."""
 
-    def __init__(self, columns: Sequence[str] | None) -> None:
+    def __init__(self, columns: Sequence[str] | None = None, *, name: str = "dedup") -> None:
         super().__init__("dedup", {"columns": columns})
+        self._name = name
         self._columns = None if columns is None else list(columns)
 
     def masks(self, pieces: list[Piece], order: Any, where: Any) -> list[Mask]:
@@ -182,9 +60,9 @@ class Dedup(Barrier):
 
     def _firsts(self, pieces: list[Piece], asked: Mask, places: Int64) -> Int64:
         """Which of the rows that are asked about are the first of their kind, where the first has the lowest place."""
-        tables = [canonical_table(piece.table) for piece in pieces if len(piece)]
-        names = tables[0].column_names if self._columns is None else _known(tables[0], self._columns)
-        keys = pa.concat_tables([table.select(names) for table in tables], promote_options="default")
+        filled = [piece for piece in pieces if len(piece)]
+        names = filled[0].table.column_names if self._columns is None else self._columns
+        keys = pa.concat_tables([self._keys(piece, names) for piece in filled], promote_options="default")
         keys = keys.filter(pa.array(asked))
         if any(pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType) for field in keys.schema):
             keys = pa.table({"digest": pa.array(_digests(keys), pa.binary())})
@@ -192,6 +70,12 @@ class Dedup(Barrier):
         lowest = groups.aggregate([("__place", "min")]).column("__place_min").to_numpy()
         firsts: Int64 = np.flatnonzero(np.isin(places, lowest, assume_unique=True))
         return firsts
+
+    def _keys(self, piece: Piece, names: Sequence[str]) -> pa.Table:
+        try:
+            return canonical_table(piece.table.select(known(piece.table, names)))
+        except Exception as error:
+            raise_at(place_of(piece, self._name), error)
 
 
 def _digests(table: pa.Table) -> list[bytes]:
@@ -228,7 +112,7 @@ class Limit(Barrier):
 class Shuffle(Barrier):
     """All rows in the order of a hash of what they are, so that rows that come later change no other row's place."""
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         super().__init__("shuffle", {"seed": seed})
         self._seed = seed
 
@@ -243,98 +127,108 @@ class Shuffle(Barrier):
 class Fitted(Barrier):
     """A scale that is fitted on the data: ``standardise`` or ``winsorize``, unless its parameters are given."""
 
-    def __init__(self, name: str, column: str, options: Mapping[str, Any]) -> None:
-        super().__init__(name, {"column": column, **options})
+    def __init__(self, kind: str, name: str, column: str, options: Mapping[str, Any]) -> None:
+        super().__init__(kind, {"column": column, **options})
         self._name, self.column, self._options = name, column, dict(options)
 
     def fit(self, values: NDArray[np.float64]) -> dict[str, float]:
         """The parameters; exact sums, so that they do not depend on how the data is cut."""
-        known = values[~np.isnan(values)]
-        if self._name == "winsorize":
+        present = values[~np.isnan(values)]
+        if self._kind == "winsorize":
             low, high = self._options.get("lower", 0.01), self._options.get("upper", 0.99)
-            edges = np.quantile(known, [low, high]) if len(known) else np.array([math.nan, math.nan])
+            edges = np.quantile(present, [low, high]) if len(present) else np.array([math.nan, math.nan])
             return {"low": float(edges[0]), "high": float(edges[1])}
-        mean = math.fsum(known) / len(known) if len(known) else math.nan
-        spread = math.sqrt(math.fsum((known - mean) ** 2) / len(known)) if len(known) else math.nan
+        mean = math.fsum(present) / len(present) if len(present) else math.nan
+        spread = math.sqrt(math.fsum((present - mean) ** 2) / len(present)) if len(present) else math.nan
         return {"mean": mean, "std": spread}
 
     def fitted(self, pieces: list[Piece], where: Any) -> dict[str, float]:
         """The parameters: those that were given, or fitted on all rows that are asked about."""
-        names = ("low", "high") if self._name == "winsorize" else ("mean", "std")
+        names = ("low", "high") if self._kind == "winsorize" else ("mean", "std")
         if all(name in self._options for name in names):
             return {name: float(self._options[name]) for name in names}
         found = [np.empty(0)]
-        for piece in pieces:
-            _known(piece.table, [self.column])
-            column = piece.keep(selected_rows(piece, where)).table.column(self.column)
-            found.append(column.cast(pa.float64()).to_numpy())
+        found += [self._numbers(piece.keep(selected_rows(piece, where))) for piece in pieces if len(piece)]
         return self.fit(np.concatenate(found))
+
+    def _numbers(self, piece: Piece) -> NDArray[np.float64]:
+        if self.column not in piece.table.column_names:
+            raise UnknownColumn(
+                f"{place_of(piece, self._name)}: no column {self.column!r}; there are {piece.table.column_names}"
+            )
+        column = piece.table.column(self.column)
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
+            raise RecipeError(
+                f"{place_of(piece, self._name)}: column {self.column!r} holds {column.type}; a scale is for numbers, "
+                "cast it first"
+            )
+        values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
+        return values
 
     def with_parameters(self, parameters: Mapping[str, float]) -> RowStep:
         """The step that these parameters make."""
-        return RowStep(
-            self._name, {"column": self.column, **parameters}, lambda table: (self.apply(table, parameters), None)
-        )
+        options = {"column": self.column, **parameters}
+        return RowStep(self._kind, self._name, options, lambda table: (self.apply(table, parameters), None))
 
     def apply(self, table: pa.Table, fitted: Mapping[str, float]) -> pa.Table:
         """The column on its new scale."""
         values = table.column(self.column).to_numpy().astype(np.float64)
-        if self._name == "winsorize":
+        if self._kind == "winsorize":
             values = np.clip(values, fitted["low"], fitted["high"])
         else:
             values = (values - fitted["mean"]) / (fitted["std"] or 1.0)
         nulls = table.column(self.column).is_null().to_numpy()
-        return _with(table, self.column, pa.array(values, pa.float64(), mask=nulls))
+        return with_column(table, self.column, pa.array(values, pa.float64(), mask=nulls))
 
 
-def built_in(step: str, name: str, options: Mapping[str, Any]) -> RowStep | Barrier | None:
-    """A built-in step by its name; None if there is none of that name."""
-    given = dict(options)
-    makers: dict[str, Callable[[], RowStep | Barrier]] = {
-        "map": lambda: RowStep("map", given, _map(_option(given, name, "columns"))),
-        "filter": lambda: RowStep("filter", given, _filter(_option(given, name, "keep"))),
-        "select": lambda: _needing(
-            RowStep("select", given, _select(_option(given, name, "columns"))), given["columns"]
-        ),
-        "drop": lambda: RowStep("drop", given, _drop(_option(given, name, "columns"))),
-        "rename": lambda: RowStep("rename", given, _rename(_option(given, name, "columns"))),
-        "cast": lambda: RowStep("cast", given, _cast(_option(given, name, "columns"))),
-        "fill_nulls": lambda: RowStep("fill_nulls", given, _fill_nulls(_option(given, name, "columns"))),
-        "tokenize": lambda: RowStep(
-            "tokenize",
-            given,
-            _tokenize(
-                _option(given, name, "tokenizer"),
-                given.get("column", "text"),
-                given.get("into", "tokens"),
-                given.get("count"),
-            ),
-        ),
-        "dedup": lambda: Dedup(given.get("columns")),
-        "limit": lambda: Limit(_option(given, name, "n")),
-        "shuffle": lambda: Shuffle(given.get("seed")),
-        "winsorize": lambda: Fitted("winsorize", _option(given, name, "column"), _rest(given)),
-        "standardise": lambda: Fitted("standardise", _option(given, name, "column"), _rest(given)),
-    }
-    return makers[step]() if step in makers else None
+#: The options that each step must have, and those that it may have.
+OPTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "map": (("columns",), ()),
+    "filter": (("keep",), ()),
+    "select": (("columns",), ()),
+    "drop": (("columns",), ()),
+    "rename": (("columns",), ()),
+    "cast": (("columns",), ()),
+    "fill_nulls": (("columns",), ()),
+    "tokenize": (("tokenizer",), ("column", "into", "count")),
+    "dedup": ((), ("columns",)),
+    "limit": (("n",), ()),
+    "shuffle": ((), ("seed",)),
+    "winsorize": (("column",), ("lower", "upper", "low", "high")),
+    "standardise": (("column",), ("mean", "std")),
+}
+BUILT_IN = tuple(OPTIONS)
 
 
-BUILT_IN = (
-    *("map", "filter", "select", "drop", "rename", "cast", "fill_nulls", "tokenize"),
-    *("dedup", "limit", "shuffle", "winsorize", "standardise"),
-)
+def built_in(step: str, name: str, options: Mapping[str, Any], version: Any = None) -> RowStep | Barrier | None:
+    """A built-in step by its name; None if there is none of that name.
+
+    ``version`` speaks for a tokenizer of which nobody can tell whether it is still the same.
+    """
+    if step not in OPTIONS:
+        return None
+    _check_options(step, name, options)
+    if step in ROW_STEPS:
+        return RowStep(step, name, options, ROW_STEPS[step](**options), version=version)
+    if step == "dedup":
+        return Dedup(**options, name=name)
+    if step in ("limit", "shuffle"):
+        return Limit(**options) if step == "limit" else Shuffle(**options)
+    return Fitted(step, name, options["column"], {key: each for key, each in options.items() if key != "column"})
 
 
-def _needing(step: RowStep, columns: Sequence[str]) -> RowStep:
-    step.needs = list(columns)
-    return step
-
-
-def _rest(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name != "column"}
-
-
-def _option(given: Mapping[str, Any], name: str, option: str) -> Any:
-    if option not in given:
-        raise RecipeError(f"step {name!r} needs {option}=")
-    return given[option]
+def _check_options(step: str, name: str, options: Mapping[str, Any]) -> None:
+    needed, others = OPTIONS[step]
+    for option in options:
+        if option not in (*needed, *others):
+            near = get_close_matches(option, [*needed, *others], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join((*needed, *others))}"
+            raise RecipeError(f"step {name!r}: {step} has no option {option!r}; {hint}")
+    for option in needed:
+        if option not in options:
+            raise RecipeError(f"step {name!r} needs {option}=")
+    columns = options.get("columns")
+    if step in ("map", "rename", "cast", "fill_nulls") and not isinstance(columns, Mapping):
+        raise RecipeError(f"step {name!r}: columns={columns!r}; a dict, from the names of columns to what {step} does")
+    if isinstance(columns, str):
+        raise RecipeError(f"step {name!r}: columns={columns!r}; a list of names, write [{columns!r}]")

@@ -1,13 +1,17 @@
 """Baked fragments, kept on disk: found again by what they are made of, and never believed without a checksum.
 
-    cache/ab/abcdef....piece     one line of JSON (checksum, length, what was counted), then an Arrow stream
+    cache/ab/abcdef....piece     a checksum and one line of JSON: whose rows they are, up to which hash, and all counts
+                                 rejected rows as JSON
+                                 an Arrow stream: the columns, then for each row its number, part and steps
 
-The name is a hash of everything that decides the content: the fragment's own fingerprint, the ingredient, the filter,
-the seed and each step. So a changed filter or file never finds an old result; what nobody asks for is only old.
+The checksum is that of the line, and the line has that of all behind it, so a look at the line alone can be believed
+too. The name is a hash of everything that decides the content: the fragment's own fingerprint, the ingredient, the
+filter, the seed and each step. So a changed filter or file never finds an old result; what nobody asks for is only old.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -16,14 +20,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from poolish.errors import CorruptDataError
 from poolish.files import checksum_hex, parse_json, publish
 from poolish.recipes.piece import Piece
 
-_HIDDEN = ("__row", "__sub", "__steps")
+#: What a piece has besides its columns, for each row.
+_HIDDEN = ("rows", "subs", "steps")
+_DIGITS = len(checksum_hex(b""))
+_MAX_LINE = 1 << 20
 
 
 @dataclass
@@ -61,17 +67,23 @@ class Cache:
         try:
             with pa.memory_map(str(place)) as file:
                 return _decode(file.read_buffer(), place)
-        except FileNotFoundError:
+        except (FileNotFoundError, MemoryError):
             return None
-        except (CorruptDataError, pa.ArrowInvalid, OSError, ValueError):
-            place.unlink(missing_ok=True)
+        except Exception:  # whatever damage leads to: it is baked again
+            with contextlib.suppress(OSError):
+                place.unlink(missing_ok=True)
             return None
 
-    def threshold(self, key: str) -> int | None:
-        """Up to which hash a kept result holds, None if there is none; only its first line is looked at."""
+    def look(self, key: str) -> tuple[int, bool] | None:
+        """Up to which hash a kept result holds, and for a lower one too (no step dropped or added rows), or None.
+
+        Only its first line is looked at.
+        """
+        place = self._place(key)
         try:
-            with self._place(key).open("rb") as file:
-                return int(parse_json(file.readline().decode(), self._place(key))["threshold"])
+            with place.open("rb") as file:
+                told = _told(file.readline(_MAX_LINE), place)
+            return int(told["threshold"]), all(count["in"] == count["out"] for count in told["counts"][1:])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -79,49 +91,61 @@ class Cache:
         """Keep it: whole or not at all."""
         place = self._place(key)
         place.parent.mkdir(exist_ok=True)
-        header, body = _encode(baked)
         with publish(place, durable=False) as file:
-            file.write(header)
-            file.write(body)
+            for part in _encode(baked):
+                file.write(part)
 
 
-def _encode(baked: Baked) -> tuple[bytes, pa.Buffer]:
+def _encode(baked: Baked) -> tuple[bytes, bytes, pa.Buffer]:
     piece = baked.piece
-    table = piece.table
-    for name, values in zip(_HIDDEN, (piece.rows, piece.subs, piece.steps), strict=True):
-        table = table.append_column(name, pa.array(values))
+    hidden = [pa.array(getattr(piece, name)) for name in _HIDDEN]
+    # Found again by their place, not by their names: a user's column may be called anything. A table without columns
+    # says nothing of its rows, these do.
+    schema = piece.table.schema
+    for name, values in zip(_HIDDEN, hidden, strict=True):
+        schema = schema.append(pa.field(name, values.type))
+    table = pa.Table.from_arrays([*piece.table.columns, *hidden], schema=schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    body = sink.getvalue()
+    rejects, rows = _padded(json.dumps(baked.rejects).encode()), sink.getvalue()
     told = {
-        "checksum": checksum_hex(body),
+        "checksum": checksum_hex(rejects, rows),
+        "rejects": len(rejects),
         "ingredient": piece.ingredient,
         "name": piece.name,
         "counts": baked.counts,
-        "rejects": baked.rejects,
         "threshold": str(baked.threshold),
     }
-    # Padded, so that the stream behind it is aligned and can be used where it lies.
-    line = json.dumps(told).encode()
-    return line + b" " * (63 - len(line) % 64) + b"\n", body
+    line = _padded(b" " * (_DIGITS + 1) + json.dumps(told).encode())
+    return checksum_hex(line[_DIGITS:]).encode() + line[_DIGITS:], rejects, rows
+
+
+def _padded(line: bytes) -> bytes:
+    """So that the stream behind it is aligned and can be used where it lies."""
+    return line + b" " * (63 - len(line) % 64) + b"\n"
+
+
+def _told(line: bytes, place: Path) -> Any:
+    """What the first line says, if that is what was written."""
+    if not line.endswith(b"\n") or checksum_hex(line[_DIGITS:]).encode() != line[:_DIGITS]:
+        raise CorruptDataError(f"{place}: damaged")
+    return parse_json(line[_DIGITS:].decode(), place)
 
 
 def _decode(data: pa.Buffer, place: Path) -> Baked:
     view = memoryview(data)
-    end = bytes(view[: 1 << 20]).find(b"\n") + 1 or _line_end(view)
-    told = parse_json(bytes(view[:end]).decode(), place)
-    body = data.slice(end)
-    if checksum_hex(body) != told["checksum"]:
+    end = bytes(view[:_MAX_LINE]).find(b"\n") + 1
+    told = _told(bytes(view[:end]), place)
+    if checksum_hex(view[end:]) != told["checksum"]:
         raise CorruptDataError(f"{place}: damaged")
-    table = pa.ipc.open_stream(body).read_all()
-    rows, subs, steps = (table.column(name).to_numpy() for name in _HIDDEN)
-    piece = Piece(told["ingredient"], told["name"], table.drop_columns(list(_HIDDEN)), rows, subs, steps)
-    return Baked(piece, told["counts"], told["rejects"], int(told["threshold"]), is_cached=True)
-
-
-def _line_end(view: memoryview) -> int:
-    return int(np.flatnonzero(np.frombuffer(view, np.uint8) == 10)[0]) + 1
+    begin = end + told["rejects"]
+    rejects = parse_json(bytes(view[end:begin]).decode(), place)
+    table = pa.ipc.open_stream(data.slice(begin)).read_all()
+    n_columns = table.num_columns - len(_HIDDEN)
+    hidden = {name: table.column(n_columns + i).to_numpy() for i, name in enumerate(_HIDDEN)}
+    piece = Piece(told["ingredient"], told["name"], table.select(list(range(n_columns))), **hidden)
+    return Baked(piece, told["counts"], rejects, int(told["threshold"]), is_cached=True)
 
 
 def total(counts: Sequence[dict[str, int]], name: str) -> int:

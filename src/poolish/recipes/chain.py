@@ -13,7 +13,7 @@ from poolish.errors import RecipeError, UnknownColumn
 from poolish.recipes.cache import Baked, Cache, key_of
 from poolish.recipes.expressions import Expression
 from poolish.recipes.identity import Int64, below, part_numbers, row_hashes
-from poolish.recipes.piece import Mask, Piece, canonical_table, joined, selected_rows
+from poolish.recipes.piece import Mask, Piece, canonical_table, filterable, joined, selected_rows
 from poolish.recipes.selection import Candidates
 from poolish.recipes.sources import Fragment, Source
 
@@ -91,10 +91,10 @@ class Chain:
         pieces = []
         for table, rows in tables:
             counts[0]["in"] += len(rows)
-            piece = Piece.read(self.ingredient, fragment.name, table, rows)
+            piece = Piece.read(self.ingredient, fragment.name, filterable(table), rows)
             chosen = self._chosen(piece, fragment, counts[0])
             pieces.append(chosen.with_table(canonical_table(chosen.table)))
-        piece = joined(pieces) if pieces else self._nothing(fragment)
+        piece = joined(pieces) if pieces else self.nothing(fragment.name)
         if fragment.n_rows is not None:  # rows that were not read, because the filter cannot hold for them
             counts[0]["filtered"] += fragment.n_rows - counts[0]["in"]
             counts[0]["in"] = fragment.n_rows
@@ -110,9 +110,10 @@ class Chain:
             cache.put(self.key(fragment), baked)
         return baked
 
-    def _nothing(self, fragment: Fragment) -> Piece:
+    def nothing(self, name: str) -> Piece:
+        """No rows, with the columns that the source has."""
         table = canonical_table(self.source.schema().empty_table())
-        return Piece.read(self.ingredient, fragment.name, table, np.empty(0, np.int64))
+        return Piece.read(self.ingredient, name, table, np.empty(0, np.int64))
 
     def columns(self) -> list[str] | None:
         """The columns that are needed, where the first step leaves the others out."""
@@ -151,6 +152,7 @@ class Chain:
         asked = [name for name in needed.values() if name is not None]
         pieces = []
         for table, rows in self.source.read(fragment, self._with_filter(asked), self.where):
+            table = filterable(table)
             kept = rows if self.where is None else rows[mask := self.where.mask(table)[0]]
             table = table if self.where is None else table.filter(pa.array(mask))
             told = {as_: _column(table, name, self.ingredient) for as_, name in needed.items() if name is not None}

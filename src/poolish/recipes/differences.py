@@ -294,7 +294,8 @@ def _bits(values: pa.Array) -> NDArray[Any]:
         pc.if_else(values.is_valid(), values, pa.scalar(0.0).cast(values.type)).to_numpy(zero_copy_only=False).copy()
     )
     plain[np.isnan(plain)] = np.nan
-    return plain.view(f"u{plain.dtype.itemsize}")
+    bits: NDArray[Any] = plain.view(f"u{plain.dtype.itemsize}")
+    return bits
 
 
 def _differing_lists(left: pa.Array, right: pa.Array, both: Mask) -> Mask:

@@ -2,20 +2,37 @@
 
 An engine gets a function and tasks, and gives results in the order of the tasks. ``local`` uses the threads of this
 process: Arrow and NumPy work outside of Python's lock.
+
+    task --> waiting --> running --> done --> taken, in order
+                |           |
+                |           `------> failed: raised at once, whoever else is still running
+                `-> never begun, once a task has failed or nobody takes results any more
 """
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections import deque
+import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
 
 from poolish.errors import RecipeError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+#: How long a process that ends waits for tasks that nobody needs any more.
+GRACE_S = 1.0
+
+#: How often who waits for a result looks up.
+LOOK_S = 0.2
+
+#: Crews at work, for the moment when the process ends.
+_crews: weakref.WeakSet[_Crew[Any, Any]] = weakref.WeakSet()
 
 
 class Engine(Protocol):
@@ -26,28 +43,105 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Threads of this process."""
+    """Threads of this process.
+
+    >>> list(LocalEngine(n_workers=2).run(str.upper, ["rye", "wheat"]))
+    ['RYE', 'WHEAT']
+    """
 
     def __init__(self, n_workers: int | None = None) -> None:
         self.n_workers = n_workers or os.cpu_count() or 1
 
     def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """A few tasks ahead of whoever takes the results, so that memory does not grow with the number of tasks."""
+        """A few tasks ahead of whoever takes the results, so that memory does not grow with the number of tasks.
+
+        An error is raised as soon as it happens; a task that is running then ends by itself, and its result is dropped.
+        """
         if self.n_workers == 1 or len(tasks) < 2:
-            yield from map(function, tasks)
+            for task in tasks:  # not map: it would take a StopIteration from the function for the end
+                yield function(task)
             return
-        with ThreadPoolExecutor(self.n_workers) as pool:
-            waiting: deque[Future[Result]] = deque()
+        crew = _Crew(function, min(self.n_workers, len(tasks)))
+        try:
+            n_given = 0
+            for number in range(len(tasks)):
+                while n_given < min(len(tasks), number + 2 * self.n_workers):
+                    crew.give(n_given, tasks[n_given])
+                    n_given += 1
+                yield crew.take(number)
+        finally:
+            crew.leave()
+
+
+class _Crew(Generic[Task, Result]):
+    """Threads that work through tasks until they are told to leave.
+
+    They are daemons: an executor's threads would be waited for when the process ends, however long a task takes.
+    """
+
+    def __init__(self, function: Callable[[Task], Result], n_threads: int) -> None:
+        self._function = function
+        self._todo: SimpleQueue[tuple[int, Task] | None] = SimpleQueue()
+        self._done: dict[int, Result] = {}
+        self._failed: dict[int, BaseException] = {}
+        self._changed = threading.Condition()
+        self._is_leaving = False
+        names = [f"poolish-bake-{i}" for i in range(n_threads)]
+        self.threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+        _crews.add(self)
+        for thread in self.threads:
+            thread.start()
+
+    def give(self, number: int, task: Task) -> None:
+        """One more to do."""
+        self._todo.put((number, task))
+
+    def take(self, number: int) -> Result:
+        """The result of a task, once it is there; or the error of the first one that failed, of those known by then."""
+        with self._changed:
+            # A Ctrl-C that comes just before a wait does not end it, so no wait is long.
+            while not (number in self._done or self._failed):
+                self._changed.wait(LOOK_S)
+            if self._failed:
+                raise self._failed[min(self._failed)]
+            return self._done.pop(number)
+
+    def leave(self) -> None:
+        """Begin nothing more. Nobody waits for what is running."""
+        with self._changed:
+            self._is_leaving = True
+            self._done.clear()
+        for _ in self.threads:
+            self._todo.put(None)
+
+    def _work(self) -> None:
+        while (given := self._todo.get()) is not None and not self._is_leaving:
+            number, task = given
             try:
-                for task in tasks:
-                    waiting.append(pool.submit(function, task))
-                    if len(waiting) > 2 * self.n_workers:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+                result = self._function(task)
+            except BaseException as error:
+                with self._changed:
+                    self._failed[number] = error
+                    self._is_leaving = True
+                    self._changed.notify_all()
+            else:
+                with self._changed:
+                    if not self._is_leaving:
+                        self._done[number] = result
+                    self._changed.notify_all()
+                del result
+            del given, task  # or they would be held until the next one comes
+
+
+@atexit.register
+def _wait_a_little() -> None:
+    # A thread that comes back from Arrow while Python is being taken down can abort the process; most are back by then.
+    end = time.monotonic() + GRACE_S
+    crews = list(_crews)
+    for crew in crews:
+        crew.leave()
+    for thread in [thread for crew in crews for thread in crew.threads]:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def as_engine(engine: Any) -> Engine:

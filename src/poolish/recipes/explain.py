@@ -5,8 +5,8 @@
     rows, by hash ---------> what steps leave, how large rows are, how fast  exact if no row was left out
 
 What is not exact is marked ``~``. Samples are chosen by hash, so the same recipe is always explained in the same way.
-A function of the user's is called with one row, then with as many as fit into a fraction of a second. Nothing is
-written: the index that tells why a fragment is not cached comes from ``remember``, which bakes call.
+A function of the user's is called with one row, and with more only if that is quick. Nothing is written: the index that
+tells why a fragment is not cached comes from ``remember``, which bakes call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -28,19 +28,22 @@ from poolish import html
 from poolish.errors import PoolishError
 from poolish.files import read_json, write_json
 from poolish.recipes.baking import Bake, Lot, _one_table, _where
-from poolish.recipes.built_in import Dedup, Fitted, Limit, RowStep, Shuffle
+from poolish.recipes.built_in import Dedup, Fitted, Limit, Shuffle
 from poolish.recipes.cache import Cache, key_of
 from poolish.recipes.chain import Chain, Work, fragments_of, prepared
 from poolish.recipes.engine import as_engine
 from poolish.recipes.identity import below, row_hashes, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
 from poolish.recipes.piece import Piece, canonical_table, joined, selected_rows
+from poolish.recipes.row_steps import RowStep
 from poolish.recipes.sources import Fragment, Source, as_source
 
 #: What is read of an ingredient: whole fragments until so many rows, or so many bytes, were looked at.
 READ_ROWS, READ_BYTES, READ_FRAGMENTS = 262_144, 64 << 20, 256
-#: Rows that steps are tried on, and for how long.
-SAMPLED_ROWS, STEP_SECONDS = 20_000, 0.25
+#: Rows that steps are tried on.
+SAMPLED_ROWS = 20_000
+#: Rows that a function is tried on after its first one, if they can be expected to take no longer than this.
+TRIED_ROWS, STEP_SECONDS = (64, 1_000), 0.5
 
 _KEEPS_ROWS = ("map", "select", "drop", "rename", "cast", "fill_nulls", "tokenize")
 
@@ -155,6 +158,7 @@ class _Flow:
     fragments: Sequence[Fragment]
     line: ExplainedLine
     threshold: int | None = 2**64  #: up to which hash rows are chosen; None if that is not known before the bake
+    is_known: bool = True  #: whether the threshold is that of the bake, and not an estimate
     is_open: bool = True  #: nothing but row-local steps so far, so what comes out of them is cached
     work: list[tuple[ExplainedLine, float]] = field(default_factory=list)  #: seconds of each instruction
 
@@ -300,15 +304,13 @@ class _Kitchen:
         elif take is not None or quota is not None:
             asked = quota if quota is not None else int(take or 0)
             rows = self._counted(asked, look, available, ingredient, line)
-            is_by_hash = how == "hash" and asked <= available.value
-            threshold = min(2**64, int(asked / max(1.0, available.value) * 2**64)) if is_by_hash else None
-            if ingredient.on_short == "accept" and asked >= available.value:
-                threshold = 2**64
+            threshold = _threshold(asked, look, available, hashes) if how == "hash" else None
         n_sampled = min(SAMPLED_ROWS, round(rows.value))
         sample = _smallest(look.pieces, hashes, n_sampled, chain)
         by_hash = how == "hash" or rows.value == look.n_passed
         is_whole = look.is_all and rows.is_exact and len(sample) == rows.value and by_hash and not is_nested
-        return _Flow(ingredient.name, rows, sample, is_whole, chain, fragments, line, threshold)
+        is_known = look.is_all or take is None or isinstance(take, float)
+        return _Flow(ingredient.name, rows, sample, is_whole, chain, fragments, line, threshold, is_known)
 
     def _counted(
         self, asked: int, look: _Look, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
@@ -372,7 +374,11 @@ class _Kitchen:
             self._limit(step, where)
         elif isinstance(step, Dedup):
             is_whole = all(flow.is_whole for flow in self._flows)
-            for flow, mask in zip(self._flows, step.masks(samples, None, where) if samples else [], strict=True):
+            started = time.perf_counter()
+            masks = step.masks(samples, None, where) if samples else []
+            seconds = (time.perf_counter() - started) / max(1, sum(map(len, samples)))
+            for flow, mask in zip(self._flows, masks, strict=True):
+                flow.work.append((line, seconds * flow.rows.value))
                 _became(flow, flow.sample.keep(mask), len(mask), is_exact=is_whole)
         elif isinstance(step, Fitted):
             fitted = replace(work, step=step.with_parameters(step.fitted(samples, where)))
@@ -399,6 +405,8 @@ class _Kitchen:
 
     def _try(self, flow: _Flow, work: Work, line: ExplainedLine, keeps_rows: bool) -> None:
         """Do a step to the sample, or to as much of it as can be done quickly."""
+        if work.where is not None and work.where.bind(ingredient=flow.name) is False:
+            return
         is_quick = isinstance(work.step, RowStep) and not work.step.fingerprint.startswith("tokenize")
         piece = flow.sample if is_quick else self._affordable(flow.sample, work)
         rejects: list[dict[str, Any]] = []
@@ -407,7 +415,10 @@ class _Kitchen:
         seconds = time.perf_counter() - started
         if rejects:
             reason = rejects[0]["reason"]
-            line.notes.append(f"{len(rejects):,} of {len(piece):,} sampled rows of {flow.name} rejected: {reason}")
+            text = f"{len(rejects):,} of {len(piece):,} sampled rows of {flow.name} rejected: {reason}"
+            line.notes.append(text)
+            if self._on_error == "raise":
+                self._problems.append(f"step {line.name!r}: {text}; the bake would stop there")
         rate = seconds / max(1, len(piece)) * flow.rows.value
         flow.work.append((line, rate / self._n_workers if is_quick else rate))
         if len(piece) < len(flow.sample):
@@ -418,20 +429,21 @@ class _Kitchen:
         _became(flow, made, len(piece), is_exact=is_exact)
 
     def _affordable(self, sample: Piece, work: Work) -> Piece:
-        """Rows of a sample, evenly spread, that a step can be done to in the time there is."""
-        if len(sample) < 2:
-            return sample
-        started = time.perf_counter()
-        prepared(sample.slice(0, 1), work, "skip", [])
-        spent = max(1e-9, time.perf_counter() - started)
-        if spent * len(sample) <= STEP_SECONDS:
-            return sample
-        # The first call pays for imports and the like; a few more tell what the others cost.
-        n_more = max(1, min(len(sample), 16, int(STEP_SECONDS / spent)))
-        started = time.perf_counter()
-        prepared(_spread(sample, n_more), work, "skip", [])
-        each = max(1e-9, (time.perf_counter() - started) / n_more)
-        return _spread(sample, max(1, int(STEP_SECONDS / each)))
+        """Rows of a sample, evenly spread, that a step can be done to in the time there is.
+
+        One row, then 64, then a thousand, so that the answer seldom depends on how busy the machine is.
+        """
+        tried = _spread(sample, 1)
+        # The first call pays for imports and the like.
+        seconds = min(_seconds(tried, work), _seconds(tried, work))
+        for n_rows in TRIED_ROWS:
+            if seconds * n_rows > STEP_SECONDS:
+                return tried
+            tried = _spread(sample, n_rows)
+            if len(tried) == len(sample):
+                return sample
+            seconds = _seconds(tried, work) / len(tried)
+        return tried
 
     # -- the cache
 
@@ -457,12 +469,18 @@ class _Kitchen:
             return "no cache"
         if self._cache is None:
             return "new content"
-        kept = self._cache.threshold(flow.chain.key(fragment))
+        kept = self._cache.look(flow.chain.key(fragment))
         if flow.threshold is not None and kept is not None:
-            return None if kept >= flow.threshold else "more rows asked for"
+            return _chosen_otherwise(flow, *kept)
         told = self._index.get(flow.name)
         reason = "new content" if told is None else _changed(told, _index_of(flow.chain, [fragment]), fragment)
         return reason or ("chosen while baking" if flow.threshold is None else "not kept")
+
+
+def _seconds(piece: Piece, work: Work) -> float:
+    started = time.perf_counter()
+    prepared(piece, work, "skip", [])
+    return time.perf_counter() - started
 
 
 def _looked(chain: Chain, fragments: Sequence[Fragment], seed: int) -> _Look:
@@ -511,6 +529,15 @@ def _smallest(pieces: list[Piece], hashes: list[Any], n_rows: int, chain: Chain)
         cut = np.partition(together, n_rows)[n_rows]
         pieces = [piece.keep(own < cut) for piece, own in zip(pieces, hashes, strict=True)]
     return joined(pieces)
+
+
+def _threshold(asked: int, look: _Look, available: Estimate, hashes: list[Any]) -> int:
+    """The hash below which a count of rows is: the lowest that is not chosen, or else what it is not likely below."""
+    if asked >= available.value:
+        return 2**64
+    if look.is_all:
+        return int(np.partition(np.concatenate(hashes), asked)[asked])
+    return int(asked / available.value * max(0.0, 1 - 3 / max(1, asked) ** 0.5) * 2**64)
 
 
 def _spread(sample: Piece, n_rows: int) -> Piece:
@@ -577,6 +604,14 @@ def _fragment_name(fragment: Fragment) -> str:
     return f"{fragment.number} {fragment.name}"
 
 
+def _chosen_otherwise(flow: _Flow, kept: int, holds_for_fewer: bool) -> str | None:
+    """Why a kept result does not hold for this choice: it has too few rows, or more and nobody knows which to leave."""
+    assert flow.threshold is not None
+    if kept < flow.threshold:
+        return "more rows asked for"
+    return "fewer rows asked for" if kept > flow.threshold and flow.is_known and not holds_for_fewer else None
+
+
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], fragment: Fragment) -> str | None:
     """What is not as it was when this was baked last."""
     name = _fragment_name(fragment)
@@ -604,8 +639,8 @@ def _line_text(line: ExplainedLine) -> str:
 
 def _cells(line: ExplainedLine) -> list[object]:
     figures = [line.rows_in, line.rows_out, line.tokens_out, _size(line.n_bytes), _duration(line.seconds)]
-    right: Callable[[object], html.Html] = lambda figure: html.element("div", figure, style="text-align:right")  # noqa: E731
-    shown = [right("" if figure is None else figure) for figure in figures]
+    style = "text-align:right;white-space:nowrap"
+    shown = [html.element("div", figure, style=style) for figure in figures]
     return [line.kind, html.element("b", line.name), *shown, line.cache_text(), "; ".join(line.notes)]
 
 

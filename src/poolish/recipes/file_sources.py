@@ -1,36 +1,36 @@
 """Files as sources: paths, globs and directories of parquet, arrow, jsonl and csv, here or behind fsspec.
 
-Files are read in the order of their names. A row is named by the file's path below the root of the glob and its row
-number there, so files may be added, and whole trees moved, without a row changing its name.
+Files are read in the order of their names. A row is named by the file's path below a root and its row number there, so
+files may be added, and whole trees moved, without a row changing its name. The root is
+
+    a directory            the directory itself
+    a glob                 the directory above its first wildcard
+    a file                 the directory it is in
+    several of these       the directory that the roots of all of them have in common
+
+so two files have never the same name, and a list that gets a path outside of the common root gives its rows new names.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from poolish.errors import CorruptDataError, RecipeError
+from poolish.errors import CorruptDataError, PoolishError, RecipeError
 from poolish.files import checksum_hex
+from poolish.recipes.file_formats import FORMATS, format_of, table_of, unpacked
 from poolish.recipes.identity import Int64
 from poolish.recipes.pruning import can_skip
-from poolish.recipes.sources import Fragment
-
-FORMATS = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-}
+from poolish.recipes.sources import Fragment, selected, without_columns, workable
+from poolish.recipes.stamps import changed, local_stamp, remote_stamp
 
 #: Row groups are read together until they have this many rows: small enough to share work, large enough to be quick.
 GROUPED_ROWS = 131_072
@@ -38,17 +38,21 @@ GROUPED_ROWS = 131_072
 #: Where data may come from besides the local disk; a path never loads a file system that is not named here.
 PROTOCOLS = ("file", "memory", "s3", "s3a", "gs", "gcs", "abfs", "az", "hf", "http", "https")
 
+#: Texts up to this size are read to see whether they have any rows.
+_SHORT_BYTES = 1 << 14
+
 _GLOB = re.compile(r"[*?\[]")
 
 
 class FileSource:
-    """All files that paths, globs and directories name."""
+    """All files that paths, globs and directories name, each once."""
 
     def __init__(self, paths: Any, what: str) -> None:
         listed = list(paths) if isinstance(paths, (list, tuple)) else [paths]
-        self._paths = [os.fspath(path) for path in listed]
+        self._paths = [os.fsdecode(path) for path in listed]
         self._what = what
         self._found: list[tuple[str, str]] | None = None
+        self._schema: pa.Schema | None = None
 
     def describe(self) -> str:
         """How many files there are."""
@@ -58,45 +62,96 @@ class FileSource:
     def _files(self) -> list[tuple[str, str]]:
         """Path and name below the root of every file, in the order of names."""
         if self._found is None:
-            found = [pair for path in self._paths for pair in self._expanded(path)]
-            self._found = sorted(set(found), key=lambda pair: (pair[1], pair[0]))
+            expanded = [_expanded(path, self._what) for path in self._paths]
+            self._found = sorted(set(_named(expanded)), key=lambda pair: (pair[1], pair[0]))
         return self._found
 
-    def _expanded(self, path: str) -> list[tuple[str, str]]:
-        fs, inner, prefix = _file_system(path, self._what)
-        if _GLOB.search(inner):
-            root = posixpath.dirname(inner[: _GLOB.search(inner).start()])  # type: ignore[union-attr]
-            files = sorted(each for each in fs.glob(inner) if not fs.isdir(each))
-        elif fs.isdir(inner):
-            root, files = inner, sorted(each for each in fs.find(inner) if _format_of(each) is not None)
-        elif fs.exists(inner):
-            root, files = posixpath.dirname(inner), [inner]
-        else:
-            files = []
-        if not files:
-            raise RecipeError(f"{self._what}: no file at {path}; check the path, which is relative to {os.getcwd()}")
-        return [(prefix + each, posixpath.relpath(each, root) if root else each) for each in files]
-
     def schema(self) -> pa.Schema:
-        """The columns of the first file."""
-        return _reader(self._files()[0][0], self._what).schema()
+        """The columns of the first file that has rows, or else of the first that has columns."""
+        if self._schema is None:
+            found = pa.schema([])
+            for path, _ in self._files():
+                schema, has_rows = _reader(path, self._what).look()
+                found = schema if has_rows or not len(found) else found
+                if has_rows:
+                    break
+            self._schema = found
+        return self._schema
 
     def fragments(self) -> list[Fragment]:
-        """Files, and groups of row groups in large ones."""
-        return [fragment for path, name in self._files() for fragment in _reader(path, self._what).fragments(name)]
+        """Files, and groups of row groups in large ones.
+
+        A text without rows does not say what its columns hold, so it counts only if there is nothing else.
+        """
+        readers = [(_reader(path, self._what), name) for path, name in self._files()]
+        found = [fragment for reader, name in readers for fragment in reader.fragments(name)]
+        return [each for each in found if each.n_rows != 0 or "groups" in each.place] or found[:1]
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
         """The rows of a fragment; a file that changed since the plan was made is refused."""
-        reader = _reader(fragment.place["path"], self._what)
-        yield from reader.read(fragment, columns, where)
-        if reader.stamp() != fragment.place["stamp"]:
-            raise RecipeError(
-                f"{self._what}: {fragment.place['path']} changed while it was read; bake again when it is complete"
-            )
+        path, stamp = fragment.place["path"], fragment.place["stamp"]
+        reader = _reader(path, self._what)
+        try:
+            yield from reader.read(fragment, columns, where)
+        except (PoolishError, OSError, IndexError) as error:
+            # Half of one file and half of another is not what anybody wrote.
+            if reader.stamp(fresh=True) != stamp:
+                raise changed(self._what, path) from error
+            raise
+        if reader.stamp(fresh=True) != stamp:
+            raise changed(self._what, path)
+
+
+# Which files ------------------------------------------------------------------------------------------------------
+
+
+def _expanded(path: str, what: str) -> tuple[str, str, list[str]]:
+    """What makes paths whole again, the root, and all files that a path, a glob or a directory names."""
+    fs, inner, prefix = _file_system(path, what)
+    if prefix:
+        fs.invalidate_cache()  # what a store listed earlier may not be what it holds now
+    if format_of(inner) is not None and fs.isfile(inner):  # before wildcards: a name may well have brackets in it
+        root, files = posixpath.dirname(inner), [inner]
+    elif fs.isdir(inner):
+        root, files = inner, [each for each in fs.find(inner) if format_of(each) is not None]
+    elif fs.exists(inner):
+        root, files = posixpath.dirname(inner), [inner]
+    elif _GLOB.search(inner):
+        root, pattern = _split(fs, inner)
+        found = fs.glob(pattern, detail=True)
+        files = [each for each, info in found.items() if info["type"] != "directory"]
+    else:
+        root, files = "", []
+    if not files:
+        raise RecipeError(f"{what}: no file at {path}; check the path, which is relative to {os.getcwd()}")
+    return prefix, root, files
+
+
+def _split(fs: Any, inner: str) -> tuple[str, str]:
+    """The directory above the first wildcard, and a pattern in which that directory means itself alone."""
+    parts = inner.split("/")
+    root = ""
+    for i, part in enumerate(parts[:-1]):
+        below = "/".join(parts[: i + 1])
+        if _GLOB.search(part) and not fs.isdir(below):
+            break
+        root = below
+    rest = inner[len(root) :]
+    return root or ("/" if inner.startswith("/") else ""), glob.escape(root) + rest
+
+
+def _named(expanded: list[tuple[str, str, list[str]]]) -> Iterator[tuple[str, str]]:
+    """Whole path and name of each file: its path below what all roots of its file system have in common."""
+    prefixes = {prefix for prefix, _, _ in expanded}
+    for prefix in sorted(prefixes):
+        root = posixpath.commonpath([each for other, each, _ in expanded if other == prefix])
+        for file in {file for other, _, files in expanded if other == prefix for file in files}:
+            name = posixpath.relpath(file, root) if root else file
+            yield prefix + file, name if len(prefixes) == 1 else prefix + name
 
 
 def _file_system(path: str, what: str) -> tuple[Any, str, str]:
-    """The file system of a path, the path in it, and what makes it whole again."""
+    """The file system of a path, the path in it, and what makes it whole again: nothing for files of this machine."""
     import fsspec
 
     protocol, separator, _ = path.partition("://")
@@ -105,16 +160,16 @@ def _file_system(path: str, what: str) -> tuple[Any, str, str]:
     if protocol not in PROTOCOLS:
         raise RecipeError(f"{what}: {path}: data comes from {', '.join(PROTOCOLS)}, not from {protocol!r}")
     fs, inner = fsspec.core.url_to_fs(path)
+    if protocol == "file":
+        return fs, os.path.abspath(inner), ""
     return fs, inner, f"{protocol}://" if protocol not in ("http", "https") else ""
 
 
-def _format_of(path: str) -> str | None:
-    plain = path.lower().removesuffix(".gz").removesuffix(".zst")
-    return FORMATS.get(posixpath.splitext(plain)[1])
+# One file ---------------------------------------------------------------------------------------------------------
 
 
 def _reader(path: str, what: str) -> _File:
-    kind = _format_of(path)
+    kind = format_of(path)
     if kind is None:
         raise RecipeError(
             f"{what}: {path}: its ending is none of {', '.join(FORMATS)}; convert it, or read it yourself"
@@ -128,24 +183,34 @@ class _File:
     def __init__(self, path: str, kind: str, what: str) -> None:
         self.path, self.kind, self.what = path, kind, what
         self._fs, self._inner, _ = _file_system(path, what)
+        self._is_local = "://" not in path
 
-    def stamp(self) -> str:
-        """Changes whenever the file is written."""
-        info = self._fs.info(self._inner)
-        changed = info.get("mtime") or info.get("ETag") or info.get("etag") or info.get("LastModified") or ""
-        if "mtime" in info:
-            changed = os.stat(self._inner).st_mtime_ns
-        return f"{info['size']}:{changed}"
+    def stamp(self, *, fresh: bool = False) -> str:
+        """Changes whenever the file is written; ``fresh`` asks a store itself, not what it said when it was listed."""
+        with self._explained():
+            if self._is_local:
+                return local_stamp(self._inner)
+            if fresh:
+                self._fs.invalidate_cache(self._inner)
+            return remote_stamp(self._fs, self._inner)
 
-    def open(self) -> Any:
-        return self._fs.open(self._inner, "rb")
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors name the file. A system that cannot give it keeps its own error, as reading again may help."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise RecipeError(f"{self.what}: {self.path} is gone; bring it back, or leave it out") from error
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                error.add_note(f"while reading {self.path} for {self.what}")
+                raise
+            raise CorruptDataError(
+                f"{self.what}: {self.path} cannot be read as {self.kind}: {error}; mend or leave it out"
+            ) from error
 
-    def failed(self, error: Exception) -> Exception:
-        return CorruptDataError(
-            f"{self.what}: {self.path} cannot be read as {self.kind}: {error}; mend or leave it out"
-        )
-
-    def schema(self) -> pa.Schema:
+    def look(self) -> tuple[pa.Schema, bool]:
+        """Its columns, and whether it has rows."""
         raise AssertionError
 
     def fragments(self, name: str) -> list[Fragment]:
@@ -156,80 +221,87 @@ class _File:
 
 
 class _Parquet(_File):
-    def _opened(self) -> Any:
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
         import pyarrow.parquet as pq
 
-        try:
-            return pq.ParquetFile(self._inner if self._is_local() else self.open(), memory_map=self._is_local())
-        except (pa.ArrowInvalid, OSError) as error:
-            raise self.failed(error) from error
+        # Not mapped: a file that is cut while it is mapped ends the process that reads it.
+        with self._explained():
+            raw = pa.OSFile(self._inner) if self._is_local else self._fs.open(self._inner, "rb")
+        with raw:
+            with self._explained():
+                file = pq.ParquetFile(raw)
+            yield file
 
-    def _is_local(self) -> bool:
-        return "://" not in self.path
-
-    def schema(self) -> pa.Schema:
-        return self._opened().schema_arrow
+    def look(self) -> tuple[pa.Schema, bool]:
+        with self._opened() as file:
+            return file.schema_arrow, file.metadata.num_rows > 0
 
     def fragments(self, name: str) -> list[Fragment]:
-        metadata = self._opened().metadata
-        stamp, first, n_rows = self.stamp(), 0, 0
+        stamp = self.stamp()  # before it is opened: a file that is replaced in between is then seen to have changed
+        with self._opened() as file:
+            metadata = file.metadata
+        print_ = checksum_hex(str(metadata.to_dict()).encode(), stamp.encode())
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         found: list[Fragment] = []
         groups: list[int] = []
-        print_ = checksum_hex(str(metadata.to_dict()).encode(), stamp.encode())
-        for group in range(metadata.num_row_groups):
+        first = n_rows = 0
+        for group, size in enumerate(sizes):
             groups.append(group)
-            n_rows += metadata.row_group(group).num_rows
-            if n_rows >= GROUPED_ROWS or group == metadata.num_row_groups - 1:
+            n_rows += size
+            if n_rows >= GROUPED_ROWS or group == len(sizes) - 1:
                 place = {"path": self.path, "stamp": stamp, "groups": tuple(groups), "first": first}
                 found.append(Fragment(name, len(found), n_rows, f"{print_}:{groups[0]}-{groups[-1]}", place))
                 groups, first, n_rows = [], first + n_rows, 0
-        return found
+        nothing = {"path": self.path, "stamp": stamp, "groups": (), "first": 0}
+        return found or [Fragment(name, 0, 0, print_, nothing)]
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
-        file = self._opened()
-        metadata, first = file.metadata, fragment.place["first"]
-        for group in fragment.place["groups"]:
-            n_rows = metadata.row_group(group).num_rows
-            if not can_skip(where, metadata.row_group(group), file.schema_arrow):
-                try:
-                    table = file.read_row_group(
-                        group, columns=None if columns is None else list(columns), use_threads=False
-                    )
-                except (pa.ArrowInvalid, OSError) as error:
-                    raise self.failed(error) from error
-                yield table, np.arange(first, first + n_rows)
-            first += n_rows
+        first = fragment.place["first"]
+        with self._opened() as file:
+            schema = file.schema_arrow
+            names = None if columns is None else selected(schema.empty_table(), columns).column_names
+            if not fragment.place["groups"]:
+                yield selected(schema.empty_table(), columns), np.arange(0)
+            for group in fragment.place["groups"]:
+                told = file.metadata.row_group(group)
+                if not can_skip(where, told, schema):
+                    with self._explained():
+                        table = (
+                            file.read_row_group(group, columns=names, use_threads=False)
+                            if names != []
+                            else without_columns(told.num_rows)
+                        )
+                    yield table, np.arange(first, first + told.num_rows)
+                first += told.num_rows
 
 
 class _Whole(_File):
+    def _data(self) -> bytes:
+        with self._explained(), self._fs.open(self._inner, "rb") as file:
+            data: bytes = file.read()
+        return data
+
     def _table(self) -> pa.Table:
-        import pyarrow.csv
-        import pyarrow.json
+        data = self._data()
+        with self._explained():
+            return workable(table_of(unpacked(data, self.path), self.kind))
 
-        try:
-            with self.open() as raw:
-                stream = pa.CompressedInputStream(raw, _compression(self.path)) if _compression(self.path) else raw
-                if self.kind == "arrow":
-                    return pa.ipc.open_file(pa.py_buffer(raw.read())).read_all()
-                if self.kind == "csv":
-                    return pyarrow.csv.read_csv(stream)
-                return pyarrow.json.read_json(stream)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise self.failed(error) from error
-
-    def schema(self) -> pa.Schema:
-        return self._table().schema
+    def look(self) -> tuple[pa.Schema, bool]:
+        table = self._table()
+        return table.schema, table.num_rows > 0
 
     def fragments(self, name: str) -> list[Fragment]:
-        stamp = self.stamp()
-        with self.open() as file:
-            print_ = checksum_hex(file.read())
-        return [Fragment(name, 0, None, print_, {"path": self.path, "stamp": stamp})]
+        stamp, data = self.stamp(), self._data()
+        n_rows = None
+        if self.kind != "arrow" and len(data) < _SHORT_BYTES:
+            with self._explained():
+                table = table_of(unpacked(data, self.path), self.kind)
+            if not table.num_columns and not table.num_rows:
+                return []
+            n_rows = table.num_rows
+        return [Fragment(name, 0, n_rows, checksum_hex(data), {"path": self.path, "stamp": stamp})]
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
         table = self._table()
-        yield (table if columns is None else table.select(list(columns))), np.arange(table.num_rows)
-
-
-def _compression(path: str) -> str | None:
-    return "gzip" if path.endswith(".gz") else "zstd" if path.endswith(".zst") else None
+        yield selected(table, columns), np.arange(table.num_rows)

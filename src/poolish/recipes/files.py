@@ -413,8 +413,8 @@ def _ingredient(recipe: DatasetRecipe, entry: Mapping[str, Any], place: _Place) 
     given = {key: entry[key] for key in INGREDIENT_KEYS[2:] if entry.get(key) is not None}
     _check_where(given.get("where"), place.at("where"))
     weight = given.get("weight")
-    if weight is not None and not (_is_number(weight) and weight >= 0):
-        place.wrong(f"weight={_short(weight)}: a share, 0 or more")
+    if weight is not None and not (_is_number(weight) and weight > 0):
+        place.wrong(f"weight={_short(weight)}: a number above 0")
     for key in ("take", "pick", "on_short"):
         if key in given:
             try:

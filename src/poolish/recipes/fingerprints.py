@@ -3,8 +3,8 @@
     function --code, defaults, closure, globals--> values and functions, and so on down to plain values
     value    --content-->                          never its address, never a text that leaves something out
 
-A function of the user's is followed wherever it goes: functions it calls, functions inside of it, modules of the user's.
-A library is believed to be what its name and its version say. Whatever holds a state that nobody can read (an object, a
+A function of the user's is followed wherever it goes: functions it calls, functions inside of it, the user's modules. A
+library is believed to be what its name and its version say. Whatever holds a state that nobody can read (an object, a
 bound method, an open file) needs a version from the user.
 """
 
@@ -42,7 +42,10 @@ _SAID_BY_REPR = (
     *(decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath),
 )
 #: What every class has, and what says nothing about what it does.
-_OF_EVERY_CLASS = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__"}
+_OF_EVERY_CLASS = {
+    *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"),
+    *("_abc_impl", "__dataclass_fields__", "__dataclass_params__"),  # what they say is in the methods made of them
+}
 
 
 class _Unknown(Exception):
@@ -196,6 +199,9 @@ class _Digest:
             self.add(owner)
             self._say("method", value.__name__)
             self.add(getattr(value, "__func__", None))
+        elif isinstance(value, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+            self.add(value.__objclass__)
+            self._say("method", value.__name__)
         elif isinstance(value, (staticmethod, classmethod)):
             self.add(value.__func__)
         elif isinstance(value, property):
@@ -267,7 +273,9 @@ class _Digest:
         for base in kind.__bases__:
             self.add(base)
         for name, value in sorted(vars(kind).items()):
-            if name not in _OF_EVERY_CLASS and not isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+            if name not in _OF_EVERY_CLASS and not isinstance(
+                value, (types.MemberDescriptorType, types.GetSetDescriptorType)
+            ):
                 self._say("member", name)
                 self.add(value)
 
@@ -321,7 +329,9 @@ def _imports_of(code: types.CodeType, package: str) -> set[str]:
             if step.opname == "IMPORT_NAME":
                 level = steps[i - 2].argval  # the level, the names, then the import
                 is_relative = isinstance(level, int) and level > 0
-                found.add(importlib.util.resolve_name("." * level + step.argval, package) if is_relative else step.argval)
+                found.add(
+                    importlib.util.resolve_name("." * level + step.argval, package) if is_relative else step.argval
+                )
     return found
 
 

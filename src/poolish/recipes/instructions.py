@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,8 +36,10 @@ class Pick:
         """
         if isinstance(value, Pick):
             return value
-        how, _, rest = str(value).partition("(")
-        return cls(how, rest.removesuffix(")") or None) if rest else cls(how)
+        found = re.fullmatch(r"(\w+)(?:\((.+)\))?", str(value))
+        if found is None:
+            raise RecipeError(f"pick={value!r}: one of hash, latest, oldest, top(column), stratified(column)")
+        return cls(found[1], found[2])
 
 
 def top(column: str) -> Pick:

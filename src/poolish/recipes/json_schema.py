@@ -88,7 +88,7 @@ def _ingredient() -> Schema:
             "anyOf": [_COUNT, {"type": "number", "minimum": 0, "maximum": 1}, {"type": "null"}],
             "description": "a number of rows, or with a dot a fraction of them",
         },
-        "weight": _or_null({"type": "number", "minimum": 0}, "its share of the recipe's total"),
+        "weight": _or_null({"type": "number", "exclusiveMinimum": 0}, "its share of the recipe's total"),
         "pick": {"anyOf": [*picks, {"type": "null"}], "default": "hash", "description": "which rows, if not all"},
         "on_short": {"enum": [*ON_SHORT, None], "default": "error", "description": "what if there are too few"},
     }

@@ -8,12 +8,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from poolish.errors import RecipeError
+from poolish.recipes.cache import Cache
+from poolish.recipes.content import content_of
+from poolish.recipes.engine import Engine
 from poolish.recipes.identity import Int64, row_hashes
-from poolish.recipes.sources import FRAGMENT_ROWS, Fragment, content_of
+from poolish.recipes.sources import FRAGMENT_ROWS, Fragment, selected
 
 
 class RecipeSource:
-    """The result of another recipe. A row's number is made of what it is in there, so it stays when others come."""
+    """The result of another recipe. A row's number is made of what it is in there, so it stays when others come.
+
+    ``lineage``, ``rejects`` and ``report`` are those of the inner bake, once it is done.
+    """
+
+    lineage: Any = None
+    rejects: pa.Table | None = None
+    report: Any = None
 
     def __init__(self, recipe: Any) -> None:
         self._recipe = recipe
@@ -23,11 +34,21 @@ class RecipeSource:
         """Its name."""
         return f"recipe {self._recipe.name!r}"
 
+    def prepare(self, engine: Engine | str = "local", cache: Cache | None = None, on_error: str = "raise") -> None:
+        """Bake the recipe as the outer one is baked: by the same engine, with the same cache and treatment of errors.
+
+        A recipe that is made of itself is a ``RecipeError``. Who reads without preparing gets the defaults.
+        """
+        if self._baked is not None:
+            return
+        check_ends(self._recipe)
+        result = self._recipe.bake(engine=engine, cache=None if cache is None else cache.path, on_error=on_error)
+        self.lineage, self.rejects, self.report = result.lineage, result.rejects, result.report
+        self._baked = result.buffer.snapshot().to_arrow(), result.lineage.identities()
+
     def _rows(self) -> tuple[pa.Table, Int64]:
-        if self._baked is None:
-            result = self._recipe.bake()
-            self.lineage = result.lineage
-            self._baked = result.buffer.snapshot().to_arrow(), result.lineage.identities()
+        self.prepare()
+        assert self._baked is not None
         return self._baked
 
     def schema(self) -> pa.Schema:
@@ -38,7 +59,7 @@ class RecipeSource:
         """Its rows by ranges."""
         table, numbers = self._rows()
         found = []
-        for first in range(0, table.num_rows, FRAGMENT_ROWS):
+        for first in range(0, max(table.num_rows, bool(table.num_columns)), FRAGMENT_ROWS):
             part = table.slice(first, FRAGMENT_ROWS)
             place = {"first": first, "end": first + part.num_rows}
             print_ = content_of(part, numbers[first : first + part.num_rows])
@@ -50,7 +71,19 @@ class RecipeSource:
         table, numbers = self._rows()
         first, end = fragment.place["first"], fragment.place["end"]
         part = table.slice(first, end - first)
-        yield (part if columns is None else part.select(list(columns))), numbers[first:end]
+        yield selected(part, columns), numbers[first:end]
+
+
+def check_ends(recipe: Any, above: tuple[Any, ...] = ()) -> None:
+    """Refuse a recipe that is an ingredient of itself, directly or through others: baking it would never end."""
+    if any(recipe is other for other in above):
+        path = " > ".join(repr(each.name) for each in (*above, recipe))
+        raise RecipeError(f"recipe {recipe.name!r} is made of itself ({path}); give one of them another source")
+    for instruction in recipe.instructions:
+        source = getattr(instruction, "source", None)
+        inner = source._recipe if isinstance(source, RecipeSource) else source
+        if hasattr(inner, "instructions") and hasattr(inner, "bake"):
+            check_ends(inner, (*above, recipe))
 
 
 def identity_numbers(

@@ -77,7 +77,8 @@ def joined(pieces: list[Piece]) -> Piece:
         return pieces[0]
     first = pieces[0]
     arrays = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("rows", "subs", "steps")}
-    table = pa.concat_tables([piece.table for piece in pieces])
+    # Where one piece has nothing but nulls in a column, the others know its type.
+    table = pa.concat_tables([piece.table for piece in pieces], promote_options="default")
     return Piece(first.ingredient, first.name, table, **arrays)
 
 
@@ -85,6 +86,14 @@ def canonical_table(table: pa.Table) -> pa.Table:
     """The same values in the types that poolish keeps them in, so that a step gives the same for all sources."""
     wanted = Schema.of(table.schema).to_arrow()
     return table if table.schema.equals(wanted) else table.cast(wanted)
+
+
+def filterable(table: pa.Table) -> pa.Table:
+    """The table in types that Arrow can filter: it cannot take rows of the views that polars keeps text in."""
+    kinds = pa.types
+    views = (kinds.is_string_view, kinds.is_binary_view, kinds.is_list_view, kinds.is_large_list_view)
+    has_views = any(is_view(column.type) for column in table.schema for is_view in views)
+    return canonical_table(table) if has_views else table
 
 
 def selected_rows(piece: Piece, where: Any) -> Mask:

@@ -217,8 +217,9 @@ def _most(column: ColumnProfile) -> list[list[Any]]:
 def bars(column: ColumnProfile) -> tuple[list[int], list[float]]:
     """Counts of numbers between equal steps from the smallest to the largest, and those steps."""
     low, high = float(column.min), float(column.max)
-    edges = np.linspace(low, high, N_BARS + 1)
-    if not np.isfinite(edges).all() or not (np.diff(edges) > 0).all():
+    # Halves, because the distance between two finite numbers may be infinite.
+    edges = 2 * np.linspace(low / 2, high / 2, N_BARS + 1)
+    if not (np.diff(edges / 2) > 0).all():
         return [column.moments.n], [low, high]
     return column.histogram_on(Bins.of_edges(edges[1:-1])).counts.tolist(), edges.tolist()
 
@@ -239,13 +240,14 @@ def _cells(column: ColumnProfile) -> list[object]:
         figures = [_figure(_plain(each)) for each in (measured.min, measured.mean, measured.max)]
         drawing = html.histogram(*bars(measured), width=160, height=44, title="lengths" if is_length else "values")
     words = [] if column.kind not in ("text", "bool") else _most(column)
-    most = html.join(*(html.element("div", f"{_clipped(value)}: {n:,}") for value, n in words[:4]))
+    shown = [f"{_clipped(value)}: {n:,}" for value, n in words[:4] if n > 1]
+    most = html.join(*(html.element("div", each, style="white-space:nowrap") for each in shown))
     return [f"{column.kind}, lengths" if is_length else column.kind, column.nulls, *figures, drawing, most]
 
 
 def _clipped(value: object) -> str:
     text = str(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return text if len(text) <= 28 else f"{text[:27]}…"
 
 
 def _plain(number: Any) -> Any:

@@ -120,14 +120,14 @@ class ByTokens:
         hashes = np.concatenate([self._hashes, candidates.hashes])
         tokens = np.concatenate([self._tokens, candidates.tokens])
         order = np.argsort(hashes, kind="stable")
-        before = np.concatenate([[0], np.cumsum(tokens[order])[:-1]])
+        before = np.cumsum(tokens[order]) - tokens[order]
         # One row more than are enough: its hash is the border.
         n_kept = int(np.searchsorted(before, self._most, side="left")) + 1
         self._hashes, self._tokens = hashes[order[:n_kept]], tokens[order[:n_kept]]
 
     def choose(self, n: int) -> Choice:
         """Everything below the first row that is not needed."""
-        before = np.concatenate([[0], np.cumsum(self._tokens)[:-1]])
+        before = np.cumsum(self._tokens) - self._tokens
         n_rows = int(np.searchsorted(before, n, side="left"))
         reached = int(self._tokens[:n_rows].sum())
         threshold = 2**64 if n_rows >= len(self._hashes) else int(self._hashes[n_rows])

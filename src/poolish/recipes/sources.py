@@ -18,10 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import RecipeError
-from poolish.files import checksum_hex
+from poolish.recipes.content import content_of, is_rare
+from poolish.recipes.expressions import col
 from poolish.recipes.identity import Int64
+from poolish.recipes.piece import canonical_table
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
+from poolish.tokens.fields import schema_of
+from poolish.tokens.starts import View
+from poolish.tokens.steps import read_ordinals
 from poolish.tokens.store import StreamStore
 
 #: Rows of a fragment of what is in memory.
@@ -54,7 +59,8 @@ class Source(Protocol):
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
         """The rows of a part with their numbers, a table at a time.
 
-        Only ``columns`` are read where that saves work; rows that ``where`` cannot hold for may be left out.
+        Only ``columns`` are given; a field of a struct (``meta.lang``) stands for the whole column. Rows that ``where``
+        cannot hold for may be left out.
         """
 
 
@@ -70,7 +76,7 @@ def as_source(value: Any, what: str) -> Source:
     if (
         isinstance(value, (list, tuple))
         and value
-        and all(isinstance(v, str) or hasattr(v, "__fspath__") for v in value)
+        and all(isinstance(v, (str, bytes)) or hasattr(v, "__fspath__") for v in value)
     ):
         from poolish.recipes.file_sources import FileSource
 
@@ -86,10 +92,12 @@ def as_source(value: Any, what: str) -> Source:
         return nested
     if isinstance(value, (pa.Table, pa.RecordBatch)) or hasattr(value, "__arrow_c_stream__"):
         return TableSource(pa.table(value))
-    if type(value).__module__.split(".")[0] == "datasets":
-        return BufferSource(buffered(value))
-    if isinstance(value, Iterable):
-        return BufferSource(buffered(value))
+    if type(value).__module__.split(".")[0] == "datasets" or isinstance(value, Iterable):
+        try:
+            return BufferSource(buffered(value))
+        except Exception as error:
+            error.add_note(f"while reading {what}")
+            raise
     raise RecipeError(
         f"{what}: a source is a path, a buffer, a stream, a table, a dataset or an iterable, got {value!r}"
     )
@@ -97,7 +105,9 @@ def as_source(value: Any, what: str) -> Source:
 
 def held(value: Any) -> Any:
     """A source as it can be read again and again: an iterator is read once, now, and kept."""
-    return buffered(value) if isinstance(value, Iterator) and not hasattr(value, "__arrow_c_stream__") else value
+    if not isinstance(value, Iterator):
+        return value
+    return pa.table(value) if hasattr(value, "__arrow_c_stream__") else buffered(value)
 
 
 def buffered(samples: Any) -> DatasetBuffer:
@@ -128,8 +138,9 @@ class BufferSource:
         """Rows by ranges of ids, so that what is appended or leaves changes only its own ranges."""
         rows = self._rows()
         found = []
-        starts = np.unique(rows.ids // FRAGMENT_ROWS) if len(rows) else ()
-        for number in (int(start) for start in starts):
+        # A range without rows still has columns.
+        numbers = np.unique(rows.ids // FRAGMENT_ROWS).tolist() or [0] * bool(len(rows.schema.to_arrow()))
+        for number in numbers:
             first, end = np.searchsorted(rows.ids, [number * FRAGMENT_ROWS, (number + 1) * FRAGMENT_ROWS]).tolist()
             table = rows[first:end]
             print_ = content_of(table, rows.ids[first:end])
@@ -141,14 +152,14 @@ class BufferSource:
         """One slice."""
         first, end = fragment.place["first"], fragment.place["end"]
         table = self._frozen[first:end]
-        yield (table if columns is None else table.select(list(columns))), self._frozen.ids[first:end]
+        yield selected(table, columns), self._frozen.ids[first:end]
 
 
 class TableSource:
     """The rows of a table; a row's number is its place."""
 
     def __init__(self, table: pa.Table) -> None:
-        self._table = table
+        self._table = workable(table)
 
     def describe(self) -> str:
         """How many rows it has."""
@@ -161,7 +172,7 @@ class TableSource:
     def fragments(self) -> list[Fragment]:
         """Rows by ranges."""
         found = []
-        for first in range(0, self._table.num_rows, FRAGMENT_ROWS):
+        for first in range(0, max(1, self._table.num_rows), FRAGMENT_ROWS):
             part = self._table.slice(first, FRAGMENT_ROWS)
             place = {"first": first, "end": first + part.num_rows}
             found.append(Fragment("", first // FRAGMENT_ROWS, part.num_rows, content_of(part), place))
@@ -171,60 +182,77 @@ class TableSource:
         """One slice."""
         first, end = fragment.place["first"], fragment.place["end"]
         table = self._table.slice(first, end - first)
-        yield (table if columns is None else table.select(list(columns))), np.arange(first, end)
+        yield selected(table, columns), np.arange(first, end)
 
 
 class StreamSource:
-    """The steps of a stream, each a row of its fields; a row's number is that of its step."""
+    """The steps of a stream as they are when the bake begins, each a row of its fields; its number is the step's."""
 
     def __init__(self, store: StreamStore) -> None:
         self._store = store
+        self._frozen: View | None = None
 
     def describe(self) -> str:
         """How many steps it has."""
         return f"stream of {self._store.n_steps:,} steps"
 
     def schema(self) -> pa.Schema:
-        """The columns of the first steps."""
-        first, end = self._store.step_span()
-        return self._table(first, min(end, first + 1024))[0].schema
+        """A column for each field."""
+        return self._rows([]).schema
 
     def fragments(self) -> list[Fragment]:
-        """Steps by ranges, counted since the stream began."""
+        """Steps by ranges, counted since the stream began.
+
+        A range is known by its last token too: until the next step begins, the last one may get more fields.
+        """
+        if not self._store.field_to_type:
+            return []
         self._store.refresh()
-        first, end = self._store.step_span()
+        self._frozen = view = self._store._view()
+        first, end = view.first_ordinal, view.first_ordinal + view.n_steps
         found = []
-        for number in range(first // FRAGMENT_ROWS, -(-end // FRAGMENT_ROWS)):
+        for number in range(first // FRAGMENT_ROWS, max(-(-end // FRAGMENT_ROWS), first // FRAGMENT_ROWS + 1)):
             low, high = max(first, number * FRAGMENT_ROWS), min(end, (number + 1) * FRAGMENT_ROWS)
+            last = view.tokens if high == end else view.begin_of(high)
             place = {"first": low, "end": high}
-            found.append(Fragment("", number, high - low, f"{self._store.uuid}:{low}:{high}", place))
+            found.append(Fragment("", number, high - low, f"{self._store.uuid}:{low}:{high}:{last}", place))
         return found
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
-        """All steps of the range."""
-        table, numbers = self._table(fragment.place["first"], fragment.place["end"])
-        yield (table if columns is None else table.select(list(columns))), numbers
+        """All steps of the range, with the fields that they had when the bake began."""
+        view = self._store._view() if self._frozen is None else self._frozen
+        steps = read_ordinals(self._store, view, np.arange(fragment.place["first"], fragment.place["end"]))
+        numbers = np.array([step.number for step in steps], np.int64)
+        yield selected(self._rows(steps), columns), numbers
 
-    def _table(self, first: int, end: int) -> tuple[pa.Table, Int64]:
-        steps = self._store.steps_at(np.arange(first, end))
-        names = list(self._store.field_to_type)
-        buffer = DatasetBuffer(schema=self._store.features if steps else None)
-        buffer.append([{name: step.get(name) for name in names} for step in steps])
-        return buffer.snapshot().to_arrow(), np.array([step.number for step in steps], np.int64)
+    def _rows(self, steps: Sequence[Mapping[str, Any]]) -> pa.Table:
+        fields = self._store._fields
+        # Features need the library that made them; without one, fields describe themselves.
+        declared = any(field.feature is not None for field in fields)
+        buffer = DatasetBuffer(schema=self._store.features if declared else schema_of(fields))
+        buffer.append([{field.name: step.get(field.name) for field in fields} for step in steps])
+        return buffer.snapshot().to_arrow()
 
 
-def content_of(table: pa.Table, ids: Int64 | None = None) -> str:
-    """A fingerprint of all values of a table, however it is cut into chunks."""
-    table = table.combine_chunks()
-    parts: list[Any] = [str(table.schema).encode()]
-    for column in table.columns:
-        for chunk in column.chunks:
-            # Only what belongs to these rows: a slice shares the buffers of the whole.
-            sink = pa.BufferOutputStream()
-            batch = pa.record_batch([chunk], names=["c"])
-            with pa.ipc.new_stream(sink, batch.schema) as writer:
-                writer.write_batch(batch)
-            parts.append(sink.getvalue())
-    if ids is not None:
-        parts.append(np.ascontiguousarray(ids).data)
-    return checksum_hex(*parts)
+def selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    """The columns that are asked for, in that order; without any, the rows are still counted.
+
+    >>> selected(pa.table({"n": [1], "meta": [{"lang": "en"}]}), ["meta.lang"]).column_names
+    ['meta']
+    >>> selected(pa.table({"n": [1, 2]}), []).num_rows
+    2
+    """
+    if columns is None:
+        return table
+    tops = [name if name in table.column_names else col[name].top_columns(table.schema)[0] for name in columns]
+    return table.select(list(dict.fromkeys(tops)))
+
+
+def workable(table: pa.Table) -> pa.Table:
+    """The same values in types that Arrow can filter, which it cannot for views yet."""
+    return canonical_table(table) if any(is_rare(field.type) for field in table.schema) else table
+
+
+def without_columns(n_rows: int) -> pa.Table:
+    """A table that has rows and nothing in them."""
+    return pa.table({"nothing": pa.nulls(n_rows)}).select([])

@@ -1,7 +1,7 @@
 """Preparation steps: what they are called with, and how what they return becomes rows again.
 
 A step is a function of the user's, called with a row or with a batch, or one of ``built_in``. Each has a fingerprint,
-by which a cache knows whether it is still the same: code, closure and version of a function, options of a built-in one.
+by which a cache knows whether it is still the same (see ``fingerprints``); without a cache nobody asks for it.
 
     per row      fn({"text": ...}) -> {"text": ...}, or a list of rows: several, or none
     per batch    fn(table) -> table, or with batched="columns" fn({name: values}) -> {name: values}; one row for a row,
@@ -10,21 +10,40 @@ by which a cache knows whether it is still the same: code, closure and version o
 
 from __future__ import annotations
 
-import hashlib
-import inspect
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from poolish.errors import RecipeError
+from poolish.recipes.fingerprints import fingerprint_of, options_print
 from poolish.recipes.identity import Int64
-from poolish.recipes.piece import Piece
+from poolish.recipes.made_rows import RowsRefused, table_of, table_of_columns
+from poolish.recipes.piece import Piece, canonical_table
+from poolish.recipes.timeouts import Late, TimedCalls
 from poolish.rows import DatasetBuffer
+from poolish.rows.fit import fit, one_chunk
+from poolish.schema import Schema, describe, is_resolved
 
-#: Rows that a batched step is called with at a time.
-BATCH_ROWS = 16_384
+__all__ = [
+    "BATCH_ROWS",
+    "CalledStep",
+    "Prepared",
+    "Rejected",
+    "Step",
+    "fingerprint_of",
+    "is_registered",
+    "place_of",
+    "reason_of",
+    "register_step",
+    "registered",
+]
+
+#: Rows that a batched step is called with at a time: about a fragment, since four calls cost Arrow 8 % more than one.
+BATCH_ROWS = 65_536
 
 
 class Rejected(NamedTuple):
@@ -46,7 +65,9 @@ class Prepared(NamedTuple):
 class Step(Protocol):
     """Something that is done to rows, each by itself."""
 
-    fingerprint: str
+    @property
+    def fingerprint(self) -> str:
+        """What changes when its result does; a RecipeError asks for a version where nobody can tell."""
 
     def prepare(self, piece: Piece, on_error: str) -> Prepared:
         """Do it."""
@@ -86,25 +107,83 @@ def is_registered(name: str) -> bool:
     return name in _REGISTRY
 
 
+class WrongResult(RecipeError):
+    """What a function of the user's returned, or did not return in time; becomes a RecipeError that names the place."""
+
+
+def place_of(piece: Piece, step: str, first: int | None = None, last: int | None = None) -> str:
+    """Where something went wrong, in words; without rows where it is about all of them."""
+    parts = [f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])]
+    if first is not None and last is not None and last > first:
+        parts.append(f"rows {piece.rows[first]} to {piece.rows[last]}")
+    elif first is not None:
+        parts.append(f"row {piece.rows[first]}")
+    return ", ".join([*parts, f"step {step!r}"])
+
+
+def reason_of(error: Exception) -> str:
+    """An error as the reason of a reject."""
+    kind = RecipeError if isinstance(error, WrongResult) else type(error)
+    return f"{kind.__name__}: {error}"
+
+
+def raise_at(place: str, error: Exception) -> NoReturn:
+    """An error with its place: in the message where it is ours, in a note where it is the user's."""
+    if isinstance(error, WrongResult):
+        raise RecipeError(f"{place}: {error}") from error.__cause__
+    error.add_note(f"while baking {place}")
+    raise error
+
+
 class CalledStep:
-    """A function of the user's."""
+    """A function of the user's; ``timeout_s`` among its options is how long one call may take.
+
+    With on_error="skip" rows that it fails for are rejected: of a batch those are found by halving it.
+    """
 
     def __init__(
-        self, name: str, function: Callable[..., Any], version: Any, batched: bool | str, options: Any
+        self, name: str, function: Callable[..., Any], version: Any, batched: bool | str, options: Mapping[str, Any]
     ) -> None:
         if batched not in (False, True, "arrow", "columns"):
             raise RecipeError(f"step {name!r}: batched={batched!r}; one of False, True (a table), 'columns'")
-        self._name, self._function, self._options = name, function, dict(options)
-        self._batched = batched
-        self.fingerprint = f"{name} {fingerprint_of(function, name, version)} {batched} {sorted(self._options.items())}"
+        self._name, self._function, self._version, self._batched = name, function, version, batched
+        self._options = dict(options)
+        self._timeout_s = _checked_timeout(self._options.pop("timeout_s", None), name)
+        #: What it made so far, by what it was given: so that it is known what it would make of no rows.
+        self._schemas: dict[pa.Schema, pa.Schema] = {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the function, how it is called, and with what."""
+        function = fingerprint_of(self._function, self._name, self._version)
+        return f"{self._name} {function} {self._batched} {options_print(self._options, self._name, self._version)}"
 
     def prepare(self, piece: Piece, on_error: str) -> Prepared:
         """Call the function for all rows."""
-        if self._batched:
-            return self._by_batches(piece, on_error)
-        return self._by_rows(piece, on_error)
+        if not len(piece):
+            return Prepared(self._nothing(piece), np.empty(0, np.int64), [])
+        call = self._function if self._timeout_s is None else TimedCalls(self._function, self._timeout_s)
+        try:
+            made = (self._by_batches if self._batched else self._by_rows)(call, piece, on_error)
+        finally:
+            if isinstance(call, TimedCalls):
+                call.close()
+        if made.table.num_rows:
+            self._schemas[piece.table.schema] = made.table.schema
+        return made
 
-    def _by_rows(self, piece: Piece, on_error: str) -> Prepared:
+    def _nothing(self, piece: Piece) -> pa.Table:
+        return self._schemas.get(piece.table.schema, piece.table.schema).empty_table()
+
+    def _called(self, call: Callable[..., Any], given: Any) -> Any:
+        try:
+            return call(given, **self._options)
+        except Late:
+            raise WrongResult(f"a call took longer than timeout_s={self._timeout_s}; the function may hang") from None
+
+    # -- row by row
+
+    def _by_rows(self, call: Callable[..., Any], piece: Piece, on_error: str) -> Prepared:
         made: list[Any] = []
         parents: list[int] = []
         rejected: list[Rejected] = []
@@ -113,133 +192,162 @@ class CalledStep:
         rows = buffer.snapshot()
         for i in range(len(piece)):
             try:
-                result = self._function(rows[i], **self._options)
+                result = self._called(call, rows[i])
                 each = [result] if isinstance(result, Mapping) else self._several(result)
             except Exception as error:
                 self._failed(error, piece, i, on_error, rejected)
                 continue
             made += each
             parents += [i] * len(each)
-        return Prepared(self._table(made, piece), np.array(parents, np.int64), rejected)
+        return self._fitted(made, parents, piece, on_error, rejected)
 
     def _several(self, result: Any) -> list[Any]:
         if result is None:
-            raise RecipeError(f"step {self._name!r} returned None; return a row, or [] for no row")
-        rows = list(result)
+            raise WrongResult(f"step {self._name!r} returned None; return a row, or [] for no row")
+        try:
+            rows = list(result)
+        except TypeError:
+            rows = [result]
         if not all(isinstance(row, Mapping) for row in rows):
-            raise RecipeError(f"step {self._name!r} returned {type(result).__name__}; return a dict or a list of dicts")
+            raise WrongResult(f"step {self._name!r} returned {type(result).__name__}; return a dict or a list of dicts")
         return rows
 
-    def _table(self, rows: list[Any], piece: Piece) -> pa.Table:
-        if not rows:
-            return piece.table.schema.empty_table()
-        buffer = DatasetBuffer()
-        buffer.append(rows)
-        return buffer.snapshot().to_arrow()
+    def _fitted(
+        self, made: list[Any], parents: list[int], piece: Piece, on_error: str, rejected: list[Rejected]
+    ) -> Prepared:
+        """The rows as a table; rows that do not fit are rejected, with all that their row became."""
+        known = Schema.of(piece.table.schema)
+        while made:
+            try:
+                return Prepared(table_of(made, known), np.array(parents, np.int64), rejected)
+            except RowsRefused as refused:
+                first = {parents[i]: i for i in sorted(refused.why, reverse=True)}
+                for parent in sorted(first):
+                    error = refused.error(first[parent], piece.rows[parent])
+                    if on_error == "raise":
+                        raise type(error)(f"{place_of(piece, self._name)}, {error}") from None
+                    rejected.append(_rejected(piece, parent, error))
+                kept = [i for i, parent in enumerate(parents) if parent not in first]
+                made, parents = [made[i] for i in kept], [parents[i] for i in kept]
+        return Prepared(self._nothing(piece), np.empty(0, np.int64), rejected)
 
-    def _by_batches(self, piece: Piece, on_error: str) -> Prepared:
+    def _failed(self, error: Exception, piece: Piece, i: int, on_error: str, rejected: list[Rejected]) -> None:
+        if on_error == "raise":
+            raise_at(place_of(piece, self._name, i), error)
+        rejected.append(_rejected(piece, i, error))
+
+    # -- batch by batch
+
+    def _by_batches(self, call: Callable[..., Any], piece: Piece, on_error: str) -> Prepared:
         tables: list[pa.Table] = []
         parents: list[Int64] = []
         rejected: list[Rejected] = []
-        for first in range(0, len(piece), BATCH_ROWS):
-            part = piece.slice(first, BATCH_ROWS)
+        # A stack of batches to do, the next one last: one that fails is replaced by its halves.
+        waiting = [(first, min(BATCH_ROWS, len(piece) - first)) for first in range(0, len(piece), BATCH_ROWS)][::-1]
+        while waiting:
+            first, n_rows = waiting.pop()
+            part = piece if n_rows == len(piece) else piece.slice(first, n_rows)
             try:
-                table, own = self._call(part.table)
+                table, own = self._batch(call, part)
             except Exception as error:
-                if on_error == "raise" or len(part) == 1:
-                    self._failed(error, part, 0, on_error, rejected)
-                    continue
-                for i in range(len(part)):  # to find the rows that it fails for
-                    single = self._by_batches(part.slice(i, 1), on_error)
-                    tables.append(single.table)
-                    parents.append(single.parents + first + i)
-                    rejected += single.rejected
+                if on_error == "raise":
+                    raise_at(place_of(part, self._name, 0, n_rows - 1), error)
+                if n_rows == 1:
+                    rejected.append(_rejected(part, 0, error))
+                else:
+                    half = n_rows // 2
+                    waiting += [(first + half, n_rows - half), (first, half)]
                 continue
             tables.append(table)
-            parents.append(own + first)
+            parents.append(own + first if first else own)
         if not tables:
-            return Prepared(piece.table.schema.empty_table(), np.empty(0, np.int64), rejected)
-        filled = [table for table in tables if table.num_rows] or tables[:1]
-        return Prepared(pa.concat_tables(filled), np.concatenate(parents), rejected)
+            return Prepared(self._nothing(piece), np.empty(0, np.int64), rejected)
+        try:
+            table = _one_table(tables)
+        except WrongResult as error:
+            raise_at(place_of(piece, self._name), error)
+        return Prepared(table, parents[0] if len(parents) == 1 else np.concatenate(parents), rejected)
 
-    def _call(self, table: pa.Table) -> tuple[pa.Table, Int64]:
-        n_rows = table.num_rows
+    def _batch(self, call: Callable[..., Any], part: Piece) -> tuple[pa.Table, Int64]:
+        n_rows, table = len(part), part.table
         given: Any = table
         if self._batched == "columns":
             given = {name: column.to_pylist() for name, column in zip(table.column_names, table.columns, strict=True)}
-        result = self._function(given, **self._options)
+        result = self._called(call, given)
         parents: Any = None
-        if isinstance(result, tuple):
+        if isinstance(result, tuple) and len(result) == 2:
             result, parents = result
-        made = _as_table(result, self._name)
+        made = self._as_table(result, part, parents)
         if parents is None:
             if made.num_rows != n_rows:
-                raise RecipeError(
+                raise WrongResult(
                     f"step {self._name!r} made {made.num_rows} rows of {n_rows}; return (rows, parents) to say which "
                     "row each came from"
                 )
             return made, np.arange(n_rows)
-        own = np.asarray(parents, np.int64)
-        if len(own) != made.num_rows or (len(own) and (own.min() < 0 or own.max() >= n_rows)):
-            raise RecipeError(f"step {self._name!r}: parents has one row number below {n_rows} for each row it made")
-        return made, own
+        own = np.asarray(parents)
+        is_whole = own.ndim == 1 and (own.dtype.kind in "iu" or not len(own))
+        if not is_whole or len(own) != made.num_rows or (len(own) and (own.min() < 0 or own.max() >= n_rows)):
+            raise WrongResult(f"step {self._name!r}: parents has one row number below {n_rows} for each row it made")
+        return made, own.astype(np.int64)
 
-    def _failed(self, error: Exception, piece: Piece, i: int, on_error: str, rejected: list[Rejected]) -> None:
-        if on_error == "raise":
-            where = f", {piece.name}" if piece.name else ""
-            error.add_note(
-                f"while baking ingredient {piece.ingredient!r}{where}, row {piece.rows[i]}, step {self._name!r}"
+    def _as_table(self, result: Any, part: Piece, parents: Any) -> pa.Table:
+        if isinstance(result, pa.RecordBatch):
+            result = pa.Table.from_batches([result])
+        if isinstance(result, pa.Table):
+            return canonical_table(result)
+        if not isinstance(result, Mapping):
+            raise WrongResult(
+                f"step {self._name!r} returned {type(result).__name__}; return a table or a dict of columns"
             )
-            raise error
-        rejected.append(Rejected(int(piece.rows[i]), int(piece.subs[i]), f"{type(error).__name__}: {error}"))
+        try:
+            return table_of_columns(result, Schema.of(part.table.schema))
+        except RowsRefused as refused:
+            first = min(refused.why)
+            is_known = parents is None and first < len(part)
+            raise refused.error(first, part.rows[first] if is_known else f"{first} of those it made") from None
 
 
-def _as_table(result: Any, name: str) -> pa.Table:
-    if isinstance(result, pa.Table):
-        return result
-    if isinstance(result, pa.RecordBatch):
-        return pa.Table.from_batches([result])
-    if isinstance(result, Mapping):
-        buffer = DatasetBuffer()
-        buffer.append_columns(result)
-        return buffer.snapshot().to_arrow()
-    raise RecipeError(f"step {name!r} returned {type(result).__name__}; return a table or a dict of columns")
+def _rejected(piece: Piece, i: int, error: Exception) -> Rejected:
+    return Rejected(int(piece.rows[i]), int(piece.subs[i]), reason_of(error))
 
 
-def fingerprint_of(function: Callable[..., Any], name: str, version: Any) -> str:
-    """What changes when a function does: its version if it has one, else its code and what it closes over."""
-    if version is not None:
-        return f"version {version}"
-    code = getattr(function, "__code__", None)
-    closure = inspect.getclosurevars(function) if code is not None else None
-    if code is None or closure is None or not all(_is_plain(value) for value in closure.nonlocals.values()):
-        raise RecipeError(
-            f"step {name!r}: nobody can tell whether this function is still the same, because it holds "
-            "objects; pass version=1, and another number whenever it changes"
+def _checked_timeout(timeout_s: Any, name: str) -> float | None:
+    if timeout_s is None:
+        return None
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < timeout_s < math.inf:
+        raise RecipeError(f"step {name!r}: timeout_s={timeout_s!r}; a number of seconds above 0")
+    return float(timeout_s)
+
+
+def _one_table(tables: list[pa.Table]) -> pa.Table:
+    """Batches behind each other; a column that is None throughout a batch has the type that it has in the others."""
+    filled = [table for table in tables if table.num_rows] or tables[:1]
+    schema = filled[0].schema
+    if all(table.schema.equals(schema) for table in filled[1:]):
+        return filled[0] if len(filled) == 1 else pa.concat_tables(filled)
+    for table in filled[1:]:
+        if set(table.column_names) != set(schema.names):
+            raise WrongResult(f"it makes columns {schema.names} of one batch and {table.column_names} of another")
+    types = {name: _settled(name, [table.schema.field(name).type for table in filled]) for name in schema.names}
+    return pa.concat_tables([_with_types(table, types) for table in filled], promote_options="default")
+
+
+def _settled(name: str, types: list[pa.DataType]) -> pa.DataType:
+    known = list(dict.fromkeys(type_ for type_ in types if is_resolved(type_))) or types[:1]
+    if len(known) > 1:
+        raise WrongResult(
+            f"it makes column {name!r} {describe(known[0])} in one batch and {describe(known[1])} in another; "
+            "make it the same in all"
         )
-    digest = hashlib.blake2b(digest_size=12)
-    _digest_code(code, digest)
-    for captured, value in sorted(closure.nonlocals.items()):
-        digest.update(f"{captured}={value!r}".encode())
-    for captured, value in sorted(closure.globals.items()):
-        if _is_plain(value):
-            digest.update(f"{captured}={value!r}".encode())
-    digest.update(repr(getattr(function, "__defaults__", None)).encode())
-    return digest.hexdigest()
+    return known[0]
 
 
-def _digest_code(code: Any, digest: Any) -> None:
-    digest.update(code.co_code + repr((code.co_names, code.co_varnames)).encode())
-    for constant in code.co_consts:
-        if hasattr(constant, "co_code"):
-            _digest_code(constant, digest)
-        else:
-            digest.update(repr(constant).encode())
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (str, bytes, int, float, bool, type(None))):
-        return True
-    return isinstance(value, (tuple, list, frozenset, set, dict)) and all(
-        _is_plain(each) for each in (value.items() if isinstance(value, dict) else value)
-    )
+def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
+    fields, columns = [], []
+    for name, type_ in types.items():
+        column, field = table.column(name), table.schema.field(name)
+        fields.append(field.with_type(type_))
+        columns.append(column if column.type == type_ else fit(one_chunk(column), type_))
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))

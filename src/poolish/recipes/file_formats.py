@@ -1,0 +1,151 @@
+"""Files that are read as a whole: arrow, jsonl and csv, as tables.
+
+Text has no types. Numbers and true/false are taken for what they look like, all other text is text: a date stays as it
+is written, so that the files of one source have the same types whatever their texts happen to look like. ``cast`` makes
+dates of them where they are wanted.
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
+
+FORMATS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+}
+
+_BLOCK_BYTES = 1 << 20
+_MAX_BLOCK_BYTES = 2**31 - 1
+_SCANNED_BYTES = 1 << 24
+
+
+def format_of(path: str) -> str | None:
+    """The format by the ending of a name, compressed or not.
+
+    >>> format_of("corpus/a.jsonl.gz"), format_of("https://example.org/a.parquet?version=3"), format_of("notes.txt")
+    ('jsonl', 'parquet', None)
+    """
+    return FORMATS.get(posixpath.splitext(_plain(path).removesuffix(".gz").removesuffix(".zst"))[1])
+
+
+def _plain(path: str) -> str:
+    is_url = path.startswith(("http://", "https://"))
+    return (path.partition("?")[0] if is_url else path).lower()
+
+
+def unpacked(data: bytes, path: str) -> bytes:
+    """The bytes of a file without its compression."""
+    name = _plain(path)
+    compression = "gzip" if name.endswith(".gz") else "zstd" if name.endswith(".zst") else None
+    if compression is None or not data:
+        return data
+    with pa.CompressedInputStream(pa.BufferReader(data), compression) as stream:
+        content: bytes = stream.read()
+    return content
+
+
+def table_of(data: bytes, kind: str) -> pa.Table:
+    """The rows of a file; one without a word in it has no rows and no columns."""
+    if kind == "arrow":
+        return _arrow(data)
+    if is_blank(data):
+        return pa.table({})
+    return _jsonl(data) if kind == "jsonl" else _csv(data)
+
+
+def is_blank(data: bytes) -> bool:
+    """Whether there is nothing but space."""
+    return not data[:_BLOCK_BYTES].strip() and not data.strip()
+
+
+def _arrow(data: bytes) -> pa.Table:
+    """Both formats have the same endings: that of files begins with a word of its own, that of streams does not."""
+    if data.startswith(b"ARROW1"):
+        return pa.ipc.open_file(pa.py_buffer(data)).read_all()
+    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+
+
+def _jsonl(data: bytes) -> pa.Table:
+    import pyarrow.json as reader
+
+    def read(block_bytes: int, schema: pa.Schema | None = None) -> pa.Table:
+        options = reader.ReadOptions(block_size=block_bytes)
+        return reader.read_json(
+            io.BytesIO(data), read_options=options, parse_options=reader.ParseOptions(explicit_schema=schema)
+        )
+
+    table, block_bytes = _in_blocks(data, read)
+    if not any(_has_times(field.type) for field in table.schema):
+        return table
+    return read(block_bytes, pa.schema([field.with_type(_as_text(field.type)) for field in table.schema]))
+
+
+def _csv(data: bytes) -> pa.Table:
+    import pyarrow.csv as reader
+
+    def read(block_bytes: int, types: dict[str, pa.DataType] | None = None) -> pa.Table:
+        return reader.read_csv(
+            io.BytesIO(data),
+            read_options=reader.ReadOptions(block_size=block_bytes),
+            # A text may have lines of its own, also where a block happens to end.
+            parse_options=reader.ParseOptions(newlines_in_values=True),
+            convert_options=reader.ConvertOptions(column_types=types),
+        )
+
+    table, block_bytes = _in_blocks(data, read)
+    texts = {field.name: pa.string() for field in table.schema if _has_times(field.type)}
+    return read(block_bytes, texts) if texts else table
+
+
+def _in_blocks(data: bytes, read: Callable[[int], pa.Table]) -> tuple[pa.Table, int]:
+    """A table, and how large blocks had to be: Arrow refuses rows that reach over a whole one."""
+    block_bytes = min(max(_BLOCK_BYTES, _longest_line(data) + 2), _MAX_BLOCK_BYTES)
+    try:
+        return read(block_bytes), block_bytes
+    except pa.ArrowInvalid as error:
+        # A row of csv may be longer than its longest line.
+        if "straddl" not in str(error) or block_bytes > len(data):
+            raise
+    block_bytes = min(len(data) + 1, _MAX_BLOCK_BYTES)
+    return read(block_bytes), block_bytes
+
+
+def _longest_line(data: bytes) -> int:
+    """How many bytes the longest line has."""
+    if len(data) <= _BLOCK_BYTES:
+        return max(map(len, data.split(b"\n")))
+    longest, begin = 0, 0
+    for first in range(0, len(data), _SCANNED_BYTES):
+        part = np.frombuffer(data, np.uint8, min(_SCANNED_BYTES, len(data) - first), first)
+        ends = np.flatnonzero(part == 10) + first
+        if len(ends):
+            lengths = np.diff(ends, prepend=begin - 1) - 1
+            longest, begin = max(longest, int(lengths.max())), int(ends[-1]) + 1
+    return max(longest, len(data) - begin)
+
+
+def _has_times(type_: pa.DataType) -> bool:
+    return kinds.is_temporal(type_) or any(_has_times(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def _as_text(type_: pa.DataType) -> pa.DataType:
+    """The type that has text wherever Arrow thought to see a time."""
+    if kinds.is_temporal(type_):
+        return pa.string()
+    if kinds.is_struct(type_):
+        return pa.struct([part.with_type(_as_text(part.type)) for part in type_.fields])
+    if kinds.is_list(type_):
+        return pa.list_(type_.value_field.with_type(_as_text(type_.value_type)))
+    return type_

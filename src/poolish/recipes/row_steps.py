@@ -1,0 +1,232 @@
+"""Built-in steps that look at one row at a time: map, filter, select, drop, rename, cast, fill_nulls, tokenize.
+
+Each is a function from a table to a table. It is done to all rows at once; only when that fails, the rows that it fails
+for are found by halving, so rows that are good cost nothing. What fails for no rows at all (an unknown column, a text
+compared with a number) is no row's fault, and an error whatever ``on_error`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from poolish.errors import RecipeError, UnknownColumn
+from poolish.recipes.expressions import as_expression
+from poolish.recipes.fingerprints import options_print
+from poolish.recipes.identity import Int64
+from poolish.recipes.piece import Piece, canonical_table
+from poolish.recipes.steps import Prepared, Rejected, place_of, raise_at, reason_of
+
+#: A table out of a table, and the numbers of the rows that are left; None for all.
+Change = Callable[[pa.Table], tuple[pa.Table, Int64 | None]]
+
+
+class RowStep:
+    """A built-in step that looks at one row at a time; ``kind`` is what it does, ``name`` what the recipe calls it."""
+
+    def __init__(
+        self, kind: str, name: str, options: Mapping[str, Any], change: Change, *, version: Any = None
+    ) -> None:
+        self._kind, self._name, self._options, self._version = kind, name, dict(options), version
+        self._change = change
+        #: Columns that are needed, if not all.
+        self.needs: list[str] | None = list(options["columns"]) if kind == "select" else None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What it does, and with which options."""
+        return f"{self._kind} {options_print(self._options, self._name, self._version)}"
+
+    def prepare(self, piece: Piece, on_error: str) -> Prepared:
+        """Do it to all rows at once, or as far as it can be done."""
+        try:
+            table, parents = self._change(piece.table)
+        except Exception as error:
+            if not len(piece):  # rows that never came have no columns that could be wrong
+                return Prepared(piece.table, np.empty(0, np.int64), [])
+            return self._mended(piece, on_error, error)
+        return Prepared(canonical_table(table), np.arange(len(piece)) if parents is None else parents, [])
+
+    def _mended(self, piece: Piece, on_error: str, error: Exception) -> Prepared:
+        try:
+            self._change(piece.table.slice(0, 0))
+        except Exception:
+            raise_at(place_of(piece, self._name), error)
+        if on_error == "raise":
+            first, error = self._first_failure(piece, error)
+            raise_at(place_of(piece, self._name, first), error)
+        tables: list[pa.Table] = []
+        kept: list[Int64] = []
+        rejected: list[Rejected] = []
+        waiting = [(0, len(piece))]
+        while waiting:
+            first, n_rows = waiting.pop()
+            try:
+                table, parents = self._change(piece.table.slice(first, n_rows))
+            except Exception as failure:
+                if n_rows == 1:
+                    reason = reason_of(failure)
+                    rejected.append(Rejected(int(piece.rows[first]), int(piece.subs[first]), reason))
+                else:
+                    half = n_rows // 2
+                    waiting += [(first + half, n_rows - half), (first, half)]
+                continue
+            tables.append(canonical_table(table))
+            kept.append(first + (np.arange(n_rows) if parents is None else parents))
+        if not tables:
+            table, _ = self._change(piece.table.slice(0, 0))
+            return Prepared(canonical_table(table), np.empty(0, np.int64), rejected)
+        return Prepared(pa.concat_tables(tables, promote_options="default"), np.concatenate(kept), rejected)
+
+    def _first_failure(self, piece: Piece, error: Exception) -> tuple[int, Exception]:
+        """The first row that it fails for, by halving, and how."""
+        low, high = 0, len(piece)
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                self._change(piece.table.slice(low, middle - low))
+                low = middle
+            except Exception as failure:
+                high, error = middle, failure
+        try:
+            self._change(piece.table.slice(low, 1))
+        except Exception as failure:
+            error = failure
+        return low, error
+
+
+# What they do --------------------------------------------------------------------------------------------------------
+
+
+def _map(columns: Mapping[str, Any]) -> Change:
+    expressions = {name: as_expression(value) for name, value in columns.items()}
+
+    def change(table: pa.Table) -> tuple[pa.Table, None]:
+        made = {name: expression.values(table) for name, expression in expressions.items()}
+        for name, values in made.items():
+            table = with_column(table, name, pa.repeat(values, len(table)) if isinstance(values, pa.Scalar) else values)
+        return table, None
+
+    return change
+
+
+def _filter(keep: Any) -> Change:
+    expression = as_expression(keep)
+
+    def change(table: pa.Table) -> tuple[pa.Table, Int64]:
+        mask = expression.mask(table)[0]
+        return table.filter(pa.array(mask)), np.flatnonzero(mask)
+
+    return change
+
+
+def _select(columns: Sequence[str]) -> Change:
+    return lambda table: (table.select(known(table, columns)), None)
+
+
+def _drop(columns: Sequence[str]) -> Change:
+    return lambda table: (table.drop_columns(known(table, columns)), None)
+
+
+def _rename(columns: Mapping[str, str]) -> Change:
+    def change(table: pa.Table) -> tuple[pa.Table, None]:
+        known(table, list(columns))
+        return table.rename_columns([columns.get(name, name) for name in table.column_names]), None
+
+    return change
+
+
+def _cast(columns: Mapping[str, str]) -> Change:
+    def change(table: pa.Table) -> tuple[pa.Table, None]:
+        for name, type_ in columns.items():
+            column = table.column(known(table, [name])[0])
+            try:
+                values = column.cast(pa.type_for_alias(type_))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+                raise RecipeError(f"column {name!r} cannot be {type_}: {error}; filter or map it first") from error
+            table = with_column(table, name, values)
+        return table, None
+
+    return change
+
+
+def _fill_nulls(columns: Mapping[str, Any]) -> Change:
+    def change(table: pa.Table) -> tuple[pa.Table, None]:
+        for name, value in columns.items():
+            column = table.column(known(table, [name])[0])
+            try:
+                filler = pa.scalar(value, column.type)
+                values = pc.fill_null(column, filler)
+            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+                raise RecipeError(
+                    f"column {name!r} holds {column.type}, its nulls cannot become {value!r}: {error}; cast it first"
+                ) from error
+            table = with_column(table, name, values)
+        return table, None
+
+    return change
+
+
+def _tokenize(tokenizer: Any, column: str = "text", into: str = "tokens", count: str | None = None) -> Change:
+    encode = _encoder(tokenizer)
+
+    def change(table: pa.Table) -> tuple[pa.Table, None]:
+        known(table, [column])
+        ids = [None if text is None else list(encode(text)) for text in table.column(column).to_pylist()]
+        table = with_column(table, into, pa.array(ids, pa.large_list(pa.int64())))
+        if count is not None:
+            lengths = [None if each is None else len(each) for each in ids]
+            table = with_column(table, count, pa.array(lengths, pa.int64()))
+        return table, None
+
+    return change
+
+
+def _encoder(tokenizer: Any) -> Callable[[str], Sequence[int]]:
+    """Any callable; a tokenizer of tiktoken or Hugging Face, or the name of one of tiktoken's encodings."""
+    if isinstance(tokenizer, str):
+        import tiktoken
+
+        tokenizer = tiktoken.get_encoding(tokenizer)
+    encode = getattr(tokenizer, "encode", tokenizer)
+    if not callable(encode):
+        raise RecipeError(f"tokenizer={tokenizer!r}: a function from text to numbers, or an object with encode()")
+
+    def ids(text: str) -> Sequence[int]:
+        encoded = encode(text)
+        found: Sequence[int] = getattr(encoded, "ids", encoded)
+        return found
+
+    return ids
+
+
+#: Each kind, and what makes it out of its options.
+ROW_STEPS: dict[str, Callable[..., Change]] = {
+    "map": _map,
+    "filter": _filter,
+    "select": _select,
+    "drop": _drop,
+    "rename": _rename,
+    "cast": _cast,
+    "fill_nulls": _fill_nulls,
+    "tokenize": _tokenize,
+}
+
+
+def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    """The table with a column in its old place, or behind the others."""
+    place = table.schema.get_field_index(name)
+    return table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
+
+
+def known(table: pa.Table, columns: Sequence[str]) -> list[str]:
+    """The names, if the table has them all."""
+    unknown = [name for name in columns if name not in table.column_names]
+    if unknown:
+        raise UnknownColumn(f"no column {unknown[0]!r}; there are {table.column_names}")
+    return list(columns)
