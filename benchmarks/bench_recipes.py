@@ -58,7 +58,7 @@ def bake() -> None:
     slow: dict[str, Measure | Missing] = {"Ray Data": needs("ray", rate(peers.ray_data, folder))}
     slow |= {each: needs("datasets", rate(make, folder)) for each, make in others.items()}
     try:
-        compare(name, "rows/s", per_second(ours, N_ROWS), slow, rounds=2)
+        compare(name, "rows/s", per_second(ours, N_ROWS), slow, rounds=3)
     finally:
         if "ray" in sys.modules:
             sys.modules["ray"].shutdown()  # its processes would go on beside whatever is measured next
@@ -156,7 +156,7 @@ def rebake() -> None:
         }
         for what, prepare in {"nothing changed": warm, "1 % appended": grown}.items():
             again = per_call(bake_again, unit="ms", prepare=prepare)
-            compare(f"recipes, bake again, {what}", "ms", again, first, rounds=3)
+            compare(f"recipes, bake again, {what}", "ms", again, first, rounds=5)
 
 
 def linked(folder: Path, into: Path, times: int = 1) -> None:
