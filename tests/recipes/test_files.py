@@ -337,6 +337,7 @@ def variants() -> Iterator[tuple[str, DatasetRecipe]]:
         {"where": "x > 1"},
         {"version": 1},
         {"columns": {"a": "x"}},
+        {"columns": {"a": "x", "c": "y"}},
         {"columns": {"a": "x", "b": "z"}},
         {"columns": {"b": "y", "a": "x"}},  # another order of columns
         {"step": shout, "columns": None},

@@ -10,6 +10,7 @@ and its result can be kept. ``lots`` are the ingredients so far, in their order.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,8 +26,9 @@ from poolish.recipes.cache import Baked, Cache, total
 from poolish.recipes.chain import Chain, Work, bake_together, fragments_of, prepared
 from poolish.recipes.engine import Engine
 from poolish.recipes.expressions import Expression, as_expression
-from poolish.recipes.identity import Int64, below, part_numbers, row_hashes, threshold_of
+from poolish.recipes.identity import Int64, part_numbers, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
+from poolish.recipes.nested import RecipeSource
 from poolish.recipes.piece import Piece, canonical_table, selected_rows
 from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, largest_remainder
 from poolish.recipes.sources import Fragment, as_source
@@ -155,8 +157,8 @@ class Bake:
     def _add(self, ingredient: AddIngredient, quota: int | None) -> None:
         what = f"ingredient {ingredient.name!r}"
         source = as_source(ingredient.source, what)
-        if hasattr(source, "prepare"):  # another recipe, which is baked first
-            source.prepare(self.engine, self.cache, self.on_error)
+        if isinstance(source, RecipeSource):
+            self._bake_inside(source, ingredient.name)
         where = None if ingredient.where is None else _where(ingredient.where)
         line = Line(ingredient.name, "ingredient", asked=quota if quota is not None else ingredient.take)
         self.lines.append(line)
@@ -167,6 +169,15 @@ class Bake:
         self._choose(lot, ingredient, quota)
         line.seconds += time.perf_counter() - started
         self._lots.append(lot)
+
+    def _bake_inside(self, source: RecipeSource, ingredient: str) -> None:
+        """Another recipe is baked first, by the same rules; what it rejects is rejected here."""
+        try:
+            source.prepare(self.engine, self.cache, self.on_error)
+        except Exception as error:
+            error.add_note(f"while baking ingredient {ingredient!r}, which is a recipe")
+            raise
+        self._reject([] if source.rejects is None else source.rejects.to_pylist(), 0)
 
     def _choose(self, lot: Lot, ingredient: AddIngredient, quota: int | None) -> None:
         take, how = ingredient.take, ingredient.pick.how
@@ -190,9 +201,10 @@ class Bake:
     def _look(self, lot: Lot, picking: Chooser, column: str | None, tokens: str | None) -> Chooser:
         """Show all candidates of an ingredient to whoever picks among them."""
         tasks = [(lot.chain, fragment) for fragment in lot.fragments]
-        found = self.engine.run(lambda task: task[0].candidates(task[1], column, tokens, self.cache), tasks)
-        for candidates in found:
-            picking.add(candidates)
+        run = self.engine.run(lambda task: task[0].candidates(task[1], column, tokens, self.cache), tasks)
+        with contextlib.closing(run) as found:
+            for candidates in found:
+                picking.add(candidates)
         return picking
 
     def _set(self, lot: Lot, choice: Choice) -> None:
@@ -253,7 +265,7 @@ class Bake:
         if is_suite(step):
             return SuiteStep(name, step)
         if isinstance(step, str):
-            made = built_in(step, name, options)
+            made = built_in(step, name, options, instruction.version)
             if made is not None:
                 return made
             step = registered(step) if is_registered(step) else _unknown(step)
@@ -327,13 +339,14 @@ class Bake:
         groups = _grouped(pending)
         started = time.perf_counter()
         found: dict[tuple[int, int], Baked] = {}
-        results = self.engine.run(lambda group: bake_together(group.chains, group.fragment, self.cache), groups)
-        for i, (group, baked) in enumerate(zip(groups, results, strict=True)):
-            for place, each in zip(group.places, baked, strict=True):
-                found[place] = each
-                self._reject(each.rejects, each.counts[0]["in"])
-            if self.progress is not None:
-                self.progress(pending[group.places[0][0]].name, i + 1, len(groups))
+        run = self.engine.run(lambda group: bake_together(group.chains, group.fragment, self.cache), groups)
+        with contextlib.closing(run) as results:  # a budget that is spent ends what is still being baked
+            for i, (group, baked) in enumerate(zip(groups, results, strict=True)):
+                for place, each in zip(group.places, baked, strict=True):
+                    found[place] = each
+                    self._reject(each.rejects, each.counts[0]["in"])
+                if self.progress is not None:
+                    self.progress(pending[group.places[0][0]].name, i + 1, len(groups))
         seconds = time.perf_counter() - started
         n_fragments = max(1, sum(len(lot.fragments) for lot in pending))
         for k, lot in enumerate(pending):
@@ -344,23 +357,41 @@ class Bake:
         lot.pieces = [lot.chain.in_recipe(each.piece) for each in baked] or [lot.chain.nothing("")]
         lot.line.fragments, lot.line.cached = len(baked), sum(each.is_cached for each in baked)
         lot.line.seconds += seconds
-        firsts = [each.counts[0] for each in baked]
-        lot.line.rows_in, lot.line.nulls = total(firsts, "in"), total(firsts, "null")
-        lot.line.filtered, lot.line.rows_out = total(firsts, "filtered"), total(firsts, "out")
-        for i, line in enumerate(lot.lines[1:], 1):
-            line.rows_in += sum(each.counts[i]["in"] for each in baked)
-            line.rows_out += sum(each.counts[i]["out"] for each in baked)
+        self._count(lot, baked, lot.repeat)
         if lot.repeat > 1 or lot.extra is not None:
-            before = sum(len(piece) for piece in lot.pieces)
-            lot.pieces = _repeated(lot.pieces, lot.repeat, lot.extra, lot)
-            lot.line.rows_out += sum(len(piece) for piece in lot.pieces) - before
+            lot.pieces = [_copy(piece, k) for k in range(lot.repeat) for piece in lot.pieces]
+            lot.pieces += [_copy(each.piece, lot.repeat) for each in self._extra(lot)]
+
+    def _extra(self, lot: Lot) -> list[Baked]:
+        """The rows that come once more than the others, where a share asks for more rows than there are."""
+        if lot.extra is None:
+            return []
+        threshold = 2**64 if lot.extra.threshold is None else lot.extra.threshold
+        chain = replace(lot.chain, threshold=threshold, chosen=lot.extra.rows)
+        baked = [bake_together([chain], fragment, self.cache)[0] for fragment in lot.fragments]
+        n_rows = lot.line.rows_in
+        self._count(lot, baked, 1)
+        lot.line.rows_in = n_rows
+        return [replace(each, piece=chain.in_recipe(each.piece)) for each in baked]
+
+    def _count(self, lot: Lot, baked: list[Baked], times: int) -> None:
+        """Add what was counted on the way to the lines of the report."""
+        firsts = [each.counts[0] for each in baked]
+        lot.line.rows_in += total(firsts, "in")
+        lot.line.nulls, lot.line.filtered = total(firsts, "null"), total(firsts, "filtered")
+        lot.line.rows_out += times * total(firsts, "out")
+        for i, line in enumerate(lot.lines[1:], 1):
+            line.rows_in += times * sum(each.counts[i]["in"] for each in baked)
+            line.rows_out += times * sum(each.counts[i]["out"] for each in baked)
 
     def _reject(self, rejects: list[dict[str, Any]], n_seen: int) -> None:
         self.rejects += rejects
         self._n_seen += n_seen
-        by_step = {line.name: line for line in self.lines if line.kind == "step"}
+        by_name = {(line.kind, line.name): line for line in self.lines}
         for each in rejects:
-            by_step[each["step"]].rejected += 1
+            line = by_name.get(("step", each["step"])) or by_name.get(("ingredient", each["ingredient"]))
+            if line is not None:
+                line.rejected += 1
         if self.budget is None or not rejects:
             return
         limit = self.budget * self._n_seen if isinstance(self.budget, float) else self.budget
@@ -425,20 +456,6 @@ def _grouped(lots: list[Lot]) -> list[Group]:
     return list(groups.values())
 
 
-def _repeated(pieces: list[Piece], times: int, extra: Choice | None, lot: Lot) -> list[Piece]:
-    """All rows so many times, and once more those of ``extra``."""
-    found = [_copy(piece, k) for k in range(times) for piece in pieces]
-    if extra is not None:
-        for piece, fragment in zip(pieces, lot.fragments, strict=True):
-            if extra.rows is not None:
-                mask = np.isin(piece.rows, extra.rows[fragment.name, fragment.number])
-            else:
-                hashes = row_hashes(lot.chain.seed, "pick", piece.ingredient, piece.name, piece.rows)
-                mask = below(hashes, extra.threshold or 0)
-            found.append(_copy(piece.keep(mask), times))
-    return found
-
-
 def _copy(piece: Piece, number: int) -> Piece:
     return replace(piece, subs=part_numbers(piece.subs, "repeat", np.full(len(piece), number)))
 
@@ -453,9 +470,10 @@ def _one_table(pieces: list[Piece]) -> pa.Table:
         if first is None:
             first = piece.ingredient, table.schema
         elif set(table.column_names) != set(first[1].names):
+            where = f", {piece.name}," if piece.name else ""
             raise SchemaError(
-                f"ingredient {piece.ingredient!r} has columns {table.column_names}, {first[0]!r} has {first[1].names}; "
-                "select, rename or drop until they are the same"
+                f"ingredient {piece.ingredient!r}{where} has columns {table.column_names}, {first[0]!r} has "
+                f"{first[1].names}; select, rename or drop until they are the same"
             )
         tables.append(table.select(first[1].names))
     try:

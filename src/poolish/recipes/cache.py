@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from poolish.errors import CorruptDataError
-from poolish.files import checksum_hex, parse_json, publish
+from poolish.files import checksum_hex, parse_json, publish, sweep
 from poolish.recipes.piece import Piece
 
 #: What a piece has besides its columns, for each row.
@@ -57,6 +57,9 @@ class Cache:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
+        for folder in self.path.iterdir():
+            if folder.is_dir():
+                sweep(folder)  # what a killed bake left half-written
 
     def _place(self, key: str) -> Path:
         return self.path / key[:2] / f"{key}.piece"

@@ -11,11 +11,13 @@ import pyarrow as pa
 
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.recipes.cache import Baked, Cache, key_of
+from poolish.recipes.callables import RowPredicate
 from poolish.recipes.expressions import Expression
 from poolish.recipes.identity import Int64, below, part_numbers, row_hashes
 from poolish.recipes.piece import Mask, Piece, canonical_table, filterable, joined, selected_rows
 from poolish.recipes.selection import Candidates
 from poolish.recipes.sources import Fragment, Source
+from poolish.recipes.steps import Rejected, place_of, raise_at
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,17 @@ class Chain:
         """The rows of a fragment, prepared from what was read of it."""
         counts: list[dict[str, int]] = [{"in": 0, "null": 0, "filtered": 0, "out": 0}]
         pieces = []
+        rejects: list[dict[str, Any]] = []
         for table, rows in tables:
             counts[0]["in"] += len(rows)
             piece = Piece.read(self.ingredient, fragment.name, filterable(table), rows)
-            chosen = self._chosen(piece, fragment, counts[0])
+            chosen = self._chosen(piece, fragment, counts[0], rejects)
             pieces.append(chosen.with_table(canonical_table(chosen.table)))
         piece = joined(pieces) if pieces else self.nothing(fragment.name)
         if fragment.n_rows is not None:  # rows that were not read, because the filter cannot hold for them
             counts[0]["filtered"] += fragment.n_rows - counts[0]["in"]
             counts[0]["in"] = fragment.n_rows
         counts[0]["out"] = len(piece)
-        rejects: list[dict[str, Any]] = []
         for i, work in enumerate(self.works):
             before = len(piece)
             # Numbered as they stand here: where they stand in the recipe is not part of what is kept.
@@ -119,13 +121,14 @@ class Chain:
         """The columns that are needed, where the first step leaves the others out."""
         if not self.works or getattr(self.works[0].step, "needs", None) is None or self.works[0].where is not None:
             return None
-        return self._with_filter(list(self.works[0].step.needs))
+        known = self.source.schema().names  # the step itself says what is wrong with a name that is not there
+        return self._with_filter([name for name in self.works[0].step.needs if name in known])
 
-    def _chosen(self, piece: Piece, fragment: Fragment, count: dict[str, int]) -> Piece:
+    def _chosen(self, piece: Piece, fragment: Fragment, count: dict[str, int], rejects: list[dict[str, Any]]) -> Piece:
         # One mask for filter and choice: filtering a table costs more than hashing its row numbers.
         mask = np.ones(len(piece), bool)
         if self.where is not None:
-            mask, n_null = self.where.mask(piece.table)
+            mask, n_null = filtered(piece, self.where, self.on_error, rejects)
             count["null"] += n_null
             count["filtered"] += int(len(mask) - np.count_nonzero(mask))
         if self.chosen is not None:
@@ -150,12 +153,16 @@ class Chain:
     def _candidates(self, fragment: Fragment, column: str | None, tokens: str | None) -> Piece:
         needed = {"value": column, "tokens": tokens}
         asked = [name for name in needed.values() if name is not None]
+        for name in asked:
+            _check_column(self.source.schema().names, name, self.ingredient)
         pieces = []
         for table, rows in self.source.read(fragment, self._with_filter(asked), self.where):
             table = filterable(table)
-            kept = rows if self.where is None else rows[mask := self.where.mask(table)[0]]
-            table = table if self.where is None else table.filter(pa.array(mask))
-            told = {as_: _column(table, name, self.ingredient) for as_, name in needed.items() if name is not None}
+            piece = Piece.read(self.ingredient, fragment.name, table, rows)
+            if self.where is not None:
+                piece = piece.keep(filtered(piece, self.where, self.on_error, [])[0])
+            table, kept = piece.table, piece.rows
+            told = {as_: table.column(name) for as_, name in needed.items() if name is not None}
             if tokens is not None:
                 told["tokens"] = _counts(told["tokens"], tokens, self.ingredient)
             # A table without columns has no rows either, so there is always one.
@@ -169,16 +176,34 @@ class Chain:
     def _with_filter(self, names: list[str]) -> list[str] | None:
         """These columns and those that the filter looks at; None for all, where nobody knows which those are."""
         if self.where is None:
-            return names or None
+            return names
         if not isinstance(self.where, Expression):
             return None
         return list(dict.fromkeys([*names, *self.where.top_columns(self.source.schema())]))
 
 
-def _column(table: pa.Table, name: str, ingredient: str) -> Any:
-    if name not in table.column_names:
-        raise UnknownColumn(f"ingredient {ingredient!r} has no column {name!r}; there are {table.column_names}")
-    return table.column(name)
+def filtered(piece: Piece, where: Any, on_error: str, rejects: list[dict[str, Any]]) -> tuple[Mask, int]:
+    """Which rows of a piece an ingredient's filter keeps, and how many it knows nothing of."""
+    if isinstance(where, RowPredicate):
+        judged = where.judged(piece, on_error)
+        rejects += [reject_of(piece, "where", rejected) for rejected in judged.rejected]
+        return judged.mask, judged.n_null
+    try:
+        mask, n_null = where.mask(piece.table)
+    except Exception as error:
+        raise_at(place_of(piece, "where"), error)
+    return mask, n_null
+
+
+def reject_of(piece: Piece, step: str, rejected: Rejected) -> dict[str, Any]:
+    """A rejected row with all that says which it is."""
+    place = {"ingredient": piece.ingredient, "file": piece.name, "row": rejected.row}
+    return {**place, "step": step, "reason": rejected.reason}
+
+
+def _check_column(names: list[str], name: str, ingredient: str) -> None:
+    if name not in names:
+        raise UnknownColumn(f"ingredient {ingredient!r} has no column {name!r}; there are {names}")
 
 
 def _counts(column: Any, name: str, ingredient: str) -> Any:
@@ -194,14 +219,15 @@ def prepared(piece: Piece, work: Work, on_error: str, rejects: list[dict[str, An
     """A piece after one step, on the rows that its filter selects; the others stay, and all keep their places."""
     if not len(piece):  # whatever the step would make of rows, there are none
         return piece
-    selected = selected_rows(piece, work.where)
+    try:
+        selected = selected_rows(piece, work.where)
+    except Exception as error:
+        raise_at(place_of(piece, work.name), error)
     if not selected.any():
         return piece
     part = piece.keep(selected)
     made = work.step.prepare(part, on_error)
-    for rejected in made.rejected:
-        place = {"ingredient": piece.ingredient, "file": piece.name, "row": rejected.row, "step": work.name}
-        rejects.append({**place, "reason": rejected.reason})
+    rejects += [reject_of(piece, work.name, rejected) for rejected in made.rejected]
     is_one_to_one = len(made.parents) == len(part) and np.array_equal(made.parents, np.arange(len(part)))
     done = part if is_one_to_one else part.rows_of(made.parents)
     subs = done.subs if is_one_to_one else part_numbers(done.subs, work.name, _nth_of_parent(made.parents))

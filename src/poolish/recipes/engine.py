@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -38,7 +38,7 @@ _crews: weakref.WeakSet[_Crew[Any, Any]] = weakref.WeakSet()
 class Engine(Protocol):
     """Whoever bakes fragments."""
 
-    def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+    def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Generator[Result, None, None]:
         """Results in the order of tasks."""
 
 
@@ -52,7 +52,7 @@ class LocalEngine:
     def __init__(self, n_workers: int | None = None) -> None:
         self.n_workers = n_workers or os.cpu_count() or 1
 
-    def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+    def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Generator[Result, None, None]:
         """A few tasks ahead of whoever takes the results, so that memory does not grow with the number of tasks.
 
         An error is raised as soon as it happens; a task that is running then ends by itself, and its result is dropped.

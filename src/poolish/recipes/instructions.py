@@ -36,7 +36,7 @@ class Pick:
         """
         if isinstance(value, Pick):
             return value
-        found = re.fullmatch(r"(\w+)(?:\((.+)\))?", str(value))
+        found = re.fullmatch(r"(\w+)(?:\((.+)\))?", str(value), re.DOTALL)
         if found is None:
             raise RecipeError(f"pick={value!r}: one of hash, latest, oldest, top(column), stratified(column)")
         return cls(found[1], found[2])

@@ -63,7 +63,7 @@ class RecipeSource:
             part = table.slice(first, FRAGMENT_ROWS)
             place = {"first": first, "end": first + part.num_rows}
             print_ = content_of(part, numbers[first : first + part.num_rows])
-            found.append(Fragment("", first // FRAGMENT_ROWS, part.num_rows, print_, place))
+            found.append(Fragment("", first // FRAGMENT_ROWS, part.num_rows, f"{print_}:{first}", place))
         return found
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:

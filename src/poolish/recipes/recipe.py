@@ -176,7 +176,7 @@ class DatasetRecipe:
         contents = {lot.name: checksum_hex(*(each.fingerprint.encode() for each in lot.fragments)) for lot in lots}
         report = Report(
             self.name,
-            self.fingerprint,
+            self._known_fingerprint(),
             tuple(bake_.lines),
             rows.table.num_rows,
             len(bake_.rejects),
@@ -202,6 +202,13 @@ class DatasetRecipe:
           result: stars int64
         """
         return explain(self, cache, on_error=on_error)
+
+    def _known_fingerprint(self) -> str:
+        """The fingerprint; nothing where a function cannot be told from another, which only a cache needs to know."""
+        try:
+            return self.fingerprint
+        except RecipeError:
+            return ""
 
     def diff(self, other: DatasetRecipe) -> RecipeDifference:
         """What this recipe says otherwise than ``other``, its earlier state: which instructions, and what of them.

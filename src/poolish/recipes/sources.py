@@ -175,7 +175,7 @@ class TableSource:
         for first in range(0, max(1, self._table.num_rows), FRAGMENT_ROWS):
             part = self._table.slice(first, FRAGMENT_ROWS)
             place = {"first": first, "end": first + part.num_rows}
-            found.append(Fragment("", first // FRAGMENT_ROWS, part.num_rows, content_of(part), place))
+            found.append(Fragment("", first // FRAGMENT_ROWS, part.num_rows, f"{content_of(part)}:{first}", place))
         return found
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
