@@ -5,7 +5,7 @@ a clean process, can be run alone (``python -m benchmarks.bench_import``), and c
 in the results and in the exit status.
 
     python -m benchmarks.run                # all of them, and RESULTS.md is written
-    python -m benchmarks.run import rows    # only these, to the screen
+    python -m benchmarks.run import rows    # only these; the other rows of RESULTS.md stay as they are
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -48,9 +49,29 @@ def main(chosen: Sequence[str]) -> int:
     failed: list[str] = []
     for name in chosen or names:
         lines += figures_of(name, failed)
-    if not chosen:
-        RESULTS.write_text(results(lines, failed, datetime.now(UTC).date(), machine()))
+    rows = [f"| {' | '.join(cells(line))} |\n" for line in lines]
+    if chosen:
+        new = {subject(row) for row in rows}
+        rows = sorted([row for row in kept_rows() if subject(row) not in new] + rows, key=subject)
+    RESULTS.write_text(results(rows, failed, datetime.now(UTC).date(), machine()))
     return len(failed)
+
+
+def kept_rows() -> list[str]:
+    """The rows of RESULTS.md as it is."""
+    text = RESULTS.read_text() if RESULTS.exists() else ""
+    return [
+        line for line in text.splitlines(keepends=True) if line.startswith("| ") and not line.startswith("| benchmark")
+    ]
+
+
+def subject(row: str) -> str:
+    """Which benchmark a row is of.
+
+    >>> subject("| rows.append one row | us | 1.6 |"), subject("| import poolish | ms | 2 |")
+    ('rows', 'import')
+    """
+    return re.split(r"[. ]", row.removeprefix("| "))[0]
 
 
 def figures_of(name: str, failed: list[str]) -> Iterator[Line]:
@@ -66,12 +87,11 @@ def figures_of(name: str, failed: list[str]) -> Iterator[Line]:
         failed.append(name)
 
 
-def results(lines: Sequence[Line], failed: Sequence[str], day: date, machine: str) -> str:
+def results(rows: Sequence[str], failed: Sequence[str], day: date, machine: str) -> str:
     """The page of results."""
-    rows = "".join(f"| {' | '.join(cells(line))} |\n" for line in lines)
     broken = "".join(f"\n`bench_{name}.py` failed and its figures are missing or incomplete.\n" for name in failed)
     versions = "".join(f"{name} {version}\n" for name, version in {**installed_versions(), **peers()}.items())
-    return f"{HEADER.format(day=day, machine=machine)}{rows}{broken}\n```text\n{versions}```\n"
+    return f"{HEADER.format(day=day, machine=machine)}{''.join(rows)}{broken}\n```text\n{versions}```\n"
 
 
 def peers() -> dict[str, str]:

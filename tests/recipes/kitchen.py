@@ -18,7 +18,7 @@ from poolish.recipes.result import BakeResult
 
 Row = dict[str, Any]
 
-# Data ---------------------------------------------------------------------------------------------------------------
+# Data -----------------------------------------------------------------------------------------------------------------
 
 
 def numbers(n: int, first: int = 0) -> pa.Table:
@@ -48,7 +48,7 @@ def shelf(folder: Path, n_files: int, n_rows: int, row_group_size: int | None = 
     return folder
 
 
-# What a bake gave ---------------------------------------------------------------------------------------------------
+# What a bake gave -----------------------------------------------------------------------------------------------------
 
 
 def content(result: BakeResult) -> tuple[Any, ...]:
@@ -56,7 +56,12 @@ def content(result: BakeResult) -> tuple[Any, ...]:
 
     Rows as text, because NaN is not equal to itself.
     """
-    return [repr(row) for row in result.table.to_pylist()], result.table.schema.to_string(), origins(result), rejects(result)
+    return (
+        [repr(row) for row in result.table.to_pylist()],
+        result.table.schema.to_string(),
+        origins(result),
+        rejects(result),
+    )
 
 
 def origins(result: BakeResult) -> list[tuple[Any, ...]]:
@@ -87,7 +92,7 @@ def cached(result: BakeResult) -> tuple[int, int]:
     return sum(each.cached for each in found), sum(each.fragments for each in found)
 
 
-# Ways to cut the work -----------------------------------------------------------------------------------------------
+# Ways to cut the work -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -102,7 +107,7 @@ def cut(fragment_rows: int = 65_536, grouped_rows: int = 131_072, batch_rows: in
         yield
 
 
-# A bake in plain Python ---------------------------------------------------------------------------------------------
+# A bake in plain Python -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from poolish.guards.suite import Suite
 from poolish.recipes.engine import LocalEngine
 from tests.effort import times
 from tests.recipes.kitchen import Model, content, cut, line, numbers, origins, shelf, write, xs
+import itertools
 
-# A model: random recipes, and the same in plain Python ---------------------------------------------------------------
+# A model: random recipes, and the same in plain Python ----------------------------------------------------------------
 
 STEPS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "bump": lambda row: {**row, "x": row["x"] + 1},
@@ -119,8 +120,9 @@ def asked(dish: dict[str, Any]) -> tuple[Any, Callable[[Any], bool] | None]:
         given = mine if given is None else mine & given
     if given is None:
         return None, None
-    return given, lambda row: (
-        dish["ingredient"] in (None, row.ingredient) and (plain is None or bool(plain(row.values)))
+    return (
+        given,
+        lambda row: dish["ingredient"] in (None, row.ingredient) and (plain is None or bool(plain(row.values))),
     )
 
 
@@ -170,7 +172,9 @@ def cooked(menu: list[dict[str, Any]], seed: int, folder: Path) -> tuple[Dataset
 
 
 @settings(max_examples=times(50))
-@given(menu=dishes(), seed=st.integers(0, 2**40), sizes=st.tuples(*[st.integers(1, 9)] * 3), n_workers=st.integers(1, 3))
+@given(
+    menu=dishes(), seed=st.integers(0, 2**40), sizes=st.tuples(*[st.integers(1, 9)] * 3), n_workers=st.integers(1, 3)
+)
 def test_a_bake_is_what_plain_python_makes_of_it(menu, seed, sizes, n_workers):
     """Rows, their order, and for each row its ingredient, file, number and steps are those of a slow model."""
     folder = Path(tempfile.mkdtemp())
@@ -191,7 +195,7 @@ def test_a_bake_is_what_plain_python_makes_of_it(menu, seed, sizes, n_workers):
     assert len({origin[:4] for origin in origins(result)}) == len(model.rows)
 
 
-# The same bytes, whoever bakes ---------------------------------------------------------------------------------------
+# The same bytes, whoever bakes ----------------------------------------------------------------------------------------
 
 
 def everything(folder: Path) -> DatasetRecipe:
@@ -236,7 +240,9 @@ def test_the_choice_is_pinned():
     """Which rows a seed chooses is a promise: whoever changes the hash changes everybody's datasets."""
     recipe = DatasetRecipe("pinned", seed=7).add_ingredient("web", numbers(20), take=5)
 
-    assert xs(recipe.bake()) == xs(DatasetRecipe("other name", seed=7).add_ingredient("web", numbers(20), take=5).bake())
+    assert xs(recipe.bake()) == xs(
+        DatasetRecipe("other name", seed=7).add_ingredient("web", numbers(20), take=5).bake()
+    )
     assert xs(recipe.bake()) == [row.row for row in _pinned(20, 5)]
 
 
@@ -307,7 +313,7 @@ def test_two_bakes_at_once_do_not_meet(tmp_path):
     assert found == [want] * 4
 
 
-# The order of instructions -------------------------------------------------------------------------------------------
+# The order of instructions --------------------------------------------------------------------------------------------
 
 
 def test_an_ingredient_added_after_a_step_is_not_touched_by_it():
@@ -323,7 +329,10 @@ def test_an_ingredient_added_after_a_step_is_not_touched_by_it():
     assert [result.lineage.why(i).steps for i in (0, 1)] == [("ten", "more"), ("more",)]
 
 
-@pytest.mark.parametrize("barrier", [("dedup", {}), ("limit", {"n": 2}), ("shuffle", {}), ("winsorize", {"column": "x", "low": 0, "high": 1})])
+@pytest.mark.parametrize(
+    "barrier",
+    [("dedup", {}), ("limit", {"n": 2}), ("shuffle", {}), ("winsorize", {"column": "x", "low": 0, "high": 1})],
+)
 def test_an_ingredient_added_after_a_barrier_is_not_touched_by_it(barrier):
     """Neither deduplicated, cut, shuffled nor scaled."""
     later = [7.0, 9.0, 7.0, 8.0]
@@ -359,7 +368,7 @@ def test_a_shuffle_spreads_copies_and_children_of_a_row():
 
     for recipe in (repeated, expanded):
         found = xs(recipe.prepare_step("mix", "shuffle").bake())
-        n_together = sum(one == other for one, other in zip(found, found[1:], strict=False))
+        n_together = sum(one == other for one, other in itertools.pairwise(found))
         assert n_together < 15  # 2 are expected by chance, 80 if they stay together
 
 
@@ -369,7 +378,7 @@ def test_a_shuffle_of_a_subset_leaves_other_rows_in_their_places():
     try:
         found = xs(recipe.prepare_step("mix", "shuffle", where=col.ingredient == "b").bake())
     except RecipeError as error:
-        assert "where" in str(error)
+        assert "where" in str(error)  # noqa: PT017
         return
 
     assert found[:20] == list(range(20))
@@ -389,7 +398,7 @@ def test_more_steps_than_lineage_can_tell_are_refused():
         recipe.prepare_step("one more", "map", columns={"x": col.x}).bake()
 
 
-# Columns that do not fit --------------------------------------------------------------------------------------------
+# Columns that do not fit ----------------------------------------------------------------------------------------------
 
 
 def test_ingredients_with_other_columns_are_named():
@@ -427,11 +436,13 @@ def test_a_column_of_nulls_takes_the_type_of_the_others():
     assert xs(recipe.bake()) == [None, "one"]
 
 
-# Nothing to bake ----------------------------------------------------------------------------------------------------
+# Nothing to bake ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("empty", [[], pa.table({"x": pa.array([], pa.int64())}), DatasetBuffer()])
-@pytest.mark.parametrize("options", [{}, {"take": 0}, {"take": 0.5}, {"take": 5, "on_short": "accept"}, {"take": 0.5, "pick": "latest"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"take": 0}, {"take": 0.5}, {"take": 5, "on_short": "accept"}, {"take": 0.5, "pick": "latest"}]
+)
 def test_an_empty_source_gives_no_rows(empty, options):
     """Not an error: nothing was there."""
     recipe = DatasetRecipe("r").add_ingredient("none", empty, **options).add_ingredient("some", [{"x": 1}])
@@ -460,7 +471,7 @@ def test_an_empty_table_leaves_its_columns():
     assert DatasetRecipe("r").add_ingredient("a", numbers(0)).bake().table.column_names[:1] == ["x"]
 
 
-# Into a buffer that lives on -----------------------------------------------------------------------------------------
+# Into a buffer that lives on ------------------------------------------------------------------------------------------
 
 
 def test_into_appends_to_a_living_buffer_with_its_size():
@@ -482,7 +493,12 @@ def test_a_bake_that_fails_leaves_the_buffer_as_it_was():
     before = buffer.snapshot().to_arrow()
 
     with pytest.raises(ZeroDivisionError):
-        bake(DatasetRecipe("r").add_ingredient("a", numbers(3)).prepare_step("bad", lambda row: {"x": 1 // (2 - row["x"])}), into=buffer)
+        bake(
+            DatasetRecipe("r")
+            .add_ingredient("a", numbers(3))
+            .prepare_step("bad", lambda row: {"x": 1 // (2 - row["x"])}),
+            into=buffer,
+        )
     with pytest.raises(SchemaError):
         bake(DatasetRecipe("r").add_ingredient("a", [{"x": "text"}]), into=buffer)
 
@@ -522,7 +538,7 @@ def test_lineage_is_about_the_rows_that_a_guard_let_through():
     assert result.lineage.why(0).row == 1
 
 
-# The report ----------------------------------------------------------------------------------------------------------
+# The report -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_report_counts_what_each_instruction_did(tmp_path):
@@ -586,7 +602,10 @@ def test_diff_tells_rows_and_cause():
     second = recipe.bake()
     third = DatasetRecipe("r").add_ingredient("a", buffer, where=col.x > 0).bake()
 
-    found = [(d.added, d.removed, d.changed, d.because) for d in (second.diff(first), third.diff(second), second.diff(second))]
+    found = [
+        (d.added, d.removed, d.changed, d.because)
+        for d in (second.diff(first), third.diff(second), second.diff(second))
+    ]
 
     assert found == [(2, 0, 1, "data"), (0, 1, 0, "recipe"), (0, 0, 0, "nothing")]
 
@@ -640,7 +659,7 @@ def test_a_fingerprint_changes_with_the_recipe_and_with_nothing_else():
     assert step(positive, where=positive) == step(positive, where=positive)
 
 
-# What is refused -----------------------------------------------------------------------------------------------------
+# What is refused ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -664,7 +683,7 @@ def test_a_fingerprint_changes_with_the_recipe_and_with_nothing_else():
 )
 def test_an_impossible_ingredient_is_refused_by_name(options):
     """Where it is written, or at the latest when it is baked."""
-    with pytest.raises(RecipeError, match="take|weight|pick|on_short"):
+    with pytest.raises(RecipeError, match=r"take|weight|pick|on_short"):
         DatasetRecipe("r", total=10).add_ingredient("oats", numbers(20), **options).bake()
 
 
@@ -674,7 +693,9 @@ def test_two_ingredients_of_one_name_are_refused():
         DatasetRecipe("r").add_ingredient("a", []).add_ingredient("a", [])
 
 
-@pytest.mark.parametrize("options", [{"unit": "bytes"}, {"unit": "tokens"}, {"total": 0}, {"total": 1.5}, {"seed": -1}, {"seed": "x"}])
+@pytest.mark.parametrize(
+    "options", [{"unit": "bytes"}, {"unit": "tokens"}, {"total": 0}, {"total": 1.5}, {"seed": -1}, {"seed": "x"}]
+)
 def test_an_impossible_recipe_is_refused(options):
     """Loud, and at once."""
     with pytest.raises((ConfigError, TypeError)):

@@ -33,12 +33,13 @@ def counts(result: Any) -> list[tuple[Any, ...]]:
 
 
 def made(code: str, name: str = "step", **names: Any) -> Any:
-    """A function of this code, as another version of somebody's module would have it."""
+    """A function or class of this code, as another version of somebody's module would have it."""
+    names["__name__"] = "somebody"
     exec(code, names)
     return names[name]
 
 
-# A machine: change anything, bake with one cache, compare with a bake from nothing ------------------------------------------
+# A machine: change anything, bake with one cache, compare with a bake from nothing ------------------------------------
 
 WHERES = [None, col.x > 3, col.x > 4, "group == 'g1'", "x % 2 == 0 or text == 'row 1'", col.text.is_null()]
 TAKES = [None, 0.0, 0.1, 0.5, 0.9, 1.0, 0, 3, 8]
@@ -194,7 +195,7 @@ TestIncrementalIsNeverWrong = Kitchen.TestCase
 TestIncrementalIsNeverWrong.settings = settings(max_examples=times(8), stateful_step_count=10, deadline=None)
 
 
-# Functions: whatever decides what they do is seen ----------------------------------------------------------------------------
+# Functions: whatever decides what they do is seen ---------------------------------------------------------------------
 
 
 def versions() -> dict[str, tuple[Any, Any]]:
@@ -221,13 +222,28 @@ def versions() -> dict[str, tuple[Any, Any]]:
     plain = "def step(row): return {'x': row['x'] * K}"
     return {
         "code": (made("def step(row): return {'x': 1}"), made("def step(row): return {'x': 2}")),
-        "names": (made("def step(row): return {'x': min(row['x'], 3)}"), made("def step(row): return {'x': max(row['x'], 3)}")),
-        "attribute": (made("def step(row): return {'x': str(row['x']).count('5')}"), made("def step(row): return {'x': str(row['x']).find('5')}")),
+        "names": (
+            made("def step(row): return {'x': min(row['x'], 3)}"),
+            made("def step(row): return {'x': max(row['x'], 3)}"),
+        ),
+        "attribute": (
+            made("def step(row): return {'x': str(row['x']).count('5')}"),
+            made("def step(row): return {'x': str(row['x']).find('5')}"),
+        ),
         "default": (made("def step(row, k=1): return {'x': k}"), made("def step(row, k=2): return {'x': k}")),
-        "keyword default": (made("def step(row, *, k=1): return {'x': k}"), made("def step(row, *, k=2): return {'x': k}")),
+        "keyword default": (
+            made("def step(row, *, k=1): return {'x': k}"),
+            made("def step(row, *, k=2): return {'x': k}"),
+        ),
         "global": (made(plain, K=1), made(plain, K=2)),
-        "global type": (made("def step(row): return {'x': len(str(K))}", K=1), made("def step(row): return {'x': len(str(K))}", K=True)),
-        "global list": (made("def step(row): return {'x': K[0]}", K=[1]), made("def step(row): return {'x': K[0]}", K=[2])),
+        "global type": (
+            made("def step(row): return {'x': len(str(K))}", K=1),
+            made("def step(row): return {'x': len(str(K))}", K=True),
+        ),
+        "global list": (
+            made("def step(row): return {'x': K[0]}", K=[1]),
+            made("def step(row): return {'x': K[0]}", K=[2]),
+        ),
         "global array": (
             made("def step(row): return {'x': int(K[2500])}", K=np.zeros(5_000)),
             made("def step(row): return {'x': int(K[2500])}", K=np.ones(5_000)),
@@ -257,12 +273,22 @@ def versions() -> dict[str, tuple[Any, Any]]:
             made("class C:\n  def f(self, x): return x * 2\ndef step(row): return {'x': C().f(row['x'])}"),
         ),
         "closure": (closure(1), closure(2)),
+        "enum member": (closure_over(made(ENUM, "E", k=1).A), closure_over(made(ENUM, "E", k=2).A)),
+        "named tuple": (closure_over(made(TUPLE, "E", k=1)(1)), closure_over(made(TUPLE, "E", k=2)(1))),
         "closure of a list": (closure_of([1]), closure_of([2])),
         "closure of a function": (inner(1), inner(2)),
         "method": (Kneader(1).step, Kneader(2).step),
         "object": (Kneader(1), Kneader(2)),
         "partial": (functools.partial(scaled, k=1), functools.partial(scaled, k=2)),
     }
+
+
+ENUM = "import enum\nclass E(enum.Enum):\n    A = 1\n    def f(self): return k"
+TUPLE = "import typing\nclass E(typing.NamedTuple):\n    a: int\n    def f(self): return k"
+
+
+def closure_over(value: Any) -> Any:
+    return lambda row: {"x": value.f()}
 
 
 def closure_of(k: list[int]) -> Any:
@@ -283,7 +309,7 @@ def test_a_function_that_changed_is_never_mistaken_for_the_old_one(name, tmp_pat
         try:
             found.append(xs(recipe.bake(cache=tmp_path)))
         except RecipeError as error:
-            assert "version" in str(error)
+            assert "version" in str(error)  # noqa: PT017
             return
 
     assert found == [[function({"x": 5})["x"]] for function in (one, two, one)]
@@ -297,7 +323,10 @@ def filters() -> dict[str, tuple[Any, Any]]:
         "code": (made("def step(row): return row['x'] > 1"), made("def step(row): return row['x'] > 2")),
         "global": (made("def step(row): return row['x'] > K", K=1), made("def step(row): return row['x'] > K", K=2)),
         "helper": (made(helper.format(1)), made(helper.format(2))),
-        "keyword default": (made("def step(row, *, k=1): return row['x'] > k"), made("def step(row, *, k=2): return row['x'] > k")),
+        "keyword default": (
+            made("def step(row, *, k=1): return row['x'] > k"),
+            made("def step(row, *, k=2): return row['x'] > k"),
+        ),
         "closure": (above(1), above(2)),
         "partial": (functools.partial(is_above, k=1), functools.partial(is_above, k=2)),
     }
@@ -317,12 +346,14 @@ def test_a_filter_that_changed_is_never_mistaken_for_the_old_one(name, is_step, 
     """The same for ``where`` of an ingredient and of a step."""
     found = []
     for function in filters()[name]:
-        recipe = DatasetRecipe("r").add_ingredient("a", [{"x": x} for x in range(4)], where=None if is_step else function)
+        recipe = DatasetRecipe("r").add_ingredient(
+            "a", [{"x": x} for x in range(4)], where=None if is_step else function
+        )
         recipe.prepare_step("s", "map", where=function if is_step else None, columns={"x": col.x + 10})
         try:
             found.append(xs(recipe.bake(cache=tmp_path)))
         except RecipeError as error:
-            assert "version" in str(error)
+            assert "version" in str(error)  # noqa: PT017
             return
 
     assert found == ([[0, 1, 12, 13], [0, 1, 2, 13]] if is_step else [[12, 13], [13]])
@@ -378,7 +409,7 @@ def test_options_that_changed_are_never_mistaken_for_the_old_ones(tmp_path):
             try:
                 found.append(xs(recipe.bake(cache=tmp_path / "c"))[0])
             except RecipeError as error:
-                assert "version" in str(error)
+                assert "version" in str(error)  # noqa: PT017
                 found.append(k)
             del recipe
         assert found == [0, 1, 2, 3]
@@ -398,7 +429,7 @@ def test_a_registered_step_and_a_suite_that_changed_are_seen(tmp_path):
     assert found == [[3], [6, 30]]
 
 
-# Data: whatever changed is seen ---------------------------------------------------------------------------------------------
+# Data: whatever changed is seen ---------------------------------------------------------------------------------------
 
 
 def test_a_file_that_was_rewritten_with_its_old_time_is_seen(tmp_path):
@@ -418,7 +449,11 @@ def test_a_step_of_a_stream_that_got_more_fields_is_seen(tmp_path):
     recipe.bake(cache=tmp_path / "cache")
     store.append(steps=[0], names=["b"], values=[2.0])
 
-    assert recipe.bake(cache=tmp_path / "cache").table.to_pylist() == recipe.bake().table.to_pylist() == [{"a": 1.0, "b": 2.0}]
+    assert (
+        recipe.bake(cache=tmp_path / "cache").table.to_pylist()
+        == recipe.bake().table.to_pylist()
+        == [{"a": 1.0, "b": 2.0}]
+    )
 
 
 def test_rows_that_are_equal_but_others_are_not_mistaken(tmp_path):
@@ -445,7 +480,9 @@ def test_lineage_out_of_the_cache_names_the_steps_of_this_recipe(tmp_path):
     same = made("def step(row): return row")
     other = made("def step(row): return {'x': row['x']}")
     DatasetRecipe("one").add_ingredient("a", [{"x": 1}]).prepare_step("s", same).bake(cache=tmp_path)
-    recipe = DatasetRecipe("two").add_ingredient("z", [{"x": 1}]).prepare_step("q", other).add_ingredient("a", [{"x": 1}])
+    recipe = (
+        DatasetRecipe("two").add_ingredient("z", [{"x": 1}]).prepare_step("q", other).add_ingredient("a", [{"x": 1}])
+    )
 
     result = recipe.prepare_step("s", same).bake(cache=tmp_path)
 
@@ -462,7 +499,7 @@ def test_no_name_of_a_column_is_taken(name, tmp_path):
         assert recipe.bake(cache=tmp_path).table.to_pylist() == [{name: 7}, {name: 8}]
 
 
-# Work that is saved -----------------------------------------------------------------------------------------------------------
+# Work that is saved ---------------------------------------------------------------------------------------------------
 
 
 def wide(folder: Path, **options: Any) -> DatasetRecipe:
@@ -564,7 +601,7 @@ def test_counts_reuse_fragments_that_keep_their_rows(take, tmp_path):
     assert cached(recipe.bake(cache=tmp_path / "cache")) == (10, 10)
 
 
-# Entries that are damaged ------------------------------------------------------------------------------------------------------
+# Entries that are damaged ---------------------------------------------------------------------------------------------
 
 
 def test_every_damaged_entry_is_baked_again(tmp_path):
@@ -576,7 +613,14 @@ def test_every_damaged_entry_is_baked_again(tmp_path):
     whole = entry.read_bytes()
     rng = np.random.default_rng(11)
     damages = [whole[:n] for n in (0, 1, 50, len(whole) // 2, len(whole) - 1)]
-    damages += [b"{}\n", b"[]\n" + whole, b"null\n", b"\xff" * 400, b"x" * len(whole), json.dumps({"checksum": "0"}).encode() + b"\n"]
+    damages += [
+        b"{}\n",
+        b"[]\n" + whole,
+        b"null\n",
+        b"\xff" * 400,
+        b"x" * len(whole),
+        json.dumps({"checksum": "0"}).encode() + b"\n",
+    ]
     for place in (*range(0, min(700, len(whole)), 15), *rng.integers(0, len(whole), times(15)).tolist()):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << int(rng.integers(0, 8))

@@ -74,7 +74,7 @@ def test_weights_without_a_total_are_refused():
         DatasetRecipe("r").add_ingredient("a", numbers(5), weight=1).bake()
 
 
-# In tokens -----------------------------------------------------------------------------------------------------------
+# In tokens ------------------------------------------------------------------------------------------------------------
 
 
 def texts(n_rows: int, first: int = 0) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import time
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,9 @@ def test_a_row_becomes_several_or_none():
 
 def test_children_of_children_are_told_apart():
     """Also 1,500 of one row, and children of theirs."""
-    recipe = DatasetRecipe("r").add_ingredient("a", numbers(2)).prepare_step("many", lambda row: [{"x": row["x"]}] * 1_500)
+    recipe = (
+        DatasetRecipe("r").add_ingredient("a", numbers(2)).prepare_step("many", lambda row: [{"x": row["x"]}] * 1_500)
+    )
     result = recipe.prepare_step("two", lambda row: [row, row]).bake()
 
     assert len(set(result.lineage.identities().tolist())) == 6_000
@@ -154,11 +157,13 @@ def test_a_function_may_select_the_subset():
 
 @pytest.mark.parametrize("where", [col.x == 1, col.x < 100, col.x > 100, "x % 2 == 0"])
 def test_a_step_on_a_subset_loses_no_column(where):
-    """A column that it adds is there with nulls for the others, or it is an error: never dropped, never cut-dependent."""
+    """A column that it adds is there, with nulls for the others, or it is an error; in any cut the same."""
     outcomes = []
     for sizes in SIZES:
-        recipe = DatasetRecipe("r").add_ingredient("oats", numbers(6)).prepare_step(
-            "knead", lambda row: {**row, "new": 1}, where=where
+        recipe = (
+            DatasetRecipe("r")
+            .add_ingredient("oats", numbers(6))
+            .prepare_step("knead", lambda row: {**row, "new": 1}, where=where)
         )
         with cut(*sizes):
             try:
@@ -166,9 +171,11 @@ def test_a_step_on_a_subset_loses_no_column(where):
                 outcomes.append([row.get("new", "missing") for row in table.to_pylist()])
             except (RecipeError, SchemaError) as error:
                 outcomes.append([type(error).__name__])
-                assert "knead" in str(error) or "new" in str(error)
+                assert "knead" in str(error) or "new" in str(error)  # noqa: PT017
 
-    selected = [x for x in range(6) if {"x == 1": x == 1, "x < 100": True, "x > 100": False}.get(str(where), x % 2 == 0)]
+    selected = [
+        x for x in range(6) if {"x == 1": x == 1, "x < 100": True, "x > 100": False}.get(str(where), x % 2 == 0)
+    ]
     honest = [1 if x in selected else None for x in range(6)]
     if not selected:
         assert outcomes in ([["missing"] * 6] * 3, [[None] * 6] * 3)
@@ -267,7 +274,7 @@ def test_a_batch_that_does_not_add_up_is_told(function):
     assert "knead" in refused(function, error=Exception, batched=True)
 
 
-# Columns that change ----------------------------------------------------------------------------------------------------
+# Columns that change --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", [col.x > 3, col.x > 100])
@@ -293,7 +300,7 @@ def test_a_step_that_returns_another_schema_for_a_row_is_told():
     assert all(word in told for word in ("oats", "knead", "'x'"))
 
 
-# Built in --------------------------------------------------------------------------------------------------------------
+# Built in -------------------------------------------------------------------------------------------------------------
 
 
 def test_map_calculates_columns():
@@ -384,7 +391,9 @@ def test_dedup_of_lists_and_structs():
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["", "a", "b", None])), max_size=12), st.integers(1, 5))
 def test_dedup_is_that_of_a_set(pairs, size):
     """Against plain Python, in any cut."""
-    table = pa.table({"x": pa.array([x for x, _ in pairs], pa.int64()), "t": pa.array([t for _, t in pairs], pa.string())})
+    table = pa.table(
+        {"x": pa.array([x for x, _ in pairs], pa.int64()), "t": pa.array([t for _, t in pairs], pa.string())}
+    )
     with cut(size):
         result = DatasetRecipe("r").add_ingredient("a", table).prepare_step("once", "dedup").bake()
 
@@ -432,7 +441,10 @@ def test_winsorize_clips_at_quantiles():
 
 @pytest.mark.parametrize(
     ("step", "parameters", "want"),
-    [("winsorize", {"low": 2, "high": 3}, [2.0, 2.0, 2.0, 3.0]), ("standardise", {"mean": 1, "std": 2}, [-0.5, 0.0, 0.5, 1.0])],
+    [
+        ("winsorize", {"low": 2, "high": 3}, [2.0, 2.0, 2.0, 3.0]),
+        ("standardise", {"mean": 1, "std": 2}, [-0.5, 0.0, 0.5, 1.0]),
+    ],
 )
 def test_parameters_in_the_recipe_are_used_as_they_are(step, parameters, want):
     """Nothing is fitted then."""
@@ -469,7 +481,7 @@ def test_tokenize_takes_objects_that_encode():
     assert baked("tokenize", tokenizer=Tokenizer(), version=1).table["tokens"].to_pylist()[0] == [1, 2]
 
 
-# Suites -----------------------------------------------------------------------------------------------------------------
+# Suites ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_suite_rejects_rows_with_reasons():
@@ -490,13 +502,13 @@ def test_a_suite_about_all_rows_sees_all_rows():
     try:
         result = baked(Suite("once").expect_unique("x"), table, on_error="skip")
     except RecipeError as error:
-        assert "unique" in str(error)
+        assert "unique" in str(error)  # noqa: PT017
         return
 
     assert xs(result) == [1, 2, 3]
 
 
-# Rows that fail ---------------------------------------------------------------------------------------------------------
+# Rows that fail -------------------------------------------------------------------------------------------------------
 
 
 def odd(row: dict[str, Any]) -> dict[str, Any]:
@@ -643,7 +655,52 @@ def test_a_function_that_nobody_can_compare_asks_for_a_version(step, tmp_path):
 
 
 def test_a_column_keeps_its_type_or_gets_another_name():
-    """What a column holds does not depend on which rows are made together: another type is refused, a new name is not."""
+    """A type does not depend on which rows are made together: another one is refused, a new name is not."""
     assert "'x'" in refused(lambda row: {"x": str(row["x"])}, error=SchemaError)
     assert baked(lambda row: {"name": str(row["x"])}).table["name"].to_pylist() == [str(x) for x in range(8)]
     assert baked("map", columns={"x": "cast(x, 'string')"}).table["x"].to_pylist() == [str(x) for x in range(8)]
+
+
+TOGETHER = {
+    "numbers": lambda row: {"y": 1 if row["x"] < 4 else 0.5},
+    "columns": lambda row: {"y": 1} if row["x"] < 4 else {"z": 1},
+    "structs": lambda row: {"y": {"k": 1} if row["x"] % 2 else {"l": 2}},
+    "shapes": lambda row: {"y": np.zeros(row["x"] % 2 + 1)},
+    "nulls": lambda row: {"y": None if row["x"] % 2 else "text"},
+    "texts": lambda row: {"y": "text" if row["x"] < 4 else 5},
+}
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("kind", list(TOGETHER))
+def test_what_rows_decide_together_does_not_depend_on_the_cut(kind, on_error):
+    """A new column whose rows do not agree is refused, or joined, in the same way for any size of fragments."""
+    outcomes = []
+    for sizes in SIZES:
+        recipe = DatasetRecipe("r").add_ingredient("oats", numbers(8)).prepare_step("knead", TOGETHER[kind])
+        with cut(*sizes):
+            try:
+                outcomes.append(content(recipe.bake(on_error=on_error)))
+            except (SchemaError, RecipeError):
+                outcomes.append(("refused",))
+
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def test_a_call_that_hangs_is_told():
+    """With ``timeout_s`` a step that does not come back is an error with its place, or a rejected row."""
+
+    def hang(row: dict[str, Any]) -> dict[str, Any]:
+        if row["x"] == 1:
+            time.sleep(2)
+        return row
+
+    began = time.monotonic()
+    told = refused(hang, numbers(3), error=RecipeError, timeout_s=0.1, version=1)
+    recipe = DatasetRecipe("r").add_ingredient("oats", numbers(3)).prepare_step("knead", hang, timeout_s=0.1, version=1)
+    result = recipe.bake(on_error="skip")
+
+    assert time.monotonic() - began < 1.9
+    assert all(word in told for word in ("oats", "row 1", "knead", "timeout_s"))
+    assert xs(result) == [0, 2]
+    assert [reject[:4] for reject in rejects(result)] == [("oats", "", 1, "knead")]

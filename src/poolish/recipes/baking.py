@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from poolish.errors import BudgetSpent, RecipeError, SchemaError
+from poolish.errors import BudgetSpent, RecipeError, SchemaError, UnknownColumn
 from poolish.guards.guard import ask, passed
 from poolish.recipes.built_in import Barrier, Fitted, Shuffle, built_in
 from poolish.recipes.cache import Baked, Cache, total
@@ -255,7 +255,10 @@ class Bake:
         started = time.perf_counter()
         if isinstance(step, Barrier) or getattr(step, "needs_all", False):
             self._materialize()
-            self._pass(step, where, name, bit, line)
+            try:
+                self._pass(step, where, name, bit, line)
+            except UnknownColumn as error:
+                raise UnknownColumn(f"step {name!r}: {error}") from None
         else:
             self._row_local(Work(name, step, where, bit), line)
         line.seconds += time.perf_counter() - started

@@ -75,7 +75,7 @@ def _recipe() -> Schema:
 def _ingredient() -> Schema:
     nested = {"anyOf": [{**_TEXT, "description": "the path of its file"}, {"$ref": "#/$defs/recipe"}]}
     paths = {"type": "array", "items": _TEXT, "minItems": 1}
-    picks = {"enum": ["hash", "latest", "oldest"]}, {"type": "string", "pattern": r"^(top|stratified)\(.+\)$"}
+    picks = {"enum": ["hash", "latest", "oldest"]}, {"type": "string", "pattern": r"^(top|stratified)\([\s\S]+\)$"}
     about = {
         "ingredient": {**_TEXT, "description": "its name; rows keep it"},
         "source": {

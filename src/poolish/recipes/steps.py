@@ -87,6 +87,10 @@ def register_step(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        from poolish.recipes.built_in import BUILT_IN
+
+        if name in BUILT_IN:
+            raise RecipeError(f"{name!r} is a step that every recipe has; register yours under another name")
         _REGISTRY[name] = function
         return function
 
