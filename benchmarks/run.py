@@ -49,12 +49,17 @@ def main(chosen: Sequence[str]) -> int:
     failed: list[str] = []
     for name in chosen or names:
         lines += figures_of(name, failed)
-    rows = [f"| {' | '.join(cells(line))} |\n" for line in lines]
+    rows = [row_of(line) for line in lines]
     if chosen:
         new = {subject(row) for row in rows}
         rows = sorted([row for row in kept_rows() if subject(row) not in new] + rows, key=subject)
     RESULTS.write_text(results(rows, failed, datetime.now(UTC).date(), machine()))
     return len(failed)
+
+
+def row_of(line: Line) -> str:
+    """A figure as a row of the page."""
+    return f"| {' | '.join(cells(line))} |\n"
 
 
 def kept_rows() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from pathlib import Path
 
 import pytest
 
@@ -140,14 +141,27 @@ def test_results_page_shows_every_line():
     """Missing peers, broken benchmarks and cells with bars in them included."""
     full = Figure("a|b", "rows/s", 6123456.0, 2.0, "hf", 3e6, 7)
     gap = Figure("c", "us", 1.5, None, "x", None, 7, "not installed")
-    lines = [json.loads(figure.to_json()) for figure in (full, gap)]
+    rows = [run.row_of(json.loads(figure.to_json())) for figure in (full, gap)]
 
-    page = run.results(lines, ["rows"], date(2030, 1, 2), "a machine")
+    page = run.results(rows, ["rows"], date(2030, 1, 2), "a machine")
 
     assert "on 2030-01-02: a machine." in page
     assert "| a\\|b | rows/s | 6,123,000 | hf | 2 | 3,000,000 | 7 | - |" in page
     assert "| c | us | 1.5 | x | - | - | 7 | not installed |" in page
     assert "`bench_rows.py` failed" in page
+
+
+def test_some_benchmarks_replace_their_rows_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The rows of the others stay, in the order of their names."""
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "RESULTS.md")
+    old = [run.row_of(json.loads(Figure(name, "us", 1.0, None, "x", None, 1).to_json())) for name in ("a.x", "b.y")]
+    run.RESULTS.write_text(run.results(old, [], date(2030, 1, 2), "a machine"))
+    new = json.loads(Figure("b.z", "us", 2.0, None, "x", None, 1).to_json())
+    monkeypatch.setattr(run, "figures_of", lambda name, failed: iter([new]))
+
+    assert run.main(["b"]) == 0
+
+    assert run.kept_rows() == [old[0], run.row_of(new)]
 
 
 def test_machine_is_described_without_its_name():

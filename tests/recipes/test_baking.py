@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -24,7 +25,6 @@ from poolish.guards.suite import Suite
 from poolish.recipes.engine import LocalEngine
 from tests.effort import times
 from tests.recipes.kitchen import Model, content, cut, line, numbers, origins, shelf, write, xs
-import itertools
 
 # A model: random recipes, and the same in plain Python ----------------------------------------------------------------
 
@@ -80,10 +80,8 @@ def preparations(draw: st.DrawFn, name: str) -> dict[str, Any]:
 @st.composite
 def dishes(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Instructions: at least one ingredient, then ingredients and steps in any order."""
-    found = [draw(ingredients("i0"))]
-    for i in range(1, draw(st.integers(1, 6))):
-        found.append(draw(st.one_of(ingredients(f"i{i}"), preparations(f"s{i}"))))
-    return found
+    others = [st.one_of(ingredients(f"i{i}"), preparations(f"s{i}")) for i in range(1, draw(st.integers(1, 6)))]
+    return [draw(each) for each in (ingredients("i0"), *others)]
 
 
 def source_of(dish: dict[str, Any], folder: Path) -> Any:

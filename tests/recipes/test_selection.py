@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from datetime import datetime
 
@@ -16,7 +17,6 @@ from poolish.recipes import stratified, top
 from poolish.recipes.selection import largest_remainder
 from tests.effort import times
 from tests.recipes.kitchen import Model, cut, line, numbers, shared_out, shelf, write, xs
-import itertools
 
 
 def taken(source, take, *, seed=0, name="a", **options):

@@ -661,32 +661,6 @@ def test_a_column_keeps_its_type_or_gets_another_name():
     assert baked("map", columns={"x": "cast(x, 'string')"}).table["x"].to_pylist() == [str(x) for x in range(8)]
 
 
-TOGETHER = {
-    "numbers": lambda row: {"y": 1 if row["x"] < 4 else 0.5},
-    "columns": lambda row: {"y": 1} if row["x"] < 4 else {"z": 1},
-    "structs": lambda row: {"y": {"k": 1} if row["x"] % 2 else {"l": 2}},
-    "shapes": lambda row: {"y": np.zeros(row["x"] % 2 + 1)},
-    "nulls": lambda row: {"y": None if row["x"] % 2 else "text"},
-    "texts": lambda row: {"y": "text" if row["x"] < 4 else 5},
-}
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-@pytest.mark.parametrize("kind", list(TOGETHER))
-def test_what_rows_decide_together_does_not_depend_on_the_cut(kind, on_error):
-    """A new column whose rows do not agree is refused, or joined, in the same way for any size of fragments."""
-    outcomes = []
-    for sizes in SIZES:
-        recipe = DatasetRecipe("r").add_ingredient("oats", numbers(8)).prepare_step("knead", TOGETHER[kind])
-        with cut(*sizes):
-            try:
-                outcomes.append(content(recipe.bake(on_error=on_error)))
-            except (SchemaError, RecipeError):
-                outcomes.append(("refused",))
-
-    assert outcomes[0] == outcomes[1] == outcomes[2]
-
-
 def test_a_call_that_hangs_is_told():
     """With ``timeout_s`` a step that does not come back is an error with its place, or a rejected row."""
 
