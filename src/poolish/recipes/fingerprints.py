@@ -123,6 +123,15 @@ class _Digest:
         else:
             self._function(value)
 
+    def _methods_of(self, kind: type) -> None:
+        """The code of a class without its members, which for an enum are objects of the class itself."""
+        for name, value in sorted(vars(kind).items()):
+            if isinstance(value, (types.FunctionType, property, staticmethod, classmethod)) and not name.startswith(
+                "_"
+            ):
+                self._say("member", name)
+                self.add(value)
+
     # -- values that hold others
 
     def _is_collection(self, value: Any) -> bool:
@@ -132,6 +141,8 @@ class _Digest:
             self._say(kind.__name__, " ".join(sorted(_alone(each) for each in value)))
         elif kind in (list, tuple) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
             self._all(kind.__name__, value, value)
+            if kind not in (list, tuple):
+                self.add(kind)  # a named tuple may have methods
         elif kind in (dict, OrderedDict, Counter, types.MappingProxyType):
             self._all(kind.__name__, value, [part for item in value.items() for part in item])
         else:
@@ -177,6 +188,7 @@ class _Digest:
         elif isinstance(value, enum.Enum):
             self._say("enum", f"{kind} {value.name}")
             self.add(value.value)
+            self._methods_of(type(value))
         elif isinstance(value, logging.Logger):
             self._say("logger", value.name)
         elif kind == "tokenizers.Tokenizer":

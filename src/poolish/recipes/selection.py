@@ -9,6 +9,7 @@ thousand.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,7 +62,9 @@ def largest_remainder(weights: list[float], total: int) -> list[int]:
     """
     if any(not weight > 0 or weight == float("inf") for weight in weights):
         raise RecipeError(f"weights must be numbers above 0, got {weights}")
-    exact = [total * weight / sum(weights) for weight in weights]
+    # As they are written, not as a float rounds them: 0.1 and 0.2 are one and two parts.
+    written = [Fraction(str(weight)) for weight in weights]
+    exact = [total * weight / sum(written) for weight in written]
     shares = [int(share) for share in exact]
     by_rest = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
     for i in by_rest[: total - sum(shares)]:

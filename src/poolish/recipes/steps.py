@@ -135,6 +135,8 @@ def raise_at(place: str, error: Exception) -> NoReturn:
     """An error with its place: in the message where it is ours, in a note where it is the user's."""
     if isinstance(error, WrongResult):
         raise RecipeError(f"{place}: {error}") from error.__cause__
+    if isinstance(error, StopIteration):  # it would end the loop of whoever asks for the next result
+        raise RuntimeError(f"while baking {place}: StopIteration, from next() without a default") from error
     error.add_note(f"while baking {place}")
     raise error
 
