@@ -17,6 +17,7 @@ from poolish.load.composite import CompositeDataset
 from poolish.load.dataset import Dataset
 from poolish.load.filtered import FilteredDataset
 from poolish.load.loader import Loader
+from poolish.load.resilient import ResilientDataset
 from poolish.load.resume_check import verify_resume
 from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard
 from poolish.load.shuffled import ShuffledDataset
@@ -43,6 +44,7 @@ __all__ = [
     "ImageFolder",
     "Loader",
     "RandomBatches",
+    "ResilientDataset",
     "SequentialBatches",
     "ShuffledDataset",
     "StratifiedBatches",

@@ -1,0 +1,122 @@
+"""A dataset whose source may fail: tried again, left alone for a while when it fails too often, replaced by policy.
+
+    retry      an attempt that failed is made again, later           (guards/retry.py)
+    breaker    a source that fails most of the time is not asked     (guards/breaker.py)
+    faults     what stands in for a row that cannot be had           (guards/faults.py)
+
+Each attempt goes through the breaker, so a storm of retries opens it; what is left of an error then follows the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from poolish.errors import ConfigError
+from poolish.guards import CircuitBreaker, Faults, Retry
+from poolish.load.dataset import samples
+from poolish.load.frozen import Frozen, Int64, freeze
+from poolish.load.views import Through, View
+
+
+class ResilientDataset(View):
+    """``dataset`` with its reads retried, guarded by a breaker, and replaced by policy where that is not enough.
+
+    A dataset has a row for every number, so ``Faults(on_sample="skip")`` is for a ``Loader``; here a row is replaced by
+    a placeholder or by its neighbour, or its error comes out.
+
+    >>> from poolish.guards import Faults
+    >>> class Flapping(list):
+    ...     def __getitem__(self, i):
+    ...         if i == 1:
+    ...             raise OSError("the disk is away")
+    ...         return super().__getitem__(i)
+    >>> rows = ResilientDataset(Flapping([10, 20, 30]), faults=Faults(on_sample="neighbour", budget=2))
+    >>> list(rows)
+    [10, 30, 30]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        retry: Retry | None = None,
+        breaker: CircuitBreaker | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        super().__init__(dataset)
+        if faults is not None and faults.on_sample == "skip":
+            raise ConfigError(
+                'on_sample="skip": a dataset has a row for every number; choose "placeholder" or "neighbour", or give '
+                "these faults to the Loader"
+            )
+        if faults is not None:
+            faults.expect(getattr(dataset, "schema", None))
+        self._retry, self._breaker, self._faults = retry, breaker, faults
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """In one call below, or one by one where that fails."""
+        numbers = np.asarray(self._numbers(indices), np.int64)
+        n_rows = len(self)
+        return self.read(numbers, lambda some: samples(self._dataset, some), lambda number: 0 <= number < n_rows)
+
+    def read(self, ids: Int64, get_many: Callable[[Int64], list[Any]], is_row: Callable[[int], bool]) -> list[Any]:
+        """Samples by id or number, as well as they can be had."""
+
+        guarded = get_many if self._breaker is None else self._through_breaker(get_many)
+
+        def attempt(some: Int64) -> list[Any]:
+            if self._retry is None:
+                return guarded(some)
+            if len(some) == 1:
+                return self._retry.call(guarded, some)
+            try:
+                return guarded(some)
+            except Exception as error:
+                if not self._retry.is_retried(error):
+                    raise
+            # Row by row, each with its own attempts: of a batch, one row or another fails nearly every time.
+            return [sample for i in range(len(some)) for sample in attempt(some[i : i + 1])]
+
+        if self._faults is None or not len(ids):
+            return attempt(ids)
+        found, _ = self._faults.read(
+            ids, attempt, lambda id_: attempt(np.array([id_], np.int64))[0], is_neighbour=is_row
+        )
+        return list(found)
+
+    def _through_breaker(self, get_many: Callable[[Int64], list[Any]]) -> Callable[[Int64], list[Any]]:
+        breaker = self._breaker
+        assert breaker is not None
+        return lambda some: breaker.call(get_many, some)
+
+    def freeze(self) -> Frozen:
+        """The rows as they are now, read with the same care."""
+        return ResilientRows(self, freeze(self._dataset))
+
+
+class ResilientRows(Through):
+    """Frozen rows that are read with care."""
+
+    def __init__(self, dataset: ResilientDataset, rows: Frozen) -> None:
+        super().__init__(rows)
+        self._dataset = dataset
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """As well as they can be had."""
+        return self._dataset.read(ids, self.rows.fetch, self._is_row)
+
+    def _is_row(self, id_: int) -> bool:
+        if not any(first <= id_ < end for first, end in self.spans()):
+            return False
+        alive = self.alive(np.array([id_], np.int64))
+        return alive is None or bool(alive[0])
+
+    def table(self, ids: Int64) -> None:
+        """Only samples: a row that is replaced is replaced by itself."""
+        return
