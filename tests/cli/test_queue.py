@@ -47,7 +47,8 @@ def test_status_is_a_table(dataset: Path):
 
     assert done.exit_code == 0
     header, row, provider = done.output.splitlines()[1:4]
-    assert header.split() == ["split", "published", "read", "acknowledged", "waiting", "on", "disk", "size", "dead"]
+    told = ["split", "published", "read", "acknowledged", "waiting", "on", "disk", "size", "dead", "quarantined"]
+    assert header.split() == told
     assert row.split()[:6] == ["train", "3", "1", "1", "2", "2"]
     assert provider == "provider w0, ended: made train 3"
 

@@ -585,12 +585,17 @@ def _as_python(values: Any) -> list[Any]:
     return values.to_pylist() if hasattr(values, "to_pylist") else list(values)
 
 
-@pytest.mark.parametrize("output", ["numpy", "torch", "arrow"])
-@pytest.mark.parametrize("kind", ["buffer", "samples", "tuples", "filtered"])
+@pytest.mark.parametrize(
+    ("kind", "output"),
+    [
+        (kind, output)
+        for kind in ("buffer", "samples", "tuples", "filtered")
+        for output in ("numpy", "torch", "arrow")
+        if (kind, output) != ("tuples", "arrow")  # Arrow's columns have names
+    ],
+)
 def test_ranks_without_rows_yield_empty_batches_of_the_same_form(kind, output):
     """One row, three ranks: all have one batch with the same columns, of which two are empty."""
-    if kind == "tuples" and output == "arrow":
-        pytest.skip("Arrow has columns with names")
     samples = [{"x": np.ones(2, np.float32), "n": 1, "text": "rye"}]
     source: Any = DatasetBuffer()
     source.append(samples)
