@@ -24,8 +24,8 @@ class WindowDataset:
     It grows with the stream: window i stays window i, new ones come at the end, and asking for the length looks what is
     new. With ``within`` windows lie inside one episode, counted from its beginning. Windows that have left a bounded
     stream are an IndexError; ``as_dataset`` called again counts from the first window that is kept. (torch's
-    ``shuffle=True`` asks for the length again at the end of an epoch: make the DataLoader's sampler from a number if the
-    stream grows.)
+    ``shuffle=True`` asks for the length again at the end of an epoch: make the DataLoader's sampler from a number if
+    the stream grows.)
     """
 
     def __init__(self, store: StreamStore, width: int, stride: int | None = None, within: str | None = None) -> None:
