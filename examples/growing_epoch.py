@@ -19,6 +19,7 @@ import signal
 import tempfile
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -48,7 +49,7 @@ console = Console(width=120)
 # A trainer, with any loader ------------------------------------------------------------------------------------------
 
 
-class Stage:
+class Stage(ABC):
     """A loader in a form that suits the trainer: batches of row numbers, a state, and the buffer they come from."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
@@ -56,17 +57,17 @@ class Stage:
         self.rank, self.world_size = rank, world_size
         self.buffer = DatasetBuffer.load(folder / "rows.poolish")
 
+    @abstractmethod
     def batches(self) -> Iterator[Rows]:
         """What is left of the epoch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def save(self) -> Any:
         """Where the epoch is, as JSON."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, state: Any) -> None:
         """Go on from there."""
-        raise NotImplementedError
 
 
 class Poolish(Stage):

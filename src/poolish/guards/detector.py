@@ -9,6 +9,7 @@ or infinite cannot be scored: it is infinitely strange, and not learnt from.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -25,7 +26,7 @@ Floats = NDArray[np.float64]
 Arrays = dict[str, NDArray[Any]]
 
 
-class Detector:
+class Detector(ABC):
     """Fit, score, save. Subclasses learn arrays from a matrix, and score a matrix by them."""
 
     kind: ClassVar[str] = ""
@@ -106,11 +107,13 @@ class Detector:
     def _arguments(self) -> dict[str, Any]:
         return {"contamination": self.contamination, "seed": self.seed}
 
+    @abstractmethod
     def _learn(self, matrix: Floats) -> Arrays:
-        raise NotImplementedError
+        """The arrays that say what usual rows look like."""
 
+    @abstractmethod
     def _score(self, arrays: Mapping[str, NDArray[Any]], matrix: Floats) -> Floats:
-        raise NotImplementedError
+        """How strange each row of a matrix is by those arrays."""
 
     @staticmethod
     def _check(arrays: Mapping[str, NDArray[Any]]) -> None:
