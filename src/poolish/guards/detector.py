@@ -115,7 +115,7 @@ class Detector(ABC):
     def _score(self, arrays: Mapping[str, NDArray[Any]], matrix: Floats) -> Floats:
         """How strange each row of a matrix is by those arrays."""
 
-    @staticmethod
+    @staticmethod  # noqa: B027  # most detectors have nothing to refuse
     def _check(arrays: Mapping[str, NDArray[Any]]) -> None:
         """Refuse arrays that would lead outside of themselves."""
 
