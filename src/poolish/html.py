@@ -99,6 +99,17 @@ def table(headers: Sequence[object], rows: Iterable[Sequence[object]], *, captio
     return element("table", title, element("thead", head), element("tbody", *body), style=style)
 
 
+def page(title: object, *children: object) -> str:
+    """A whole page, which needs nothing from elsewhere and runs nothing.
+
+    >>> page("rye & wheat", element("p", "bread")).startswith("<!doctype html>")
+    True
+    """
+    style = "font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em"
+    head = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title>'
+    return f"{head}{element('div', *children, style=style)}\n"
+
+
 def sparkline(values: Iterable[float], *, width: int = 120, height: int = 24, title: object = None) -> Html:
     """A line through values at equal distances, with gaps where there is none (NaN, infinity, None)."""
     points = _scaled(values)

@@ -31,7 +31,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from poolish import html
 from poolish.cli.failures import MISUSED, Failure, tell
 from poolish.cli.interrupts import Interrupt
 from poolish.errors import ConfigError
@@ -253,7 +252,7 @@ def write_result(result: BakeResult, folder: Path, format_: str) -> None:
         pq.write_table(result.lineage.to_arrow(), folder / "lineage.parquet")
         pq.write_table(result.rejects, folder / "rejects.parquet")
         (folder / "report.json").write_text(result.report.to_json() + "\n", encoding="utf-8")
-        (folder / "report.html").write_text(_page(result), encoding="utf-8")
+        (folder / "report.html").write_text(result.report.to_html(), encoding="utf-8")
         for name in sorted(os.listdir(folder)):
             _sync_file(folder / name)
 
@@ -264,14 +263,6 @@ def _sync_file(path: Path) -> None:
         sync(fd, path)
     finally:
         os.close(fd)
-
-
-def _page(result: BakeResult) -> str:
-    """A whole page, which needs nothing from elsewhere and runs nothing."""
-    title = f"poolish bake {result.report.recipe}"
-    style = "font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em"
-    body = html.element("div", html.element("h1", title), html.Html(result.report.to_html()), style=style)
-    return f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title>{body}\n'
 
 
 # A directory, whole or not at all -----------------------------------------------------------------------------------

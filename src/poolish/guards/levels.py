@@ -124,10 +124,7 @@ def climb(name: str, kind: str, steps: Mapping[Level, Step], level: Level) -> Le
 
 def page(title: str, reports: Sequence[LevelReport]) -> str:
     """A whole page of reports, which needs nothing from elsewhere and runs nothing."""
-    body = html.join(html.element("h1", title), *(report.to_html() for report in reports))
-    style = "font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em"
-    head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title>'
-    return f"{head}{html.element('div', body, style=style)}\n"
+    return html.page(title, html.element("h1", title), *(report.to_html() for report in reports))
 
 
 def to_json(reports: Sequence[LevelReport]) -> str:

@@ -83,9 +83,7 @@ class Report:
 
     def to_html(self) -> str:
         """As a page that needs nothing from elsewhere and runs nothing."""
-        style = "font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em"
-        head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(self.recipe)}</title>'
-        return f"{head}{html.element('div', self._body(), style=style)}\n"
+        return html.page(self.recipe, self._body())
 
     def _repr_html_(self) -> str:
         return str(html.element("div", self._body()))
