@@ -23,9 +23,11 @@ from poolish.kernels import spin_until_readable
 _POLL_S = 0.002
 _SPIN_S = 0.0002  # then the caller looks again: Ctrl-C is seen, and its code stays in the caches (115 us become 65)
 #: Who sleeps is let in at once when he is woken up; who spins where others work waits for the end of their turn, some
-#: 3 ms. So after losing a turn we sleep for a long time (with both processors busy: 190 us to the batch, not 980).
+#: 3 ms. So after losing turns we sleep for a long time (with both processors busy: 190 us to the batch, not 980); after
+#: one alone for a short time, because a process that was just started takes one from its parent.
 _TURN_S = 0.001
-_SLEEP_AFTER = 300  # times what was lost
+_SLEEP_LEAST, _SLEEP_MOST = 10, 300  # times what was lost; doubled with each loss, forgotten a little with each gain
+_FORGET = 0.99
 
 _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _DELETE_SELF, _MOVE_SELF = 2, 0x40, 0x80, 0x100, 0x200, 0x400, 0x800
 _EVENTS = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF | _MOVE_SELF
@@ -44,6 +46,7 @@ class Watch:
         self._fd = _start()
         self._is_watching = False
         self._spin_again_at = 0.0
+        self._sleep_after = float(_SLEEP_LEAST)
 
     def add(self, directory: Path) -> None:
         """Watch a directory too; one that is not there is left out, and may be added again later."""
@@ -69,7 +72,10 @@ class Watch:
             return
         is_readable, away_s = spin_until_readable(self._fd, min(timeout_s, _SPIN_S))
         if away_s > _TURN_S:
-            self._spin_again_at = time.monotonic() + _SLEEP_AFTER * away_s
+            self._spin_again_at = time.monotonic() + self._sleep_after * away_s
+            self._sleep_after = min(_SLEEP_MOST, 2 * self._sleep_after)
+        else:
+            self._sleep_after = max(_SLEEP_LEAST, _FORGET * self._sleep_after)
         if is_readable:
             self.drain()
 
@@ -77,7 +83,7 @@ class Watch:
         """Forget what has happened until now."""
         if self._fd >= 0:
             try:
-                while len(os.read(self._fd, 65_536)) >= 60_000:
+                while len(os.read(self._fd, 4096)) >= 3_800:  # an event takes up to 272 bytes
                     pass
             except BlockingIOError:
                 pass
