@@ -401,12 +401,12 @@ class SplitReader:
 
 def _smallest_batch(meta: QueueMeta) -> Array | None:
     """One row of zeros as it would lie in a file; None where even that is large."""
-    shapes = {field: (1, *(size or 1 for size in field.shape or ())) for field in meta.schema}
-    if sum(math.prod(shape) * numpy_dtype(str(field.dtype)).itemsize for field, shape in shapes.items()) > _SMALL_BYTES:
-        return None
-    columns = {
-        field.name: (str(field.dtype), np.zeros(shape, numpy_dtype(str(field.dtype)))) for field, shape in shapes.items()
-    }
+    columns = {}
+    for field in meta.schema:
+        shape, dtype = (1, *(size or 1 for size in field.shape or ())), str(field.dtype)
+        if math.prod(shape) * numpy_dtype(dtype).itemsize > _SMALL_BYTES:
+            return None
+        columns[field.name] = (dtype, np.zeros(shape, numpy_dtype(dtype)))
     label = Label(meta.queue, meta.schema.fingerprint, rows=1, provider="rehearsal", counter=0)
     return np.frombuffer(b"".join(encode(columns, label)), np.uint8)
 
