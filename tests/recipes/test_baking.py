@@ -340,6 +340,15 @@ def test_an_ingredient_added_after_a_barrier_is_not_touched_by_it(barrier):
     assert xs(recipe.bake())[-4:] == later
 
 
+@pytest.mark.parametrize("barrier", [("dedup", {}), ("limit", {"n": 2})])
+def test_a_barrier_does_not_ask_rows_that_are_not_there(barrier):
+    """A buffer that never had a row has no columns either, and a filter cannot find its column in it."""
+    recipe = DatasetRecipe("r").add_ingredient("never", DatasetBuffer()).add_ingredient("a", numbers(3))
+    recipe.prepare_step("barrier", barrier[0], where="x < 2", **barrier[1])
+
+    assert xs(recipe.bake()) == [0, 1, 2]
+
+
 def test_a_shuffle_orders_what_was_there_and_later_steps_keep_that_order():
     """Rows that come later stand behind; a step after it changes no place."""
     recipe = DatasetRecipe("r", seed=3).add_ingredient("a", numbers(50)).prepare_step("mix", "shuffle")

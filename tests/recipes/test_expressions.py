@@ -715,3 +715,34 @@ def test_columns_are_named_by_text():
         col._x  # noqa: B018
     assert isinstance(col["_x"], Expression)
     assert isinstance(col["_x"].is_null().to_arrow(pa.schema({"_x": pa.int8()})), pc.Expression)
+
+
+WORDS = st.one_of(st.none(), st.sampled_from(["rye", "Rye", "wheat", "", "é"]))
+
+
+@given(st.lists(st.lists(WORDS, max_size=5), max_size=3), st.lists(st.sampled_from(["oats", "rye"]), max_size=2))
+def test_words_that_are_left_as_numbers_answer_like_texts(chunks, unused):
+    """In chunks with words of their own, with words that no row has, and with more words than rows."""
+    coded = [pa.array([*chunk, *unused], pa.string()).dictionary_encode().slice(0, len(chunk)) for chunk in chunks]
+    tables = {
+        "coded": pa.table({"x": pa.chunked_array(coded, pa.dictionary(pa.int32(), pa.string()))}),
+        "plain": pa.table({"x": pa.chunked_array(chunks, pa.string())}),
+    }
+    asked = [
+        *(col.x == "rye", col.x != "rye", col.x > "rye", col.x.is_in(["rye", "é"]), col.x.contains("y")),
+        *(col.x.matches("^r|^$"), col.x.starts_with("w"), col.x.length() > 3, col.x.lower() == "rye", col.x == col.x),
+        *(col.x.is_null(), (col.x == "rye") | col.x.is_null(), ~(col.x == "rye")),
+    ]
+    for expression in asked:
+        answers = {name: expression.mask(table) for name, table in tables.items()}
+        assert answers["coded"][0].tolist() == answers["plain"][0].tolist(), expression
+        assert answers["coded"][1] == answers["plain"][1], expression
+    for expression in (col.x, col.x.lower(), col.x.length()):
+        assert expression.values(tables["coded"]).equals(expression.values(tables["plain"]))
+
+
+def test_a_word_that_no_row_has_is_no_error():
+    """It cannot be cast, but nobody has it."""
+    numbers = pa.array(["1", "2", "rye"]).dictionary_encode().slice(0, 2)
+
+    assert col.x.cast("int64").values(pa.table({"x": numbers})).to_pylist() == [1, 2]

@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 
 from poolish import DatasetBuffer, DatasetRecipe, StreamStore, col
 from poolish.errors import CorruptDataError, PoolishError, RecipeError
+from poolish.recipes import stratified, top
 from poolish.recipes.engine import LocalEngine
+from poolish.recipes.file_sources import FileSource
 from tests.canary import Canary
 from tests.effort import times
 from tests.recipes.kitchen import content, cut, line, numbers, origins, shelf, write, xs
@@ -641,3 +643,41 @@ def test_types_that_arrow_knows_go_through(tmp_path):
         for _ in range(2):
             kept = DatasetRecipe("r").add_ingredient("oats", source).bake(cache=tmp_path / "cache")
             assert content(kept) == content(plain)
+
+
+def few_words(n_rows: int) -> pa.Table:
+    """A column that parquet keeps as numbers of words, and one that it does not."""
+    kinds = [("rye", "wheat", None)[i % 3] for i in range(n_rows)]
+    return pa.table({"kind": pa.array(kinds), "text": [f"loaf {i}" for i in range(n_rows)], "x": range(n_rows)})
+
+
+@pytest.mark.parametrize(
+    "choice", [{}, {"take": 500}, {"take": 200, "pick": top("kind")}, {"pick": stratified("kind")}]
+)
+def test_words_of_parquet_are_texts_by_the_time_anybody_sees_them(tmp_path, choice):
+    """Filters, choices, steps and the cache: all as if each text were spelled out in the file."""
+    seen = []
+
+    def look(table: pa.Table) -> pa.Table:
+        seen.append(table.schema.field("kind").type)
+        return table
+
+    made = {}
+    choice = {"take": 0.5, **choice} if "pick" in choice and "take" not in choice else choice
+    for is_coded in (True, False):
+        folder = tmp_path / str(is_coded)
+        folder.mkdir()
+        for i in range(2):
+            pq.write_table(few_words(3_000), folder / f"{i}.parquet", use_dictionary=is_coded, row_group_size=1_000)
+        recipe = DatasetRecipe("r").add_ingredient(
+            "a", str(folder), where=(col.kind == "rye") | col.kind.is_null(), **choice
+        )
+        recipe.prepare_step("look", look, batched=True, version=1)
+        recipe.prepare_step("loud", "map", where="kind == 'rye'", columns={"kind": col.kind.upper()})
+        made[is_coded] = [content(recipe.bake(cache=tmp_path / f"cache {is_coded}")) for _ in range(2)]
+
+    source = FileSource(str(tmp_path / "True"), "ingredient 'a'")
+    table, _ = next(source.read(source.fragments()[0], None, None))
+    assert [pa.types.is_dictionary(field.type) for field in table.schema] == [True, False, False]
+    assert made[True] == made[False]
+    assert set(seen) == {pa.large_string()}

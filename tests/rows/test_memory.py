@@ -229,3 +229,41 @@ def test_a_buffer_that_evicts_stays_below_three_times_its_rows(strategy):
 
     assert peak <= 3
     assert 1 <= present <= peak
+
+
+class Asked:
+    """Takes down for which pages large ones were asked."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+
+    def madvise(self, _: int, start: int, length: int) -> None:
+        self.ranges.append((start, start + length))
+
+
+@given(st.integers(0, 20 * MB), st.integers(0, 20 * MB), st.integers(0, 2 * MB))
+def test_large_pages_are_asked_for_where_most_of_them_is_filled(start, n_bytes, n_skipped):
+    """All of them but the last are filled to the end, the last to three quarters, and none was begun before."""
+    asked, end = Asked(), start + n_bytes
+    memory._Pages(np.broadcast_to(np.uint8(0), 64 * MB), asked, n_skipped).fill(start, end)
+
+    whole = range(-(-start // (2 * MB)), end // (2 * MB))
+    pages = [
+        page
+        for low, high in asked.ranges
+        for page in range((low - n_skipped) // (2 * MB), (high - n_skipped) // (2 * MB))
+    ]
+    assert set(whole) <= set(pages)
+    assert all(page * 2 * MB >= start and end - page * 2 * MB >= 1.5 * MB for page in pages)
+
+
+@pytest.mark.parametrize("n_parts", [1, 300])
+def test_memory_begins_where_a_large_page_does(n_parts):
+    """Or the first 2 MiB of each column would be in small ones."""
+    region, whole = Region(), some_bytes(3 * MB)
+    region.expect(len(whole))
+    for part in np.array_split(whole, n_parts):
+        region.append(part)
+
+    assert address(region.export()) % (2 * MB) == 0
+    assert (region.export() == whole).all()

@@ -31,7 +31,7 @@ from poolish.recipes.instructions import AddIngredient, PrepareStep
 from poolish.recipes.nested import RecipeSource
 from poolish.recipes.piece import Piece, canonical_table, selected_rows
 from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, largest_remainder
-from poolish.recipes.sources import Fragment, as_source
+from poolish.recipes.sources import Fragment, Source, as_source
 from poolish.recipes.steps import CalledStep, is_registered, registered
 from poolish.recipes.suites import SuiteStep, is_suite
 
@@ -113,6 +113,7 @@ class Bake:
     _shuffled: tuple[int, Shuffle, str] | None = None
     _n_seen: int = 0
     _given_names: list[str] = field(default_factory=list)
+    _looked_at: dict[Any, Sequence[Fragment]] = field(default_factory=dict)
 
     def run(self) -> Rows:
         """Everything, in the order of the instructions."""
@@ -163,12 +164,21 @@ class Bake:
         line = Line(ingredient.name, "ingredient", asked=quota if quota is not None else ingredient.take)
         self.lines.append(line)
         started = time.perf_counter()
-        fragments = fragments_of(source, what)
+        fragments = self._fragments_of(source, what)
         chain = Chain(ingredient.name, source, where, self.seed, 2**64, None, (), self.on_error)
         lot = Lot(ingredient.name, chain, fragments, line, [line])
         self._choose(lot, ingredient, quota)
         line.seconds += time.perf_counter() - started
         self._lots.append(lot)
+
+    def _fragments_of(self, source: Source, what: str) -> Sequence[Fragment]:
+        """The fragments of a source; files that several ingredients are made of are looked at once."""
+        paths = getattr(source, "paths", None)
+        if paths is None:
+            return fragments_of(source, what)
+        if paths not in self._looked_at:
+            self._looked_at[paths] = fragments_of(source, what)
+        return self._looked_at[paths]
 
     def _bake_inside(self, source: RecipeSource, ingredient: str) -> None:
         """Another recipe is baked first, by the same rules; what it rejects is rejected here."""
@@ -200,11 +210,14 @@ class Bake:
 
     def _look(self, lot: Lot, picking: Chooser, column: str | None, tokens: str | None) -> Chooser:
         """Show all candidates of an ingredient to whoever picks among them."""
-        tasks = [(lot.chain, fragment) for fragment in lot.fragments]
-        run = self.engine.run(lambda task: task[0].candidates(task[1], column, tokens, self.cache), tasks)
+        chain, cache = lot.chain, self.cache
+        # What is kept is taken here: to hand it to a worker and back takes longer than to read it.
+        is_kept = [chain.has_candidates(fragment, column, tokens, cache) for fragment in lot.fragments]
+        tasks = [(chain, fragment) for fragment, kept in zip(lot.fragments, is_kept, strict=True) if not kept]
+        run = self.engine.run(lambda task: task[0].candidates(task[1], column, tokens, cache), tasks)
         with contextlib.closing(run) as found:
-            for candidates in found:
-                picking.add(candidates)
+            for fragment, kept in zip(lot.fragments, is_kept, strict=True):
+                picking.add(chain.candidates(fragment, column, tokens, cache) if kept else next(found))
         return picking
 
     def _set(self, lot: Lot, choice: Choice) -> None:
@@ -342,12 +355,15 @@ class Bake:
         groups = _grouped(pending)
         started = time.perf_counter()
         found: dict[tuple[int, int], Baked] = {}
-        run = self.engine.run(lambda group: bake_together(group.chains, group.fragment, self.cache), groups)
+        left = [left for left in (self._take_kept(group, found) for group in groups) if left.chains]
+        run = self.engine.run(lambda group: bake_together(group.chains, group.fragment, self.cache), left)
         with contextlib.closing(run) as results:  # a budget that is spent ends what is still being baked
-            for i, (group, baked) in enumerate(zip(groups, results, strict=True)):
-                for place, each in zip(group.places, baked, strict=True):
-                    found[place] = each
-                    self._reject(each.rejects, each.counts[0]["in"])
+            for i, group in enumerate(groups):
+                if any(place not in found for place in group.places):
+                    missing = [place for place in group.places if place not in found]
+                    found |= zip(missing, next(results), strict=True)
+                for place in group.places:
+                    self._reject(found[place].rejects, found[place].counts[0]["in"])
                 if self.progress is not None:
                     self.progress(pending[group.places[0][0]].name, i + 1, len(groups))
         seconds = time.perf_counter() - started
@@ -355,6 +371,18 @@ class Bake:
         for k, lot in enumerate(pending):
             own = [found[k, i] for i in range(len(lot.fragments))]
             self._settle(lot, own, seconds * len(lot.fragments) / n_fragments)
+
+    def _take_kept(self, group: Group, found: dict[tuple[int, int], Baked]) -> Group:
+        """Find what the cache holds of a fragment; what is left to be baked."""
+        left = Group(group.fragment, [], [])
+        for chain, place in zip(group.chains, group.places, strict=True):
+            kept = chain.kept(group.fragment, self.cache)
+            if kept is not None:
+                found[place] = kept
+            else:
+                left.chains.append(chain)
+                left.places.append(place)
+        return left
 
     def _settle(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
         lot.pieces = [lot.chain.in_recipe(each.piece) for each in baked] or [lot.chain.nothing("")]
@@ -371,7 +399,11 @@ class Bake:
             return []
         threshold = 2**64 if lot.extra.threshold is None else lot.extra.threshold
         chain = replace(lot.chain, threshold=threshold, chosen=lot.extra.rows)
-        baked = [bake_together([chain], fragment, self.cache)[0] for fragment in lot.fragments]
+        kept = [chain.kept(fragment, self.cache) for fragment in lot.fragments]
+        baked = [
+            bake_together([chain], fragment, self.cache)[0] if each is None else each
+            for fragment, each in zip(lot.fragments, kept, strict=True)
+        ]
         n_rows = lot.line.rows_in
         self._count(lot, baked, 1)
         lot.line.rows_in = n_rows

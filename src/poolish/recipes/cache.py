@@ -77,6 +77,10 @@ class Cache:
                 place.unlink(missing_ok=True)
             return None
 
+    def has(self, key: str) -> bool:
+        """Whether there is something under a key, damaged or not."""
+        return self._place(key).exists()
+
     def look(self, key: str) -> tuple[int, bool] | None:
         """Up to which hash a kept result holds, and for a lower one too (no step dropped or added rows), or None.
 

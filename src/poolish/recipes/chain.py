@@ -140,8 +140,7 @@ class Chain:
 
     def candidates(self, fragment: Fragment, column: str | None, tokens: str | None, cache: Cache | None) -> Candidates:
         """What the rows of a fragment are chosen by, after the filter; kept, so that a later choice reads only this."""
-        about = [self.ingredient, fragment.name, fragment.number, fragment.fingerprint, str(self.where), column, tokens]
-        key = key_of("candidates", *about)
+        key = self._candidates_key(fragment, column, tokens)
         found = None if cache is None else cache.get(key)
         piece = self._candidates(fragment, column, tokens) if found is None else found.piece
         if cache is not None and found is None:
@@ -150,6 +149,14 @@ class Chain:
         counts = None if tokens is None else piece.table.column("tokens").to_numpy()
         return Candidates((fragment.name, fragment.number), piece.rows, self._hashes(piece), values, counts)
 
+    def has_candidates(self, fragment: Fragment, column: str | None, tokens: str | None, cache: Cache | None) -> bool:
+        """Whether they are kept."""
+        return cache is not None and cache.has(self._candidates_key(fragment, column, tokens))
+
+    def _candidates_key(self, fragment: Fragment, column: str | None, tokens: str | None) -> str:
+        about = [self.ingredient, fragment.name, fragment.number, fragment.fingerprint, str(self.where), column, tokens]
+        return key_of("candidates", *about)
+
     def _candidates(self, fragment: Fragment, column: str | None, tokens: str | None) -> Piece:
         needed = {"value": column, "tokens": tokens}
         asked = [name for name in needed.values() if name is not None]
@@ -157,17 +164,18 @@ class Chain:
             _check_column(self.source.schema().names, name, self.ingredient)
         pieces = []
         for table, rows in self.source.read(fragment, self._with_filter(asked), self.where):
-            table = filterable(table)
-            piece = Piece.read(self.ingredient, fragment.name, table, rows)
+            table, kept = filterable(table), rows
             if self.where is not None:
-                piece = piece.keep(filtered(piece, self.where, self.on_error, [])[0])
-            table, kept = piece.table, piece.rows
+                whole = Piece.read(self.ingredient, fragment.name, table, rows)
+                mask = filtered(whole, self.where, self.on_error, [])[0]
+                # Columns that only the filter looks at are not needed any more.
+                table, kept = table.select(list(dict.fromkeys(asked))).filter(pa.array(mask)), rows[mask]
             told = {as_: table.column(name) for as_, name in needed.items() if name is not None}
             if tokens is not None:
                 told["tokens"] = _counts(told["tokens"], tokens, self.ingredient)
             # A table without columns has no rows either, so there is always one.
             told = told or {"value": pa.nulls(len(kept))}
-            pieces.append(Piece.read(self.ingredient, fragment.name, pa.table(told), kept))
+            pieces.append(Piece.read(self.ingredient, fragment.name, canonical_table(pa.table(told)), kept))
         if pieces:
             return joined(pieces)
         empty = pa.table({"value": pa.nulls(0), "tokens": pa.array([], pa.int64())})
@@ -266,20 +274,13 @@ def _back_in_place(piece: Piece, selected: Mask, done: Piece, parents: Int64, na
 
 
 def bake_together(chains: Sequence[Chain], fragment: Fragment, cache: Cache | None) -> list[Baked]:
-    """One fragment for several ingredients: what the cache does not hold is read once for all of them."""
-    found = [chain.kept(fragment, cache) for chain in chains]
-    missing = [chain for chain, baked in zip(chains, found, strict=True) if baked is None]
-    if not missing:
-        return [baked for baked in found if baked is not None]
+    """One fragment for several ingredients: it is read once for all of them."""
     tables: Iterable[tuple[pa.Table, Int64]]
-    if len(missing) == 1:
-        tables = missing[0].source.read(fragment, missing[0].columns(), missing[0].where)
+    if len(chains) == 1:
+        tables = chains[0].source.read(fragment, chains[0].columns(), chains[0].where)
     else:
-        tables = list(missing[0].source.read(fragment, _all_columns(missing), None))
-    return [
-        chain.bake(fragment, tables, cache) if baked is None else baked
-        for chain, baked in zip(chains, found, strict=True)
-    ]
+        tables = list(chains[0].source.read(fragment, _all_columns(chains), None))
+    return [chain.bake(fragment, tables, cache) for chain in chains]
 
 
 def _all_columns(chains: Sequence[Chain]) -> list[str] | None:

@@ -49,7 +49,7 @@ class FileSource:
 
     def __init__(self, paths: Any, what: str) -> None:
         listed = list(paths) if isinstance(paths, (list, tuple)) else [paths]
-        self._paths = [os.fsdecode(path) for path in listed]
+        self.paths = tuple(os.fsdecode(path) for path in listed)
         self._what = what
         self._found: list[tuple[str, str]] | None = None
         self._schema: pa.Schema | None = None
@@ -57,12 +57,12 @@ class FileSource:
     def describe(self) -> str:
         """How many files there are."""
         n_files = len(self._files())
-        return f"{n_files} file{'' if n_files == 1 else 's'} of {', '.join(self._paths)}"
+        return f"{n_files} file{'' if n_files == 1 else 's'} of {', '.join(self.paths)}"
 
     def _files(self) -> list[tuple[str, str]]:
         """Path and name below the root of every file, in the order of names."""
         if self._found is None:
-            expanded = [_expanded(path, self._what) for path in self._paths]
+            expanded = [_expanded(path, self._what) for path in self.paths]
             self._found = sorted(set(_named(expanded)), key=lambda pair: (pair[1], pair[0]))
         return self._found
 
@@ -222,7 +222,8 @@ class _File:
 
 class _Parquet(_File):
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def _opened(self) -> Iterator[tuple[Any, Any]]:
+        """The open file, and its reader."""
         import pyarrow.parquet as pq
 
         # Not mapped: a file that is cut while it is mapped ends the process that reads it.
@@ -231,17 +232,18 @@ class _Parquet(_File):
         with raw:
             with self._explained():
                 file = pq.ParquetFile(raw)
-            yield file
+            yield raw, file
 
     def look(self) -> tuple[pa.Schema, bool]:
-        with self._opened() as file:
+        with self._opened() as (_, file):
             return file.schema_arrow, file.metadata.num_rows > 0
 
     def fragments(self, name: str) -> list[Fragment]:
         stamp = self.stamp()  # before it is opened: a file that is replaced in between is then seen to have changed
-        with self._opened() as file:
+        with self._opened() as (raw, file):
             metadata = file.metadata
-        print_ = checksum_hex(str(metadata.to_dict()).encode(), stamp.encode())
+            with self._explained():
+                print_ = checksum_hex(_footer(raw), stamp.encode())
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         found: list[Fragment] = []
         groups: list[int] = []
@@ -258,9 +260,10 @@ class _Parquet(_File):
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
         first = fragment.place["first"]
-        with self._opened() as file:
+        with self._opened() as (raw, file):
             schema = file.schema_arrow
             names = None if columns is None else selected(schema.empty_table(), columns).column_names
+            file = _coded(raw, file, fragment.place["groups"])
             if not fragment.place["groups"]:
                 yield selected(schema.empty_table(), columns), np.arange(0)
             for group in fragment.place["groups"]:
@@ -274,6 +277,35 @@ class _Parquet(_File):
                         )
                     yield table, np.arange(first, first + told.num_rows)
                 first += told.num_rows
+
+
+def _footer(raw: Any) -> bytes:
+    """What stands at the end of a parquet file: where everything is, and statistics of it."""
+    raw.seek(-8, os.SEEK_END)
+    n_bytes = int.from_bytes(raw.read(4), "little")
+    raw.seek(-8 - n_bytes, os.SEEK_END)
+    footer: bytes = raw.read(n_bytes)
+    return footer
+
+
+def _coded(raw: Any, file: Any, groups: Sequence[int]) -> Any:
+    """The same file, whose texts of a few words that come again and again are left as numbers and words.
+
+    To make a text of each costs more than all that is done with them: a filter looks at the words, and only the rows
+    that it keeps are spelled out (``canonical_table``).
+    """
+    import pyarrow.parquet as pq
+
+    told = [file.metadata.row_group(group) for group in groups]
+    texts = [field.name for field in file.schema_arrow if pa.types.is_string(field.type)]
+    places = {file.metadata.schema.column(i).path: i for i in range(file.metadata.num_columns)}
+    coded = [name for name in texts if name in places and all(_is_coded(group.column(places[name])) for group in told)]
+    return pq.ParquetFile(raw, metadata=file.metadata, read_dictionary=coded) if told and coded else file
+
+
+def _is_coded(chunk: Any) -> bool:
+    """Whether it holds numbers of words. Spelled out each text would have its length before it, which takes 4 bytes."""
+    return "RLE_DICTIONARY" in chunk.encodings and chunk.total_uncompressed_size < 4 * chunk.num_values
 
 
 class _Whole(_File):

@@ -43,8 +43,9 @@ class Piece:
         """The rows where ``mask`` is true."""
         if mask.all():
             return self
+        numbers = np.flatnonzero(mask)  # once for all arrays
         table = self.table.filter(pa.array(mask))
-        return replace(self, table=table, rows=self.rows[mask], subs=self.subs[mask], steps=self.steps[mask])
+        return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
 
     def take(self, numbers: Int64) -> Piece:
         """These rows, in this order."""
@@ -98,7 +99,7 @@ def filterable(table: pa.Table) -> pa.Table:
 
 def selected_rows(piece: Piece, where: Any) -> Mask:
     """Which rows of a piece a step's filter asks for; the column ``ingredient`` is known without being there."""
-    if where is None:
+    if where is None or not len(piece):  # a buffer that never had a row has no columns to ask about either
         return np.ones(len(piece), bool)
     bound = where.bind(ingredient=piece.ingredient)
     mask: Mask = np.full(len(piece), bound) if isinstance(bound, bool) else bound.mask(piece.table)[0]

@@ -9,6 +9,7 @@ Rows below the length never change and never move while a view is alive, so a vi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,9 @@ class Column:
         self._extend_values(array)
         self._extend_validity(array)
         self.length += len(array)
+
+    def expect(self, arrays: Sequence[pa.Array]) -> None:
+        """Make room for arrays that ``extend`` will get one after the other; only worth it for flat columns."""
 
     def view(self, start: int, stop: int) -> pa.Array:
         """Rows ``start:stop`` as an Arrow array over this column's memory."""
@@ -124,6 +128,9 @@ class Fixed(Column):
         values = _bytes_of(array.buffers()[1])
         start = array.offset * self.width
         self.region.append(values[start : start + len(array) * self.width])
+
+    def expect(self, arrays: Sequence[pa.Array]) -> None:
+        self.region.expect(self.width * sum(map(len, arrays)))
 
     def extend_numbers(self, values: np.ndarray[Any, Any]) -> None:
         """Numbers from NumPy, without the detour through Arrow."""
@@ -210,6 +217,11 @@ class Blobs(Column):
     def _extend_values(self, array: pa.Array) -> None:
         first, last = self._offsets.extend(_offsets_of(array))
         self._data.append(_bytes_of(array.buffers()[2])[first:last])
+
+    def expect(self, arrays: Sequence[pa.Array]) -> None:
+        offsets = [_offsets_of(array) for array in arrays]
+        self._offsets.region.expect(8 * sum(map(len, arrays)))
+        self._data.expect(sum(int(each[-1]) - int(each[0]) for each in offsets))
 
     def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
         offsets, data = pa.py_buffer(self._offsets.region.export()), pa.py_buffer(self._data.export())

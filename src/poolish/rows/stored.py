@@ -75,8 +75,10 @@ class StoredRows:
         if n == 0:
             return
         new_ids = np.arange(self.next_id, self.next_id + n)
-        for arrays in chunks:
-            for column, array in zip(self.columns, arrays, strict=True):
+        for column, arrays in zip(self.columns, zip(*chunks, strict=True), strict=True):
+            if len(arrays) > 1:
+                column.expect(arrays)
+            for array in arrays:
                 column.extend(array)
         self.ids.extend_numbers(new_ids)
         self.generations.extend_numbers(new_ids if one_by_one else new_ids[:1])

@@ -11,7 +11,7 @@ import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -223,10 +223,8 @@ class Schema:
         >>> Schema.from_arrow(pa.schema([("words", pa.list_(pa.string()))]))
         Schema(words: list of text)
         """
-        check_names(schema.names, "Arrow schema")
-        told = hf.features_in(schema)
-        fields = [Field.from_arrow(field) for field in schema]
-        return cls(hf.with_feature(field, told.get(field.name)) for field in fields)
+        # Remembered by both: to be equal, schemas need not have the same metadata, nor bytes known extension types.
+        return _from_arrow(schema, schema.serialize().to_pybytes())
 
     def to_features(self) -> datasets.Features:
         """As Hugging Face describes it."""
@@ -251,6 +249,14 @@ class Schema:
         if not isinstance(batch_schema, Iterable) or isinstance(batch_schema, (str, bytes, Mapping)):
             raise SchemaError(f"a batch_schema is a list of dicts, got {batch_schema!r}")
         return cls(_field_from_batch(entry, i) for i, entry in enumerate(batch_schema))
+
+
+@lru_cache(maxsize=256)  # tables come in many batches, and a schema takes longer than a batch of a thousand rows
+def _from_arrow(schema: pa.Schema, serialized: bytes) -> Schema:
+    check_names(schema.names, "Arrow schema")
+    told = hf.features_in(schema)
+    fields = [Field.from_arrow(field) for field in schema]
+    return Schema(hf.with_feature(field, told.get(field.name)) for field in fields)
 
 
 def column_name(name: object) -> str:
