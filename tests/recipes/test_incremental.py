@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from poolish import DatasetBuffer, DatasetRecipe, StreamStore, col, register_step
 from poolish.errors import RecipeError
 from poolish.guards.suite import Suite
+from poolish.recipes.chain import Chain
 from tests.canary import Canary
 from tests.effort import times
 from tests.recipes.kitchen import cached, content, cut, line, numbers, shelf, write, xs
@@ -602,6 +603,38 @@ def test_counts_reuse_fragments_that_keep_their_rows(take, tmp_path):
 
 
 # Entries that are damaged ---------------------------------------------------------------------------------------------
+
+
+def test_a_choice_looks_only_at_what_is_new(tmp_path, monkeypatch):
+    """As long as all that it has seen is still there; else at everything again."""
+    looked_at = []
+    candidates = Chain.candidates
+
+    def counted(chain, fragment, *arguments):
+        looked_at.append(fragment.name)
+        return candidates(chain, fragment, *arguments)
+
+    monkeypatch.setattr(Chain, "candidates", counted)
+
+    def baked() -> list[str]:
+        recipe = DatasetRecipe("r").add_ingredient("a", str(tmp_path / "data"), where=col.x % 2 == 0, take=20)
+        looked_at.clear()
+        result, seen = recipe.bake(cache=tmp_path / "cache"), sorted(looked_at)
+        assert content(result) == content(recipe.bake())
+        return seen
+
+    shelf(tmp_path / "data", 9, 10)
+    everything = sorted(path.name for path in (tmp_path / "data").iterdir())
+    assert baked() == everything
+    assert baked() == []
+    write(tmp_path / "data" / "zz.parquet", numbers(10, 900))
+    assert baked() == ["zz.parquet"]
+    write(tmp_path / "data" / "zz.parquet", numbers(10, 1900))
+    assert baked() == ["zz.parquet"]  # one of ten was not worth remembering
+    write(tmp_path / "data" / "zzz.parquet", numbers(10, 2900))
+    assert baked() == ["zz.parquet", "zzz.parquet"]  # two are
+    write(tmp_path / "data" / "zz.parquet", numbers(10, 3900))
+    assert baked() == [*everything, "zz.parquet", "zzz.parquet"]
 
 
 def test_every_damaged_entry_is_baked_again(tmp_path):

@@ -24,6 +24,7 @@ from poolish.guards.guard import ask, passed
 from poolish.recipes.built_in import Barrier, Fitted, Shuffle, built_in
 from poolish.recipes.cache import Baked, Cache, total
 from poolish.recipes.chain import Chain, Work, bake_together, fragments_of, prepared
+from poolish.recipes.choosing import look
 from poolish.recipes.engine import Engine
 from poolish.recipes.expressions import Expression, as_expression
 from poolish.recipes.identity import Int64, part_numbers, threshold_of
@@ -210,14 +211,7 @@ class Bake:
 
     def _look(self, lot: Lot, picking: Chooser, column: str | None, tokens: str | None) -> Chooser:
         """Show all candidates of an ingredient to whoever picks among them."""
-        chain, cache = lot.chain, self.cache
-        # What is kept is taken here: to hand it to a worker and back takes longer than to read it.
-        is_kept = [chain.has_candidates(fragment, column, tokens, cache) for fragment in lot.fragments]
-        tasks = [(chain, fragment) for fragment, kept in zip(lot.fragments, is_kept, strict=True) if not kept]
-        run = self.engine.run(lambda task: task[0].candidates(task[1], column, tokens, cache), tasks)
-        with contextlib.closing(run) as found:
-            for fragment, kept in zip(lot.fragments, is_kept, strict=True):
-                picking.add(chain.candidates(fragment, column, tokens, cache) if kept else next(found))
+        look(picking, lot.chain, lot.fragments, column, tokens, self.engine, self.cache)
         return picking
 
     def _set(self, lot: Lot, choice: Choice) -> None:
@@ -355,14 +349,19 @@ class Bake:
         groups = _grouped(pending)
         started = time.perf_counter()
         found: dict[tuple[int, int], Baked] = {}
-        left = [left for left in (self._take_kept(group, found) for group in groups) if left.chains]
-        run = self.engine.run(lambda group: bake_together(group.chains, group.fragment, self.cache), left)
+        left = [self._not_kept(group) for group in groups]
+        to_bake = [each for each in left if each.chains]
+        # While others bake what is missing, this thread can read what is kept.
+        has_both = self.cache is not None and to_bake and len(to_bake) < len(groups)
+        begin = getattr(self.engine, "start", self.engine.run) if has_both else self.engine.run
+        run = begin(lambda group: bake_together(group.chains, group.fragment, self.cache), to_bake)
         with contextlib.closing(run) as results:  # a budget that is spent ends what is still being baked
-            for i, group in enumerate(groups):
-                if any(place not in found for place in group.places):
-                    missing = [place for place in group.places if place not in found]
-                    found |= zip(missing, next(results), strict=True)
-                for place in group.places:
+            for i, (group, missing) in enumerate(zip(groups, left, strict=True)):
+                found |= zip(missing.places, next(results) if missing.chains else (), strict=True)
+                for chain, place in zip(group.chains, group.places, strict=True):
+                    if place not in found:
+                        kept = chain.kept(group.fragment, self.cache)
+                        found[place] = bake_together([chain], group.fragment, self.cache)[0] if kept is None else kept
                     self._reject(found[place].rejects, found[place].counts[0]["in"])
                 if self.progress is not None:
                     self.progress(pending[group.places[0][0]].name, i + 1, len(groups))
@@ -372,14 +371,11 @@ class Bake:
             own = [found[k, i] for i in range(len(lot.fragments))]
             self._settle(lot, own, seconds * len(lot.fragments) / n_fragments)
 
-    def _take_kept(self, group: Group, found: dict[tuple[int, int], Baked]) -> Group:
-        """Find what the cache holds of a fragment; what is left to be baked."""
+    def _not_kept(self, group: Group) -> Group:
+        """What of a fragment has to be baked."""
         left = Group(group.fragment, [], [])
         for chain, place in zip(group.chains, group.places, strict=True):
-            kept = chain.kept(group.fragment, self.cache)
-            if kept is not None:
-                found[place] = kept
-            else:
+            if self.cache is None or not chain.is_kept(group.fragment, self.cache):
                 left.chains.append(chain)
                 left.places.append(place)
         return left

@@ -59,6 +59,11 @@ class Chain:
         parts = [self.ingredient, fragment.name, fragment.number, fragment.fingerprint, str(self.where), self.seed]
         return key_of(*parts, chosen, [work.fingerprint for work in self.works], self.on_error)
 
+    def is_kept(self, fragment: Fragment, cache: Cache) -> bool:
+        """Whether the cache says that it holds them; it may turn out to be damaged."""
+        found = cache.look(self.key(fragment))
+        return found is not None and (found[0] == self.threshold or (found[0] > self.threshold and found[1]))
+
     def kept(self, fragment: Fragment, cache: Cache | None) -> Baked | None:
         """The rows of a fragment, prepared, as far as the cache holds them."""
         found = None if cache is None else cache.get(self.key(fragment))
@@ -140,7 +145,7 @@ class Chain:
 
     def candidates(self, fragment: Fragment, column: str | None, tokens: str | None, cache: Cache | None) -> Candidates:
         """What the rows of a fragment are chosen by, after the filter; kept, so that a later choice reads only this."""
-        key = self._candidates_key(fragment, column, tokens)
+        key = self.candidates_key(fragment, column, tokens)
         found = None if cache is None else cache.get(key)
         piece = self._candidates(fragment, column, tokens) if found is None else found.piece
         if cache is not None and found is None:
@@ -149,11 +154,8 @@ class Chain:
         counts = None if tokens is None else piece.table.column("tokens").to_numpy()
         return Candidates((fragment.name, fragment.number), piece.rows, self._hashes(piece), values, counts)
 
-    def has_candidates(self, fragment: Fragment, column: str | None, tokens: str | None, cache: Cache | None) -> bool:
-        """Whether they are kept."""
-        return cache is not None and cache.has(self._candidates_key(fragment, column, tokens))
-
-    def _candidates_key(self, fragment: Fragment, column: str | None, tokens: str | None) -> str:
+    def candidates_key(self, fragment: Fragment, column: str | None, tokens: str | None) -> str:
+        """The name under which they are kept."""
         about = [self.ingredient, fragment.name, fragment.number, fragment.fingerprint, str(self.where), column, tokens]
         return key_of("candidates", *about)
 

@@ -12,11 +12,12 @@ process: Arrow and NumPy work outside of Python's lock.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -36,7 +37,10 @@ _crews: weakref.WeakSet[_Crew[Any, Any]] = weakref.WeakSet()
 
 
 class Engine(Protocol):
-    """Whoever bakes fragments."""
+    """Whoever bakes fragments.
+
+    One that also has ``start``, with the same arguments, can begin before the first result is asked for.
+    """
 
     def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Generator[Result, None, None]:
         """Results in the order of tasks."""
@@ -61,16 +65,12 @@ class LocalEngine:
             for task in tasks:  # not map: it would take a StopIteration from the function for the end
                 yield function(task)
             return
-        crew = _Crew(function, min(self.n_workers, len(tasks)))
-        try:
-            n_given = 0
-            for number in range(len(tasks)):
-                while n_given < min(len(tasks), number + 2 * self.n_workers):
-                    crew.give(n_given, tasks[n_given])
-                    n_given += 1
-                yield crew.take(number)
-        finally:
-            crew.leave()
+        with contextlib.closing(self.start(function, tasks)) as crew:
+            yield from crew
+
+    def start(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> _Crew[Task, Result]:
+        """The same in threads, begun at once, for a caller that has something else to do meanwhile."""
+        return _Crew(function, tasks, self.n_workers)
 
 
 class _Crew(Generic[Task, Result]):
@@ -79,24 +79,43 @@ class _Crew(Generic[Task, Result]):
     They are daemons: an executor's threads would be waited for when the process ends, however long a task takes.
     """
 
-    def __init__(self, function: Callable[[Task], Result], n_threads: int) -> None:
-        self._function = function
+    def __init__(self, function: Callable[[Task], Result], tasks: Sequence[Task], n_workers: int) -> None:
+        self._function, self._tasks = function, tasks
+        self._n_ahead, self._n_given, self._n_taken = 2 * n_workers, 0, 0
         self._todo: SimpleQueue[tuple[int, Task] | None] = SimpleQueue()
         self._done: dict[int, Result] = {}
         self._failed: dict[int, BaseException] = {}
         self._changed = threading.Condition()
         self._is_leaving = False
-        names = [f"poolish-bake-{i}" for i in range(n_threads)]
+        names = [f"poolish-bake-{i}" for i in range(min(n_workers, len(tasks)))]
         self.threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
         _crews.add(self)
         for thread in self.threads:
             thread.start()
+        self._give()
 
-    def give(self, number: int, task: Task) -> None:
-        """One more to do."""
-        self._todo.put((number, task))
+    def __iter__(self) -> Iterator[Result]:
+        return self
 
-    def take(self, number: int) -> Result:
+    def __next__(self) -> Result:
+        if self._n_taken == len(self._tasks):
+            self.close()
+            raise StopIteration
+        self._give()
+        try:
+            result = self._take(self._n_taken)
+        except StopIteration as error:  # a function that ran out of something; it must not look like the end
+            raise RuntimeError("a task raised StopIteration") from error
+        self._n_taken += 1
+        return result
+
+    def _give(self) -> None:
+        """A few tasks ahead of what was taken."""
+        for number in range(self._n_given, min(len(self._tasks), self._n_taken + self._n_ahead)):
+            self._todo.put((number, self._tasks[number]))
+            self._n_given = number + 1
+
+    def _take(self, number: int) -> Result:
         """The result of a task, once it is there; or the error of the first one that failed, of those known by then."""
         with self._changed:
             # A Ctrl-C that comes just before a wait does not end it, so no wait is long.
@@ -106,7 +125,7 @@ class _Crew(Generic[Task, Result]):
                 raise self._failed[min(self._failed)]
             return self._done.pop(number)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Begin nothing more. Nobody waits for what is running."""
         with self._changed:
             self._is_leaving = True
@@ -139,7 +158,7 @@ def _wait_a_little() -> None:
     end = time.monotonic() + GRACE_S
     crews = list(_crews)
     for crew in crews:
-        crew.leave()
+        crew.close()
     for thread in [thread for crew in crews for thread in crew.threads]:
         thread.join(max(0.0, end - time.monotonic()))
 

@@ -76,36 +76,56 @@ class ByHash:
     """The rows with the smallest hashes; ``most`` is how many can be asked for, where that is known."""
 
     def __init__(self, most: int | None) -> None:
-        self._most = most
+        self.most = most
         self._available = 0
         self._hashes: list[Words] = []
         self._n_held = 0
+
+    def state(self) -> tuple[int, Words]:
+        """How many rows were seen, and the hashes that matter."""
+        held = np.concatenate(self._hashes) if self._hashes else np.empty(0, np.uint64)
+        return self._available, self._smallest(held)
+
+    def resume(self, available: int, hashes: Words) -> None:
+        """Go on from a state, before anything is added."""
+        self._available, self._hashes, self._n_held = available, [hashes], len(hashes)
 
     def add(self, candidates: Candidates) -> None:
         """Keep the hashes that may be among the smallest."""
         self._available += len(candidates.hashes)
         self._hashes.append(self._smallest(candidates.hashes))
         self._n_held += len(self._hashes[-1])
-        if self._most is not None and self._n_held > 4 * (self._most + 1):
+        if self.most is not None and self._n_held > 4 * (self.most + 1):
             self._hashes = [self._smallest(np.concatenate(self._hashes))]
             self._n_held = len(self._hashes[0])
 
     def _smallest(self, hashes: Words) -> Words:
-        if self._most is None or len(hashes) <= self._most + 1:
+        if self.most is None or len(hashes) <= self.most + 1:
             return hashes
-        return np.partition(hashes, self._most)[: self._most + 1]
+        return np.partition(_low(hashes, self.most + 1), self.most)[: self.most + 1]
 
     def choose(self, n: int) -> Choice:
         """Everything below the hash that comes behind the last one that is chosen."""
         if n >= self._available:
             return Choice(self._available, 2**64)
-        hashes = np.partition(np.concatenate(self._hashes), (max(0, n - 1), n))
+        hashes = np.partition(_low(np.concatenate(self._hashes), n + 1), (max(0, n - 1), n))
         if n and hashes[n - 1] == hashes[n]:
             # Two rows of one hash, one on either side of the border: once in 10^9 bakes of 10^5 rows.
             raise RecipeError(
                 "two rows have the same hash at the border of the choice; change the seed, or take one more"
             )
         return Choice(self._available, int(hashes[n]))
+
+
+def _low(hashes: Words, n: int) -> Words:
+    """Among them the ``n`` smallest: those below where these must end, as hashes are spread evenly; to look for that
+    border among a few is ten times as fast as among all.
+    """
+    share = (n + 8 * n**0.5 + 8) / len(hashes)
+    if share > 0.5:
+        return hashes
+    found: Words = hashes[hashes < np.uint64(int(share * 2**64))]
+    return found if len(found) >= n else hashes
 
 
 class ByTokens:

@@ -112,7 +112,7 @@ class Draft:
             check_labels(field, self.schema)
         if self.schema is None:
             self._settle(brought)
-        elif self._is_first or not (self._codec and self._codec.is_resolved):
+        elif brought is not self.schema and (self._is_first or not (self._codec and self._codec.is_resolved)):
             self._settle(Schema(self._joined(field, brought) for field in self.schema))
         assert self._codec is not None
         columns = {field.name: batch.column(i) for i, field in enumerate(brought)}

@@ -97,8 +97,10 @@ class Field:
     @property
     def label_names(self) -> list[str]:
         """The names of a ClassLabel feature, in the order of their numbers; empty for any other field."""
+        if self.feature is None:
+            return []
         try:
-            told = json.loads(self.feature or "null")
+            told = json.loads(self.feature)
         except ValueError:
             return []
         return list(told.get("names") or ()) if isinstance(told, dict) and told.get("_type") == "ClassLabel" else []
