@@ -746,3 +746,18 @@ def test_a_word_that_no_row_has_is_no_error():
     numbers = pa.array(["1", "2", "rye"]).dictionary_encode().slice(0, 2)
 
     assert col.x.cast("int64").values(pa.table({"x": numbers})).to_pylist() == [1, 2]
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.text("aZ \x1c\t\u00e9\u0130\u00df\ufb01", max_size=4)), max_size=6),
+    st.integers(0, 6),
+)
+def test_texts_change_alike_with_and_without_other_letters(texts, first):
+    """ASCII alone takes a quicker way; a part of an array is judged by its own texts."""
+    part = pa.array(texts, pa.large_string())[first:]
+    table = pa.table({"x": part})
+
+    for expression, function in ((col.x.lower(), pc.utf8_lower), (col.x.upper(), pc.utf8_upper)):
+        assert expression.values(table).equals(function(part))
+    assert col.x.strip().values(table).equals(pc.utf8_trim_whitespace(part))
+    assert col.x.length().values(table).to_pylist() == [None if text is None else len(text) for text in texts[first:]]

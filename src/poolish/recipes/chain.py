@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,32 +90,10 @@ class Chain:
         return replace(piece, steps=steps)
 
     def _hashes(self, piece: Piece) -> Any:
-        return row_hashes(self.seed, "pick", piece.ingredient, piece.name, piece.rows)
+        return self._hashes_of(piece, piece.rows)
 
-    def bake(self, fragment: Fragment, tables: Iterable[tuple[pa.Table, Int64]], cache: Cache | None) -> Baked:
-        """The rows of a fragment, prepared from what was read of it."""
-        counts: list[dict[str, int]] = [{"in": 0, "null": 0, "filtered": 0, "out": 0}]
-        pieces = []
-        rejects: list[dict[str, Any]] = []
-        for table, rows in tables:
-            counts[0]["in"] += len(rows)
-            piece = Piece.read(self.ingredient, fragment.name, filterable(table), rows)
-            chosen = self._chosen(piece, fragment, counts[0], rejects)
-            pieces.append(chosen.with_table(canonical_table(chosen.table)))
-        piece = joined(pieces) if pieces else self.nothing(fragment.name)
-        if fragment.n_rows is not None:  # rows that were not read, because the filter cannot hold for them
-            counts[0]["filtered"] += fragment.n_rows - counts[0]["in"]
-            counts[0]["in"] = fragment.n_rows
-        counts[0]["out"] = len(piece)
-        for i, work in enumerate(self.works):
-            before = len(piece)
-            # Numbered as they stand here: where they stand in the recipe is not part of what is kept.
-            piece = prepared(piece, replace(work, bit=i), self.on_error, rejects)
-            counts.append({"in": before, "out": len(piece)})
-        baked = Baked(piece, counts, rejects, self.threshold)
-        if cache is not None:
-            cache.put(self.key(fragment), baked)
-        return baked
+    def _hashes_of(self, piece: Piece, rows: Int64) -> Any:
+        return row_hashes(self.seed, "pick", piece.ingredient, piece.name, rows)
 
     def nothing(self, name: str) -> Piece:
         """No rows, with the columns that the source has."""
@@ -129,7 +107,8 @@ class Chain:
         known = self.source.schema().names  # the step itself says what is wrong with a name that is not there
         return self._with_filter([name for name in self.works[0].step.needs if name in known])
 
-    def _chosen(self, piece: Piece, fragment: Fragment, count: dict[str, int], rejects: list[dict[str, Any]]) -> Piece:
+    def choose(self, piece: Piece, fragment: Fragment, count: dict[str, int], rejects: list[dict[str, Any]]) -> Piece:
+        """The rows of a piece that pass the filter and are chosen."""
         # One mask for filter and choice: filtering a table costs more than hashing its row numbers.
         mask = np.ones(len(piece), bool)
         if self.where is not None:
@@ -140,7 +119,9 @@ class Chain:
             wanted = self.chosen[fragment.name, fragment.number]
             mask = mask & np.isin(piece.rows, wanted, assume_unique=True)
         elif self.threshold < 2**64:
-            mask = mask & below(self._hashes(piece), self.threshold)
+            # Only rows that passed are worth a hash.
+            numbers = np.flatnonzero(mask)
+            mask[numbers] = below(self._hashes_of(piece, piece.rows[numbers]), self.threshold)
         return piece.keep(mask)
 
     def candidates(self, fragment: Fragment, column: str | None, tokens: str | None, cache: Cache | None) -> Candidates:
@@ -275,14 +256,54 @@ def _back_in_place(piece: Piece, selected: Mask, done: Piece, parents: Int64, na
     return both.take(np.argsort(places, kind="stable"))
 
 
+class _Portion:
+    """One fragment on its way through a chain, a table at a time."""
+
+    def __init__(self, chain: Chain, fragment: Fragment) -> None:
+        self._chain, self._fragment = chain, fragment
+        self._count = {"in": 0, "null": 0, "filtered": 0, "out": 0}
+        self._pieces: list[Piece] = []
+        self._rejects: list[dict[str, Any]] = []
+
+    def add(self, table: pa.Table, rows: Int64) -> None:
+        """Choose among rows that were read."""
+        self._count["in"] += len(rows)
+        piece = Piece.read(self._chain.ingredient, self._fragment.name, table, rows)
+        chosen = self._chain.choose(piece, self._fragment, self._count, self._rejects)
+        self._pieces.append(chosen.with_table(canonical_table(chosen.table)))
+
+    def baked(self, cache: Cache | None) -> Baked:
+        """What the steps make of the rows that were chosen."""
+        chain, fragment, count = self._chain, self._fragment, self._count
+        piece = joined(self._pieces) if self._pieces else chain.nothing(fragment.name)
+        if fragment.n_rows is not None:  # rows that were not read, because the filter cannot hold for them
+            count["filtered"] += fragment.n_rows - count["in"]
+            count["in"] = fragment.n_rows
+        count["out"] = len(piece)
+        counts = [count]
+        for i, work in enumerate(chain.works):
+            before = len(piece)
+            # Numbered as they stand here: where they stand in the recipe is not part of what is kept.
+            piece = prepared(piece, replace(work, bit=i), chain.on_error, self._rejects)
+            counts.append({"in": before, "out": len(piece)})
+        baked = Baked(piece, counts, self._rejects, chain.threshold)
+        if cache is not None:
+            cache.put(chain.key(fragment), baked)
+        return baked
+
+
 def bake_together(chains: Sequence[Chain], fragment: Fragment, cache: Cache | None) -> list[Baked]:
-    """One fragment for several ingredients: it is read once for all of them."""
-    tables: Iterable[tuple[pa.Table, Int64]]
+    """One fragment for several ingredients: it is read once for all of them, and no more of it is held than a table."""
     if len(chains) == 1:
         tables = chains[0].source.read(fragment, chains[0].columns(), chains[0].where)
     else:
-        tables = list(chains[0].source.read(fragment, _all_columns(chains), None))
-    return [chain.bake(fragment, tables, cache) for chain in chains]
+        tables = chains[0].source.read(fragment, _all_columns(chains), None)
+    portions = [_Portion(chain, fragment) for chain in chains]
+    for table, rows in tables:
+        table = filterable(table)
+        for portion in portions:
+            portion.add(table, rows)
+    return [portion.baked(cache) for portion in portions]
 
 
 def _all_columns(chains: Sequence[Chain]) -> list[str] | None:

@@ -946,7 +946,9 @@ def _ask_text(node: Node, part: _Part) -> _Found:
 
 def _change_text(node: Node, part: _Part) -> _Found:
     _need("text", node.what, part)
-    return pa.string() if kinds.is_null(part.type) else part.type, _CHANGES[node.what](_as_text(part))
+    texts = _as_text(part)
+    function = _ASCII_CHANGES[node.what] if node.what in _ASCII_CHANGES and _is_ascii(texts) else _CHANGES[node.what]
+    return pa.string() if kinds.is_null(part.type) else part.type, function(texts)
 
 
 def _as_text(part: _Part) -> Any:
@@ -964,13 +966,28 @@ _CHANGES: dict[str, Callable[..., Any]] = {
     "upper": pc.utf8_upper,
     "strip": pc.utf8_trim_whitespace,
 }
+#: The same for texts without other letters, in a fifteenth of the time. (Not strip: four of the spaces differ.)
+_ASCII_CHANGES: dict[str, Callable[..., Any]] = {"lower": pc.ascii_lower, "upper": pc.ascii_upper}
+
+
+def _is_ascii(texts: Any) -> bool:
+    if not isinstance(texts, (pa.Array, pa.ChunkedArray)):
+        return False
+    for chunk in texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]:
+        if len(chunk):
+            _, offsets, content = chunk.buffers()
+            places = np.frombuffer(offsets, np.int64 if kinds.is_large_string(chunk.type) else np.int32)
+            first, last = places[chunk.offset], places[chunk.offset + len(chunk)]
+            if first < last and np.frombuffer(content, np.uint8)[first:last].max() > 127:
+                return False
+    return True
 
 
 def _length(node: Node, part: _Part) -> _Found:
     type_ = part.type.storage_type if isinstance(part.type, pa.ExtensionType) else part.type
     values = part.arrow(pa.string() if kinds.is_null(type_) else type_)
     if _kind(type_) in ("text", "null"):
-        found = pc.utf8_length(values)
+        found = pc.binary_length(values) if _is_ascii(values) else pc.utf8_length(values)
     elif _is_bytes(type_):
         found = pc.binary_length(values)
     elif kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):

@@ -28,7 +28,7 @@ from poolish.errors import CorruptDataError, PoolishError, RecipeError
 from poolish.files import checksum_hex
 from poolish.recipes.file_formats import FORMATS, format_of, table_of, unpacked
 from poolish.recipes.identity import Int64
-from poolish.recipes.pruning import can_skip
+from poolish.recipes.pruning import can_prune, is_out_of_range
 from poolish.recipes.sources import Fragment, selected, without_columns, workable
 from poolish.recipes.stamps import changed, local_stamp, remote_stamp
 
@@ -251,7 +251,8 @@ class _Parquet(_File):
         for group, size in enumerate(sizes):
             groups.append(group)
             n_rows += size
-            if n_rows >= GROUPED_ROWS or group == len(sizes) - 1:
+            next_size = sizes[group + 1] if group + 1 < len(sizes) else 2 * GROUPED_ROWS
+            if n_rows + next_size // 2 >= GROUPED_ROWS:  # it would be further from it with the next
                 place = {"path": self.path, "stamp": stamp, "groups": tuple(groups), "first": first}
                 found.append(Fragment(name, len(found), n_rows, f"{print_}:{groups[0]}-{groups[-1]}", place))
                 groups, first, n_rows = [], first + n_rows, 0
@@ -263,12 +264,12 @@ class _Parquet(_File):
         with self._opened() as (raw, file):
             schema = file.schema_arrow
             names = None if columns is None else selected(schema.empty_table(), columns).column_names
-            file = _coded(raw, file, fragment.place["groups"])
+            file, prunes = _coded(raw, file, fragment.place["groups"]), can_prune(where, schema)
             if not fragment.place["groups"]:
                 yield selected(schema.empty_table(), columns), np.arange(0)
             for group in fragment.place["groups"]:
                 told = file.metadata.row_group(group)
-                if not can_skip(where, told, schema):
+                if not (prunes and is_out_of_range(where, told, schema)):
                     with self._explained():
                         table = (
                             file.read_row_group(group, columns=names, use_threads=False)

@@ -52,13 +52,23 @@ class Range:
 
 def can_skip(where: Any, group: Any, schema: pa.Schema) -> bool:
     """Whether a filter is false for all rows of a row group of a parquet file with this schema."""
+    return can_prune(where, schema) and is_out_of_range(where, group, schema)
+
+
+def can_prune(where: Any, schema: pa.Schema) -> bool:
+    """Whether a filter can be answered by statistics of columns with this schema at all."""
     if not isinstance(where, Expression) or not _cannot_fail(where._root):
         return False
     try:
-        # A filter that does not fit the columns is told by who evaluates it, so the group is read.
+        # A filter that does not fit the columns is told by who evaluates it, so nothing is skipped.
         where.mask(schema.empty_table())
     except PoolishError:
         return False
+    return True
+
+
+def is_out_of_range(where: Expression, group: Any, schema: pa.Schema) -> bool:
+    """Whether such a filter is false for all rows of a row group."""
     return answers(where._root, ranges_of(group, schema, where.columns)) == {False}
 
 
