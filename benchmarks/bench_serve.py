@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks import serve_peers as peers
 from benchmarks.harness import Measure, Missing, compare, needs, per_call
 from poolish import DataProviderBase, DatasetConsumer
+from poolish.files import checksum
 from poolish.serve import queue_status
 from poolish.serve.watching import Watch
 
@@ -248,7 +249,10 @@ def delays_of(publish: Callable[[], object], take: Callable[[], object], n: int)
 
 
 def read() -> None:
-    """A batch of 1 MiB that is there, from its file to tensors: opened, verified, acknowledged."""
+    """A batch of 1 MiB that is there, from its file to tensors: opened, verified, acknowledged, let go.
+
+    Against who maps files a page of every tensor is looked at, by everybody: only then has a mapped file been read.
+    """
     fresh = folders()
     folder = next(fresh)
     maker = provider(folder, max_backlog=100_000).open()
@@ -258,9 +262,30 @@ def read() -> None:
         for _ in range(100):
             maker.publish("train")
 
+    def taken(_: object) -> None:
+        for _ in range(100):
+            consumer.get_batch("train")
+
     def ours(_: object) -> None:
         for _ in range(100):
             peers.touch(consumer.get_batch("train"))
+
+    def bare() -> Measure:
+        """The least that reading with a checksum takes: a file into new memory, and its hash."""
+        paths = [next(fresh) for _ in range(100)]
+        content = np.arange(2 * BATCH * BLOCK + 64).tobytes()
+        for path in paths:
+            path.write_bytes(content)
+
+        def load() -> None:
+            for path in paths:
+                data, fd = np.empty(len(content), np.uint8), os.open(path, os.O_RDONLY)
+                os.preadv(fd, [data], 0)
+                os.close(fd)
+                checksum(data)
+
+        whole = per_call(load, unit="us")
+        return lambda: whole() / 100
 
     def official(library: Any) -> Measure:
         from safetensors.torch import load_file, save_file
@@ -280,9 +305,15 @@ def read() -> None:
         whole = per_call(load, unit="us", prepare=save)
         return lambda: whole() / 100
 
-    whole = per_call(ours, unit="us", prepare=publish)
+    alone, whole = per_call(taken, unit="us", prepare=publish), per_call(ours, unit="us", prepare=publish)
     compare(
         "serve, from a 1 MiB file to tensors",
+        "us",
+        lambda: alone() / 100,
+        {"bare open, read, checksum": bare()},
+    )
+    compare(
+        "serve, from a 1 MiB file to tensors that were looked at",
         "us",
         lambda: whole() / 100,
         {"safetensors.torch.load_file, then unlink (no checksum)": needs("safetensors", official)},
