@@ -8,14 +8,20 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from poolish import DatasetConsumer
+from poolish import DataProviderBase, DatasetConsumer
+from poolish.errors import QueueError, Starved
 from poolish.kernels import reference
 from poolish.serve import watching
+from poolish.serve.batch_file import NAMES
+from poolish.serve.split_reader import SplitReader
 from poolish.serve.watching import Watch
 from tests.serve.queues import consumer, provider, publish
 
@@ -108,28 +114,46 @@ def test_an_awake_wait_looks_up_again_and_again(tmp_path):
     watch.spin(LONG_S)
 
 
-def test_who_loses_the_processor_sleeps_for_a_while(tmp_path, monkeypatch):
-    """Three hundred times as long as it was lost; then it tries again."""
-    clock, spins = [1000.0], []
+def watched(folder: Path, monkeypatch: pytest.MonkeyPatch, lost_s: Callable[[int], float]) -> Iterator[list[float]]:
+    """Spin every millisecond of a clock of our own; each time, when it was and how long the processor was lost then."""
+    clock, spins = [1000.0], list[float]()
 
     def spin(fd: int, seconds: float) -> tuple[bool, float]:
-        spins.append(seconds)
-        return False, 0.002 if len(spins) == 2 else 0.0001
+        spins.append(clock[0])
+        return False, lost_s(len(spins))
 
     monkeypatch.setattr(watching, "spin_until_readable", spin)
     monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(Watch, "wait", lambda self, timeout_s: None)
     with Watch() as watch:
-        watch.add(tmp_path)
-        for _ in range(4):
+        watch.add(folder)
+        while True:
             watch.spin(0.001)
-        assert len(spins) == 2  # the first lost nothing to speak of, the second its turn
+            clock[0] += 0.001
+            yield spins
 
-        for now, n_spins in [(1000.59, 2), (1000.61, 3)]:
-            clock[0] = now
-            watch.spin(0.001)
-            assert len(spins) == n_spins
 
-    assert max(spins) <= 0.001
+def test_who_loses_the_processor_once_sleeps_for_a_moment(tmp_path, monkeypatch):
+    """Ten times as long as it was lost: it may have been a process that was just started."""
+    for spins in watched(tmp_path, monkeypatch, lambda n: 0.002 if n == 3 else 0.0001):
+        if len(spins) == 10:
+            break
+
+    gaps = np.diff(spins)
+    assert gaps[2] == pytest.approx(0.02, abs=0.002)
+    assert np.delete(gaps, 2) == pytest.approx([0.001] * 8)
+
+
+def test_who_loses_the_processor_always_sleeps_longer_and_longer(tmp_path, monkeypatch):
+    """Up to three hundred times as long; once it is not lost any more, that is forgotten."""
+    for spins in watched(tmp_path, monkeypatch, lambda n: 0.002 if n < 10 or n == 510 else 0.0001):
+        if len(spins) == 512:
+            break
+
+    gaps = np.diff(spins)
+    assert gaps[:9] == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.6, 0.6, 0.6, 0.6], abs=0.002)
+    assert gaps[9:509] == pytest.approx([0.001] * 500)
+    assert gaps[509] == pytest.approx(0.02, abs=0.002)
 
 
 # --- the consumer ----------------------------------------------------------------------------------------------------
@@ -202,3 +226,60 @@ def test_a_provider_that_is_awaited_gets_the_processor(tmp_path):
                 assert running.get_batch()["made"][0].tolist() == [0, number]
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+class OfAnyKind(DataProviderBase):
+    """Batches of one field, whose dtype and shape the config says."""
+
+    def build_meta(self) -> dict[str, Any]:
+        return {"batch_schema": [{"name": "x", "dtype": self.config.dtype, "shape": self.config.shape}]}
+
+    def sample_batch(self, split: str, rng: np.random.Generator) -> dict[str, Any]:
+        raise AssertionError("nothing is made here")
+
+
+def waiting_for(folder: Path, dtype: str, shape: list[int | None]) -> DatasetConsumer:
+    """A consumer of a queue that has no batches."""
+    names = {"dataset": "d", "batch_size": 2, "block_size": 3, "splits": ["train"], "dtype": dtype, "shape": shape}
+    OfAnyKind(names, path=folder, name="w0").open().close()
+    return consumer(folder, timeout_s=0.02)
+
+
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("shape", [[], [3], [None, 2]])
+def test_who_waits_rehearses_with_a_batch_of_the_same_kind(tmp_path, monkeypatch, dtype, shape):
+    """Read and verified as a real one, and handed out to nobody."""
+    rehearsed = []
+    decoded = SplitReader._decoded
+
+    def counted(self: SplitReader, number: int, data: Any, path: Any) -> Any:
+        rehearsed.append(path)
+        return decoded(self, number, data, path)
+
+    monkeypatch.setattr(SplitReader, "_decoded", counted)
+    with waiting_for(tmp_path, dtype, shape) as waiting:
+        with pytest.raises(Starved):
+            waiting.get_batch()
+
+        assert rehearsed
+        assert set(rehearsed) == {"rehearsal"}
+        assert waiting.last_number() is None
+        assert waiting.stats["train"]["position"] == 0
+
+
+def test_large_rows_are_not_rehearsed(tmp_path, monkeypatch):
+    """It would take longer than it gains."""
+    monkeypatch.setattr(SplitReader, "_decoded", None)
+    with waiting_for(tmp_path, "float32", [3, 512, 512]) as waiting, pytest.raises(Starved):
+        waiting.get_batch()
+
+
+def test_a_rehearsal_notices_that_the_queue_is_gone(tmp_path):
+    """It reads a file of its own, and says so if that is missing."""
+    with waiting_for(tmp_path, "int64", [3]) as waiting:
+        reader = waiting._reader("train")
+        reader.begin_unless_begun()
+        reader._marks.own_file.unlink()
+
+        with pytest.raises(QueueError, match="removed meanwhile"):
+            reader._rehearse()
