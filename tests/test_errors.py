@@ -32,6 +32,7 @@ BUILTIN_PARENT = {
     errors.ResumeError: ValueError,
     errors.LimitExceeded: ValueError,
     errors.BudgetSpent: RuntimeError,
+    errors.CircuitOpen: ConnectionError,
 }
 SYSTEM_CODE = {
     errors.StoreLocked: codes.EAGAIN,

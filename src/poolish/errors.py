@@ -21,7 +21,8 @@ that a caller who does not know poolish would expect, so that code written for f
     |-- RecipeError            ValueError
     |-- ResumeError            ValueError          a saved state does not belong to this object
     |-- LimitExceeded          ValueError          larger than a limit that protects the process
-    `-- BudgetSpent            RuntimeError        more failures than the user allowed
+    |-- BudgetSpent            RuntimeError        more failures than the user allowed
+    `-- CircuitOpen            ConnectionError     a source failed too often and is left alone for a while
 
 ``str(error)`` is always the plain message. Sent to another process an error keeps its type, message and notes.
 """
@@ -34,6 +35,7 @@ import os
 __all__ = [
     "BadText",
     "BudgetSpent",
+    "CircuitOpen",
     "ConfigError",
     "CorruptDataError",
     "DataRefused",
@@ -176,3 +178,13 @@ class LimitExceeded(PoolishError, ValueError):
 
 class BudgetSpent(PoolishError, RuntimeError):
     """More failed than the user's error budget allows."""
+
+
+class CircuitOpen(PoolishError, ConnectionError):
+    """A source failed too often and is left alone for a while; ``probe_in_s`` says for how long.
+
+    A ConnectionError: for who asked, the source cannot be reached. ``Retry`` does not retry it, ``Faults`` does handle
+    it, so with ``on_batch="cached"`` a run goes on over a source that is down.
+    """
+
+    probe_in_s: float = 0.0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -172,6 +175,42 @@ def test_expressions_are_bounded():
         parse("(" * 500 + "a > 1" + ")" * 500)
     assert parse("not " * 500 + "a > 1").holds(Rows.of({"a": [2]})).tolist() == [True]
     assert parse("-" * 1_001 + "a < 0").holds(Rows.of({"a": [2]})).tolist() == [True]
+
+
+def from_deep_stack(call: Callable[[], Any], n_frames: int = 300) -> Any:
+    """What a call gives to a program that is itself deep in calls, as trainers and test runners are."""
+    return call() if n_frames == 0 else from_deep_stack(call, n_frames - 1)
+
+
+CHAINS: dict[str, Callable[[int], str]] = {
+    "sum": lambda n: "a" + " + a" * (n - 2) + " > 0",
+    "product": lambda n: "a" + " * a" * (n - 2) + " > 0",
+    "and": lambda n: "b" + " and b" * (n - 1),
+    "or": lambda n: "b" + " or b" * (n - 1),
+    "comparisons": lambda n: "a" + " < a" * (n - 1),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_longest_chain_is_checked_from_a_deep_stack(chain):
+    """What is parsed can be used: all rows at once, one by one, and in another process."""
+    rows = Rows.of({"a": [1, 1], "b": [True, True]})
+    expression = parse(chain(200))
+
+    at_once = from_deep_stack(lambda: expression.holds(rows))
+    one_by_one = from_deep_stack(lambda: expression.holds_one_by_one(rows))
+    again = from_deep_stack(lambda: pickle.loads(pickle.dumps(expression)))
+
+    assert at_once.tolist() == one_by_one.tolist()
+    assert again.text == expression.text
+    assert again.holds(rows).tolist() == at_once.tolist()
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_longer_chain_is_refused_when_it_is_parsed(chain):
+    """Before any row is met, with the way out; never by Python's stack."""
+    with pytest.raises(LimitExceeded, match=r"more than 200 operations in a chain; .* split it"):
+        parse(chain(201))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,16 @@ def test_profile_says_what_a_column_of_numbers_holds():
     assert (histogram.missing, histogram.infinite, histogram.n) == (1, 3, 5_004)
 
 
+@pytest.mark.parametrize("n_distinct", [10, 1_000, 5_000, 50_000])
+def test_distinct_values_are_known_to_their_error(n_distinct: int):
+    """Exactly up to a thousand; beyond, four standard errors are seldom exceeded."""
+    column = of(np.arange(n_distinct).repeat(2))
+
+    assert (column.distinct_error == 0.0) == (n_distinct <= 1_000)
+    assert column.distinct_error < 0.05
+    assert abs(column.distinct - n_distinct) <= 4 * column.distinct_error * n_distinct
+
+
 def test_large_columns_are_summed_up():
     """Beyond ten thousand values quantiles are known to their error, edges and counts exactly."""
     x = np.random.default_rng(0).standard_normal(200_000)

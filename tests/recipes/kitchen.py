@@ -8,13 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from poolish import seeds
 from poolish.recipes import file_sources, nested, sources, steps
+from poolish.recipes.file_sources import FileSource
+from poolish.recipes.piece import Piece, canonical_table
 from poolish.recipes.result import BakeResult
+from poolish.recipes.sources import Source
+from poolish.recipes.steps import CalledStep, Prepared
 
 Row = dict[str, Any]
 
@@ -41,11 +46,25 @@ def write(path: Path, table: pa.Table, row_group_size: int | None = None) -> Pat
     return path
 
 
+def arrow_file(path: Path, table: pa.Table) -> Path:
+    """An Arrow file."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
 def shelf(folder: Path, n_files: int, n_rows: int, row_group_size: int | None = None) -> Path:
     """A directory of parquet files, each with ``n_rows`` of its own numbers."""
     for i in range(n_files):
         write(folder / f"{i:03}.parquet", numbers(n_rows, i * n_rows), row_group_size)
     return folder
+
+
+def made(code: str, name: str = "step", **names: Any) -> Any:
+    """A function or class of this code, as another version of somebody's module would have it."""
+    names["__name__"] = "somebody"
+    exec(code, names)
+    return names[name]
 
 
 # What a bake gave -----------------------------------------------------------------------------------------------------
@@ -90,6 +109,50 @@ def cached(result: BakeResult) -> tuple[int, int]:
     """Fragments that came from the cache, and all."""
     found = [each for each in result.report.lines if each.kind == "ingredient"]
     return sum(each.cached for each in found), sum(each.fragments for each in found)
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says, with its notes."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+# Parts of a bake, each by itself --------------------------------------------------------------------------------------
+
+
+def file_source(paths: Any) -> FileSource:
+    """Files as the ingredient ``a``."""
+    return FileSource(paths, "ingredient 'a'")
+
+
+def read_all(source: Source, columns: list[str] | None = None) -> list[tuple[str, int, Row]]:
+    """All rows of a source with the names of their parts and their numbers."""
+    found = []
+    for fragment in source.fragments():
+        for table, rows in source.read(fragment, columns, None):
+            found += [(fragment.name, int(n), values) for n, values in zip(rows, table.to_pylist(), strict=True)]
+    return found
+
+
+def rows_of(source: Source, columns: list[str] | None = None) -> list[Row]:
+    """All rows of a source, without their names."""
+    return [values for _, _, values in read_all(source, columns)]
+
+
+def fingerprints(source: Source) -> list[str]:
+    """By what a cache finds each part of a source again."""
+    return [fragment.fingerprint for fragment in source.fragments()]
+
+
+def piece(table: pa.Table, first: int = 10) -> Piece:
+    """Rows of a file, numbered from 10, so that a place in the piece is not taken for a row of the file."""
+    return Piece.read("oats", "f.parquet", canonical_table(table), np.arange(first, first + table.num_rows))
+
+
+def called(
+    function: Any, table: pa.Table, on_error: str = "raise", batched: bool | str = False, **options: Any
+) -> Prepared:
+    """What a step makes of a table."""
+    return CalledStep("knead", function, None, batched, options).prepare(piece(table), on_error)
 
 
 # Ways to cut the work -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from poolish.errors import ConfigError, LimitExceeded, RecipeError, UnknownColumn
 from poolish.recipes.expressions import Expression, as_expression, col, parse
+from poolish.recipes.pruning import Range, answers, can_prune
 from tests.effort import times
 
 # A model: each expression beside a function of one row, in Python's own numbers ----------------------------------
@@ -534,6 +535,64 @@ def test_deepest_expressions_can_be_printed_and_parsed():
             nested = 1 - nested
     except LimitExceeded:
         assert parse(str(nested)).same_as(nested)
+
+
+def from_deep_stack(call: Callable[[], Any], n_frames: int = 300) -> Any:
+    """What a call gives to a program that is itself deep in calls, as trainers and test runners are."""
+    return call() if n_frames == 0 else from_deep_stack(call, n_frames - 1)
+
+
+CHAINS: dict[str, Callable[[int], Expression]] = {
+    "sum": lambda n: reduce(operator.add, [col.n] * (n - 1)) > 0,
+    "sum as text": lambda n: parse("n" + " + n" * (n - 2) + " > 0"),
+    "and": lambda n: reduce(operator.and_, [col.n > i for i in range(n - 1)]),
+    "and as text": lambda n: parse(" and ".join(f"n > {i}" for i in range(n - 1))),
+    "or as text": lambda n: parse(" or ".join(f"n > {i}" for i in range(n - 1))),
+    "comparisons as text": lambda n: parse(" < ".join(["n"] * n)),
+    "not": lambda n: ~~reduce(operator.or_, [col.n > i for i in range(n - 3)]),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_longest_chain_can_be_used_from_a_deep_stack(chain):
+    """Whatever can be built or parsed can be evaluated, printed, told apart, bound, pushed, pruned by and pickled."""
+    table = pa.table({"n": [1, 2]})
+    expression = chain(200)
+
+    mask, _ = from_deep_stack(lambda: expression.mask(table))
+    pushed = from_deep_stack(lambda: ds.dataset(table).to_table(filter=expression.to_arrow(table.schema)))
+    fingerprint = from_deep_stack(lambda: parse(str(expression)).fingerprint)
+    again = from_deep_stack(lambda: pickle.loads(pickle.dumps(expression)))
+    bound = from_deep_stack(lambda: expression.bind(n=1))
+    can_be_pruned = from_deep_stack(lambda: can_prune(expression, table.schema))
+    possible = from_deep_stack(lambda: answers(expression._root, {"n": Range(1, 2, has_nulls=False)}))
+
+    assert pushed.num_rows == mask.sum()
+    assert fingerprint == expression.fingerprint
+    assert again.same_as(expression)
+    assert again.columns == ("n",)
+    assert bound is bool(mask[0])
+    assert can_be_pruned is ("+" not in str(expression) and "n < n" not in str(expression))
+    assert {*mask.tolist()} <= possible
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_longer_chain_is_refused_when_it_is_made(chain):
+    """Built in Python or parsed, the limit and its words are the same."""
+    with pytest.raises(LimitExceeded, match=r"more than 200 operations in a chain; .* is_in.* split it"):
+        chain(201)
+
+
+def test_chain_that_was_built_in_halves_has_a_fingerprint():
+    """A flat tree of many claims has the fingerprint of the same claims in a row, however many they are."""
+    claims = [col.n > i for i in range(1_024)]
+    halved = list(claims)
+    while len(halved) > 1:
+        halved = [left & right for left, right in zip(halved[::2], halved[1::2], strict=True)]
+
+    fingerprint = from_deep_stack(lambda: parse(str(halved[0])).fingerprint)
+
+    assert fingerprint == " and ".join(sorted(map(str, claims)))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import pytest
 
 from poolish import DatasetBuffer, DatasetRecipe, col
 from poolish.errors import PoolishError, RecipeError
+from poolish.recipes.cache import Cache
 from poolish.recipes.engine import LocalEngine
-from tests.recipes.kitchen import content, cut, numbers, rejects, shelf, xs
+from poolish.recipes.nested import RecipeSource
+from tests.recipes.kitchen import content, cut, numbers, rejects, rows_of, shelf, xs
 
 
 def inner(source, **options):
@@ -113,6 +115,39 @@ def test_a_nested_recipe_is_baked_once_for_a_bake():
     assert sorted(calls) == list(range(10))
 
 
+class Watched(LocalEngine):
+    """An engine that remembers which tasks it was given."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.n_tasks = 0
+
+    def run(self, function, tasks):
+        self.n_tasks += len(tasks)
+        return super().run(function, tasks)
+
+
+def test_a_nested_recipe_is_baked_as_the_outer_one(tmp_path):
+    """By the same engine, with the same cache, and with the same treatment of bad rows."""
+
+    def careful(row):
+        if row["x"] == 2:
+            raise ValueError("two")
+        return row
+
+    inner = DatasetRecipe("inner").add_ingredient("a", [{"x": 1}, {"x": 2}]).prepare_step("careful", careful)
+    engine, cache = Watched(), Cache(tmp_path)
+    source = RecipeSource(inner)
+
+    source.prepare(engine, cache, "skip")
+
+    assert engine.n_tasks > 0
+    assert list(tmp_path.rglob("*.piece"))
+    assert rows_of(source) == [{"x": 1}]
+    assert source.lineage.why(0).row == 0
+    assert source.rejects.num_rows == 1
+
+
 def test_where_a_nested_row_came_from_is_told(tmp_path):
     """``why`` leads to the ingredient, the file and the row inside."""
     folder = shelf(tmp_path, 2, 5)
@@ -159,6 +194,19 @@ def recipe_of(other):
     loop = DatasetRecipe("loop").add_ingredient("o", other)
     other.add_ingredient("l", loop)
     return loop
+
+
+def test_a_recipe_made_of_itself_is_refused():
+    """Directly or through another; twice the same recipe is no circle."""
+    one, two = DatasetRecipe("one"), DatasetRecipe("two")
+    one.add_ingredient("two", two)
+    two.add_ingredient("one", one)
+    twice = DatasetRecipe("all").add_ingredient("a", DatasetRecipe("b").add_ingredient("c", [{"x": 1}]))
+    twice.add_ingredient("d", twice.instructions[0].source)
+
+    with pytest.raises(RecipeError, match="recipe 'two' is made of itself \\('two' > 'one' > 'two'\\)"):
+        RecipeSource(two).prepare()
+    RecipeSource(twice).prepare()
 
 
 def test_an_empty_nested_recipe_gives_no_rows():

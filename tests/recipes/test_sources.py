@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import fsspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -23,14 +22,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poolish import DatasetBuffer, DatasetRecipe, StreamStore, col
+from poolish import DatasetBuffer, DatasetRecipe, col
 from poolish.errors import CorruptDataError, PoolishError, RecipeError
 from poolish.recipes import stratified, top
 from poolish.recipes.engine import LocalEngine
-from poolish.recipes.file_sources import FileSource
+from poolish.recipes.sources import as_source
 from tests.canary import Canary
 from tests.effort import times
-from tests.recipes.kitchen import content, cut, line, numbers, origins, shelf, write, xs
+from tests.recipes.kitchen import (
+    arrow_file,
+    content,
+    cut,
+    file_source,
+    line,
+    message_of,
+    numbers,
+    origins,
+    shelf,
+    write,
+    xs,
+)
 
 
 def baked(source: Any, **options: Any) -> Any:
@@ -42,16 +53,10 @@ def told(source: Any, error: Any = PoolishError, **options: Any) -> str:
     """What an error and its notes say."""
     with pytest.raises(error) as caught:
         baked(source, **options)
-    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    return message_of(caught.value)
 
 
 # The same rows from everywhere ----------------------------------------------------------------------------------------
-
-
-def arrow_file(path: Path, table: pa.Table) -> Path:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-    return path
 
 
 def arrow_stream(path: Path, table: pa.Table) -> Path:
@@ -157,6 +162,14 @@ def test_a_reader_of_batches_is_read_once():
     assert xs(recipe.bake()) == xs(recipe.bake()) == [0, 1, 2, 3, 4]
 
 
+def test_a_reader_of_batches_is_kept():
+    """What can be read only once is read when it is given, and keeps its types."""
+    table = pa.table({"x": pa.array([1, 2], pa.int16())})
+    recipe = DatasetRecipe("r").add_ingredient("a", pa.RecordBatchReader.from_batches(table.schema, table.to_batches()))
+
+    assert recipe.bake().table == recipe.bake().table == table
+
+
 def test_a_frame_with_an_index_of_its_own_gives_its_columns():
     """What pandas keeps beside the columns is no column."""
     frame = numbers(6).to_pandas()
@@ -169,19 +182,6 @@ def test_a_dataset_with_an_order_of_its_own_is_read_in_it():
     dataset = datasets.Dataset(numbers(6).select(["x"]))
 
     assert xs(baked(dataset.select([4, 0, 2]))) == [4, 0, 2]
-
-
-def test_steps_of_a_stream_are_rows(tmp_path):
-    """Each step a row of its fields; a row's number is that of the step."""
-    store = StreamStore(tmp_path / "s", fields=["action", "reward"])
-    for step in range(3, 9):
-        store.append(steps=[step, step], names=["action", "reward"], values=[step * 2, 0.5])
-
-    result = baked(store, where=col.reward > 0, take=4, pick="latest")
-
-    assert result.table.column_names == ["action", "reward"]
-    assert [row["action"] for row in result.table.to_pylist()] == [10, 12, 14, 16]
-    assert [result.lineage.why(i).row for i in range(4)] == [5, 6, 7, 8]
 
 
 def test_a_buffer_is_read_as_it_was_when_the_bake_began():
@@ -296,36 +296,25 @@ def test_only_known_protocols_are_opened(path):
     assert "oats" in message
 
 
-def test_files_behind_fsspec_are_read():
+def test_files_behind_fsspec_are_read(memory):
     """``memory://`` as any other file system: one file, a directory, a pattern; a changed one is seen by a cache."""
-    system = fsspec.filesystem("memory")
     for i in range(2):
-        with system.open(f"/shop/{i}.parquet", "wb") as file:
+        with memory.open(f"/shop/{i}.parquet", "wb") as file:
             pq.write_table(numbers(4, i * 4), file)
-    try:
-        for source in (
-            "memory://shop/*.parquet",
-            "memory://shop",
-            ["memory://shop/0.parquet", "memory://shop/1.parquet"],
-        ):
-            assert xs(baked(source)) == list(range(8))
-        assert origins(baked("memory://shop"))[5][:3] == ("oats", "1.parquet", 1)
-    finally:
-        system.rm("/shop", recursive=True)
+
+    for source in ("memory://shop/*.parquet", "memory://shop", ["memory://shop/0.parquet", "memory://shop/1.parquet"]):
+        assert xs(baked(source)) == list(range(8))
+    assert origins(baked("memory://shop"))[5][:3] == ("oats", "1.parquet", 1)
 
 
-def test_a_remote_file_system_that_tells_times_is_not_looked_up_on_the_local_disk(monkeypatch):
+def test_a_remote_file_system_that_tells_times_is_not_looked_up_on_the_local_disk(memory, monkeypatch):
     """Some file systems have ``mtime`` in what they tell about a file: that is about the remote one."""
-    system = fsspec.filesystem("memory")
-    with system.open("/timed/0.parquet", "wb") as file:
+    with memory.open("/timed/0.parquet", "wb") as file:
         pq.write_table(numbers(4), file)
-    real = type(system).info
-    monkeypatch.setattr(type(system), "info", lambda self, path, **o: {**real(self, path, **o), "mtime": 1.5})
+    real = type(memory).info
+    monkeypatch.setattr(type(memory), "info", lambda self, path, **o: {**real(self, path, **o), "mtime": 1.5})
 
-    try:
-        assert xs(baked("memory://timed")) == [0, 1, 2, 3]
-    finally:
-        system.rm("/timed", recursive=True)
+    assert xs(baked("memory://timed")) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("source", [5, None, object(), 3.5])
@@ -340,7 +329,15 @@ def test_what_is_hardly_a_source_is_refused_as_ours(source):
     with pytest.raises((PoolishError, ValueError, TypeError)) as caught:
         baked(source)
 
-    assert "oats" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert "oats" in message_of(caught.value)
+
+
+def test_what_is_no_row_is_told_with_its_ingredient():
+    """A list of numbers is no list of samples."""
+    with pytest.raises(PoolishError) as caught:
+        as_source([1, 2], "ingredient 'a'")
+
+    assert caught.value.__notes__ == ["while reading ingredient 'a'"]
 
 
 # Pushed down ----------------------------------------------------------------------------------------------------------
@@ -490,7 +487,7 @@ def test_random_damage_is_one_typed_error_or_rows(tmp_path):
         try:
             baked(path)
         except PoolishError as error:
-            assert "a.parquet" in str(error) + "".join(getattr(error, "__notes__", []))  # noqa: PT017
+            assert "a.parquet" in message_of(error)  # noqa: PT017
 
 
 def test_a_long_line_of_json_is_a_row(tmp_path):
@@ -575,7 +572,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(kind, change, tmp_path):
     with pytest.raises((PoolishError, FileNotFoundError)) as caught:
         DatasetRecipe("r").add_ingredient("oats", path, where=where).bake(engine=LocalEngine(1))
 
-    message = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    message = message_of(caught.value)
     assert f"a.{kind}" in message
     assert "oats" in message
 
@@ -676,7 +673,7 @@ def test_words_of_parquet_are_texts_by_the_time_anybody_sees_them(tmp_path, choi
         recipe.prepare_step("loud", "map", where="kind == 'rye'", columns={"kind": col.kind.upper()})
         made[is_coded] = [content(recipe.bake(cache=tmp_path / f"cache {is_coded}")) for _ in range(2)]
 
-    source = FileSource(str(tmp_path / "True"), "ingredient 'a'")
+    source = file_source(str(tmp_path / "True"))
     table, _ = next(source.read(source.fragments()[0], None, None))
     assert [pa.types.is_dictionary(field.type) for field in table.schema] == [True, False, False]
     assert made[True] == made[False]

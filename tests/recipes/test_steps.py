@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import time
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,10 @@ from hypothesis import strategies as st
 from poolish import DatasetRecipe, col, register_step
 from poolish.errors import BudgetSpent, PoolishError, RecipeError, SchemaError, UnknownColumn
 from poolish.guards.suite import Suite
+from poolish.recipes.built_in import built_in
 from poolish.recipes.engine import LocalEngine
 from tests.effort import times
-from tests.recipes.kitchen import content, cut, line, numbers, rejects, write, xs
+from tests.recipes.kitchen import content, cut, line, message_of, numbers, rejects, write, xs
 
 SIZES = [(1, 1, 1), (3, 3, 2), (65_536, 131_072, 16_384)]
 
@@ -42,7 +42,7 @@ def refused(step: Any, table: Any = None, error: Any = PoolishError, **options: 
     source = numbers(8) if table is None else table
     with pytest.raises(error) as caught:
         DatasetRecipe("r").add_ingredient("oats", source).prepare_step("knead", step, **options).bake()
-    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    return message_of(caught.value)
 
 
 # Per row --------------------------------------------------------------------------------------------------------------
@@ -355,6 +355,20 @@ def test_a_column_that_is_not_there_is_told_with_the_step(step, options):
     assert "knead" in told
 
 
+@pytest.mark.parametrize(
+    ("step", "options", "near"),
+    [
+        ("dedup", {"column": ["a"]}, "columns"),
+        ("shuffle", {"sead": 3}, "seed"),
+        ("limit", {"n": 1, "batched": True}, "n"),
+    ],
+)
+def test_unknown_options_of_built_in_steps_are_refused(step, options, near):
+    """With the nearest name: an option that is ignored does something else than was asked for."""
+    with pytest.raises(RecipeError, match=f"'knead'.*{near}"):
+        built_in(step, "knead", options)
+
+
 def test_a_cast_that_fails_names_the_place():
     """Ingredient, step and column."""
     told = refused("cast", pa.table({"x": ["1", "z"]}), columns={"x": "int64"})
@@ -661,23 +675,6 @@ def test_a_column_keeps_its_type_or_gets_another_name():
     assert baked("map", columns={"x": "cast(x, 'string')"}).table["x"].to_pylist() == [str(x) for x in range(8)]
 
 
-def test_a_call_that_hangs_is_told():
-    """With ``timeout_s`` a step that does not come back is an error with its place, or a rejected row."""
-
-    def hang(row: dict[str, Any]) -> dict[str, Any]:
-        if row["x"] == 1:
-            time.sleep(2)
-        return row
-
-    told = refused(hang, numbers(3), error=RecipeError, timeout_s=0.1, version=1)
-    recipe = DatasetRecipe("r").add_ingredient("oats", numbers(3)).prepare_step("knead", hang, timeout_s=0.1, version=1)
-    result = recipe.bake(on_error="skip")
-
-    assert all(word in told for word in ("oats", "row 1", "knead", "timeout_s"))
-    assert xs(result) == [0, 2]
-    assert [reject[:4] for reject in rejects(result)] == [("oats", "", 1, "knead")]
-
-
 @pytest.mark.parametrize("n_workers", [1, 3])
 def test_an_error_that_looks_like_an_end_is_told(n_workers):
     """``next()`` without a default raises StopIteration: it ends no loop of ours, and its place is told."""
@@ -686,5 +683,4 @@ def test_an_error_that_looks_like_an_end_is_told(n_workers):
     with cut(2), pytest.raises(RuntimeError, match="StopIteration") as caught:
         recipe.bake(engine=LocalEngine(n_workers))
 
-    told = "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert all(word in told for word in ("oats", "knead", "row"))
+    assert all(word in message_of(caught.value) for word in ("oats", "knead", "row"))

@@ -525,3 +525,34 @@ def test_a_stream_with_hostile_metadata_cannot_be_opened(kind):
 
     with pytest.raises((SchemaError, pa.ArrowException, ValueError)):
         pa.ipc.read_schema(stream)
+
+
+class Unhashable(pa.ExtensionType):
+    """Somebody's type, which defines what is equal and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "somebody.unhashable")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> pa.ExtensionType:
+        return cls()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unhashable)
+
+
+def test_a_type_of_somebodys_is_told_whatever_it_can_do():
+    with pytest.raises(SchemaError, match="column 'a'"):
+        Schema.from_arrow(pa.schema([("a", Unhashable())]))
+
+
+def test_schemas_that_differ_only_in_what_is_said_about_fields_are_not_mixed_up():
+    """They are read once each, and are equal for Arrow."""
+    fields = [pa.field("a", pa.int64(), metadata=told) for told in ({"poolish.role": "x"}, {"poolish.role": "y"}, None)]
+    schemas = [pa.schema([field]) for field in fields]
+
+    assert [Schema.from_arrow(schema)["a"].role for schema in schemas * 2] == ["x", "y", None] * 2
+    assert schemas[0] == schemas[1]

@@ -1,26 +1,17 @@
 """``poolish bake``: a recipe file becomes a directory, whole or not at all.
 
-    (nothing) --mkdir--> .out.<random>.partial --files synced--> rename, or exchange with the old one --> out
-                         locked by its writer |                                           `--> the old one is removed
-                                              |-- error, Ctrl-C --> removed
-                                              `-- kill -9 --> stays, unlocked, until the next bake into out removes it
-
 A directory that is there is refused, unless --overwrite is given and nothing is in it but what a bake writes: then the
-two change places in one step of the file system, so at each moment ``out`` is the old one or the new one.
+two change places in one step of the file system (``files.directories``), so at each moment ``out`` is the old one or
+the new one.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno as codes
 import os
 import re
-import secrets
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -34,8 +25,7 @@ from rich.text import Text
 from poolish.cli.failures import MISUSED, Failure, tell
 from poolish.cli.interrupts import Interrupt
 from poolish.errors import ConfigError
-from poolish.files import explain_full, sync, sync_directory
-from poolish.files.held import let_go, open_held, try_lock
+from poolish.files import explain_full, publish_directory
 from poolish.recipes import BakeResult, DatasetRecipe
 from poolish.recipes.cache import Baked
 from poolish.recipes.engine import LocalEngine
@@ -77,9 +67,13 @@ def bake(order: Order) -> int:
                 print(recipe.explain(order.cache, on_error=order.on_error))
                 return 0
             result = _baked(recipe, order)
-            with new_directory(target, overwrite=order.overwrite) as folder:
-                write_result(result, folder, order.format)
+
+            def check(target: Path) -> None:
                 interrupt.patience = 1  # from here on it is as quick to finish
+                check_free(target, overwrite=order.overwrite)  # once more: it was long ago
+
+            with publish_directory(target, check=check) as folder:
+                write_result(result, folder, order.format)
         except KeyboardInterrupt:
             kept = "" if order.cache is None else f"; finished fragments are in {order.cache}"
             tell(f"ended by {interrupt.name}: {order.out or 'nothing'} is as it was{kept}")
@@ -237,7 +231,7 @@ def _baked_in(result: object) -> list[Baked]:
 
 
 def write_result(result: BakeResult, folder: Path, format_: str) -> None:
-    """Rows, report, lineage and rejects as files, each handed to the disk."""
+    """Rows, report, lineage and rejects as files."""
     import pyarrow.parquet as pq
 
     data = folder / FORMATS[format_]
@@ -253,19 +247,9 @@ def write_result(result: BakeResult, folder: Path, format_: str) -> None:
         pq.write_table(result.rejects, folder / "rejects.parquet")
         (folder / "report.json").write_text(result.report.to_json() + "\n", encoding="utf-8")
         (folder / "report.html").write_text(result.report.to_html(), encoding="utf-8")
-        for name in sorted(os.listdir(folder)):
-            _sync_file(folder / name)
 
 
-def _sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        sync(fd, path)
-    finally:
-        os.close(fd)
-
-
-# A directory, whole or not at all -----------------------------------------------------------------------------------
+# Where it is written ------------------------------------------------------------------------------------------------
 
 
 def check_free(target: Path, *, overwrite: bool) -> None:
@@ -284,83 +268,3 @@ def check_free(target: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"{target} is there and holds {what}; give the path of a directory that is to be made")
     if not overwrite:
         raise ConfigError(f"{target} is there already; give another directory, or --overwrite to replace it")
-
-
-@contextmanager
-def new_directory(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A directory to write into, which becomes ``target`` when the block ends well; else nothing happened."""
-    _sweep(target)
-    folder, fd = _create(target)
-    try:
-        yield folder
-        sync(fd, folder)
-        check_free(target, overwrite=overwrite)  # once more: it was long ago
-        with explain_full(target):
-            _put(folder, target)
-        sync_directory(target.parent)
-    finally:
-        # What still has the temporary name is what was not finished, or the directory that was replaced.
-        shutil.rmtree(folder, ignore_errors=True)
-        let_go(fd)
-
-
-def _put(folder: Path, target: Path) -> None:
-    try:
-        os.rename(folder, target)  # in place of nothing, or of an empty directory
-    except OSError as error:
-        if error.errno not in (codes.ENOTEMPTY, codes.EEXIST):
-            raise
-        exchange(folder, target)
-
-
-def exchange(one: Path, other: Path) -> None:
-    """Let two directories change their names in one step, which Linux and macOS can do, if the file system can."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    first, second = os.fsencode(one), os.fsencode(other)
-    if hasattr(libc, "renameat2"):
-        here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-        failed = libc.renameat2(here, first, here, second, ctypes.c_uint(swap))
-    elif hasattr(libc, "renamex_np"):
-        failed = libc.renamex_np(first, second, ctypes.c_uint(2))  # RENAME_SWAP
-    else:
-        failed = -1
-        ctypes.set_errno(codes.ENOSYS)
-    if failed:
-        number = ctypes.get_errno()
-        if number in (codes.ENOSYS, codes.EINVAL, codes.ENOTSUP):
-            # Two renames would do, with a moment between them when there is neither; that is not what was promised.
-            raise ConfigError(f"{other}: directories cannot be exchanged here; remove it, or give another directory")
-        raise OSError(number, os.strerror(number), str(other))
-
-
-def _create(target: Path) -> tuple[Path, int]:
-    while True:
-        folder = target.parent / f".{target.name[:50]}.{secrets.token_hex(8)}.partial"
-        with explain_full(folder):
-            os.mkdir(folder)
-        # Gone or locked: a sweeper came between our calls and took the directory for a dead one.
-        with suppress(FileNotFoundError):
-            fd = open_held(folder, os.O_RDONLY | os.O_DIRECTORY)
-            if try_lock(fd) and _is_at(fd, folder):
-                return folder, fd
-            let_go(fd)
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _sweep(target: Path) -> None:
-    """Remove what bakes into this target have left that were killed; those still being written are locked."""
-    leftover = re.compile(rf"\.{re.escape(target.name[:50])}\.[0-9a-f]{{16}}\.partial")
-    for path in [target.parent / name for name in os.listdir(target.parent) if leftover.fullmatch(name)]:
-        with suppress(OSError):  # finished meanwhile, or somebody else's
-            fd = open_held(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                if try_lock(fd):
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                let_go(fd)

@@ -1,10 +1,12 @@
 """What every file of poolish is written and read with, so that each promise about files is kept in one place.
 
     publishing   a file appears whole or not at all, and survives a power cut if asked to
+    directories  the same for a directory, also where it replaces another
     locks        one writer at a time, told apart from one that was killed
     space        a full disk is an error where space is asked for, never a signal later
     checksums    every byte that is read back can be checked
     documents    small JSON files and names that come from outside
+    yaml_toml    files that people write, read strictly; imported by name, because PyYAML takes long to load
     sizes        "8gb" as a number of bytes
 
 All of it works on paths and descriptors alone and knows nothing of rows, tokens or queues.
@@ -13,6 +15,7 @@ All of it works on paths and descriptors alone and knows nothing of rows, tokens
 from __future__ import annotations
 
 from poolish.files.checksums import CHECKSUM, Checksummed, checksum, checksum_hex
+from poolish.files.directories import publish_directory
 from poolish.files.documents import check_name, parse_json, read_json, write_json
 from poolish.files.locks import Lock
 from poolish.files.publishing import Partial, publish, sweep, sync, sync_directory
@@ -34,6 +37,7 @@ __all__ = [
     "parse_bytes",
     "parse_json",
     "publish",
+    "publish_directory",
     "punch",
     "read_json",
     "sweep",

@@ -11,9 +11,9 @@ Faults need no Arrow; what looks at rows does, and is loaded when it is first us
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from poolish.errors import CircuitOpen
 from poolish.guards.blame import DATA_ERRORS
 from poolish.guards.breaker import CircuitBreaker
-from poolish.guards.circuit_open import CircuitOpen
 from poolish.guards.drift import drift  # now, so that the name is the function, not the module that it lives in
 from poolish.guards.faults import Faults
 from poolish.guards.retry import Retry, RetryStats

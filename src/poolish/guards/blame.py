@@ -21,6 +21,7 @@ from typing import Any
 
 from poolish.errors import (
     BudgetSpent,
+    CircuitOpen,
     ConfigError,
     CorruptDataError,
     DurabilityLost,
@@ -31,7 +32,6 @@ from poolish.errors import (
     StoreLocked,
     UnknownColumn,
 )
-from poolish.guards.circuit_open import CircuitOpen
 
 #: An error by its class, or by its dotted name where the library may not be loaded: nobody can raise it before.
 ErrorKind = type[Exception] | str

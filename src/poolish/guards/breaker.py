@@ -28,9 +28,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from poolish.errors import ConfigError
+from poolish.errors import CircuitOpen, ConfigError
 from poolish.guards.blame import PROGRAM_ERRORS, ErrorKind, error_kinds, is_of, name_of
-from poolish.guards.circuit_open import CircuitOpen
 
 logger = logging.getLogger("poolish.guards")
 
@@ -59,7 +58,7 @@ class CircuitBreaker:
     ...         pass
     >>> breaker.call(print, "is not called")
     Traceback (most recent call last):
-    poolish.guards.circuit_open.CircuitOpen: breaker 'store': 3 of the last 4 calls failed (last: KeyError: '14x'), ...
+    poolish.errors.CircuitOpen: breaker 'store': 3 of the last 4 calls failed (last: KeyError: '14x'), ...
     >>> now = 30.0
     >>> breaker.state
     'half-open'

@@ -324,7 +324,7 @@ class Unique:
 
 @dataclass(frozen=True)
 class Holds:
-    """An expression over columns is true; see guards/expressions.py."""
+    """An expression over columns is true; see poolish/grammar.py."""
 
     text: str
     expression: Expression = field(compare=False, repr=False)

@@ -7,18 +7,14 @@ its ``convention``, because the same name means different numbers elsewhere:
     scipy           the same bins without smoothing; what scipy.stats computes of them
     evidently-0.7   Evidently's bins, zeros and fixed thresholds, to the last digit
 
-Under no drift PSI is about ``(1/n + 1/m) chi2`` with one degree of freedom less than bins (Yurdakul 2018); KL is half
-of that and JS an eighth, so one table gives all three thresholds. A fixed mark like 0.1 instead alarms on 76 % of
-samples of 50 rows, and never on large ones.
+Here are the values; ``significance`` says from where on they are drift.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,23 +29,26 @@ from poolish.guards.comparison import (
     JsComparison,
     KlComparison,
     KsComparison,
-    Verdict,
     WassersteinComparison,
 )
 from poolish.guards.profile import check_bins
+from poolish.guards.significance import (
+    EVIDENTLY,
+    Rule,
+    chi2_tail,
+    chi2_threshold,
+    ks_exact,
+    ks_tail,
+    ks_threshold,
+)
 from poolish.kernels import walk
 from poolish.seeds import generator
 
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 Side = Column | ColumnProfile
-Result = TypeVar("Result", bound=Comparison)
 
-CONVENTIONS = ("poolish", "scipy", "evidently-0.7")
-EVIDENTLY = "evidently-0.7"
 MIN_ROWS = 50
-#: Evidently's fixed mark for distances.
-_MARK = 0.1
 _JEFFREYS = 0.5
 _LN2 = math.log(2)
 #: SciPy counts paths exactly up to here, and uses the limit beyond.
@@ -72,7 +71,7 @@ def psi(
     >>> round(result.value, 6), round(result.threshold, 6), result.verdict
     (0.100214, 0.050757, 'drift')
     """
-    rule = _Rule("psi", convention, alpha, effect_min, min_rows)
+    rule = Rule("psi", convention, alpha, effect_min, min_rows)
     p, q, n, m = _shares(reference, current, rule, bins)
     with np.errstate(all="ignore"):
         terms = np.where(p == q, 0.0, (q - p) * np.log(np.divide(q, p)))
@@ -95,7 +94,7 @@ def kl(
     >>> round(result.value, 6), round(result.reference_from_current, 6)
     (0.05415, 0.046065)
     """
-    rule = _Rule("kl", convention, alpha, effect_min, min_rows)
+    rule = Rule("kl", convention, alpha, effect_min, min_rows)
     p, q, n, m = _shares(reference, current, rule, bins)
     forward, backward = _entropy(q, p), _entropy(p, q)
     value = backward if convention == EVIDENTLY else forward
@@ -120,7 +119,7 @@ def js(
     >>> round(result.bits, 6), round(result.distance, 6)
     (0.017748, 0.110915)
     """
-    rule = _Rule("js", convention, alpha, effect_min, min_rows)
+    rule = Rule("js", convention, alpha, effect_min, min_rows)
     p, q, n, m = _shares(reference, current, rule, bins)
     middle = (p + q) / 2
     nats = max((_entropy(p, middle) + _entropy(q, middle)) / 2, 0.0) if len(p) else math.nan
@@ -148,7 +147,7 @@ def chi2(
     >>> round(result.value, 3), result.df, result.verdict
     (14.762, 2, 'drift')
     """
-    rule = _Rule("chi2", convention, alpha, effect_min, min_rows)
+    rule = Rule("chi2", convention, alpha, effect_min, min_rows)
     counts, others = _counts(reference, current, rule, bins)
     kept = (counts + others) > 0
     counts, others = counts[kept].astype(np.float64), others[kept].astype(np.float64)
@@ -167,7 +166,7 @@ def chi2(
             value = float(((counts - n * pooled) ** 2 / (n * pooled)).sum())
             value += float(((others - m * pooled) ** 2 / (m * pooled)).sum())
     effect = math.sqrt(value / (n + m))
-    threshold, p = _chi2_threshold(df, alpha), _chi2_tail(value, df)
+    threshold, p = chi2_threshold(df, alpha), chi2_tail(value, df)
     return rule.decide(Chi2Comparison, value, threshold, p, n, m, n_bins, size=effect, df=df, effect=effect)
 
 
@@ -191,7 +190,7 @@ def ks(
     >>> round(result.value, 6), round(result.p, 9), result.verdict
     (0.118, 0.000178423, 'drift')
     """
-    rule = _Rule("ks", convention, alpha, effect_min, min_rows)
+    rule = Rule("ks", convention, alpha, effect_min, min_rows)
     if method not in ("auto", "exact", "asymp"):
         raise ConfigError(f"method: auto, exact or asymp, got {method!r}")
     a, b = _ordered_sides(reference, current)
@@ -213,12 +212,12 @@ def ks(
             KsComparison, value, math.nan, None, n, m, None, is_constant=is_constant, error=error, missing=missing
         )
     size = round(n * m / (n + m))
-    threshold = _ks_threshold(alpha, size)
+    threshold = ks_threshold(alpha, size)
     p: float | None = None
     if is_raw and (method == "exact" or (method == "auto" and max(n, m) <= _N_EXACT_KS)):
-        p = _ks_exact(points, others)
+        p = ks_exact(points, others)
     elif error < 0.1 * threshold:
-        p = _ks_tail(value, size)
+        p = ks_tail(value, size)
     is_significant = value - error > threshold if p is None else None
     return rule.decide(
         KsComparison, value, threshold, p, n, m, None, significant=is_significant, error=error, missing=missing
@@ -243,7 +242,7 @@ def wasserstein(
     >>> round(result.value, 6), round(result.distance, 4), result.verdict
     (0.27505, 7.94, 'drift')
     """
-    rule = _Rule("wasserstein", convention, alpha, effect_min, min_rows)
+    rule = Rule("wasserstein", convention, alpha, effect_min, min_rows)
     a, b = _ordered_sides(reference, current)
     (points, reached), (others, others_reached) = _finite(a), _finite(b)
     n, m = int(reached[-1]) if len(reached) else 0, int(others_reached[-1]) if len(others_reached) else 0
@@ -278,92 +277,6 @@ def wasserstein(
     )
 
 
-# Deciding -------------------------------------------------------------------------------------------------------
-
-
-class _Rule:
-    """How the value of a statistic becomes a verdict."""
-
-    def __init__(self, statistic: str, convention: str, alpha: float, effect_min: float | None, min_rows: int) -> None:
-        if convention not in CONVENTIONS:
-            raise ConfigError(f"convention: one of {', '.join(CONVENTIONS)}, got {convention!r}")
-        if not 0 < alpha < 1:
-            raise ConfigError(f"alpha: a share between 0 and 1, got {alpha!r}")
-        if effect_min is not None and not effect_min >= 0:
-            raise ConfigError(f"effect_min: from 0, in the unit of {statistic}, got {effect_min!r}")
-        self.statistic, self.convention, self.alpha = statistic, convention, alpha
-        self.effect_min, self.min_rows = effect_min, min_rows
-
-    def of_bins(
-        self,
-        kind: type[Result],
-        value: float,
-        factor: float,
-        n: int,
-        m: int,
-        n_bins: int,
-        *,
-        power: int = 1,
-        **extra: Any,
-    ) -> Result:
-        """The verdict where ``value ** power`` is, under no drift, about ``factor (1/n + 1/m) chi2``."""
-        df = n_bins - 1
-        if not n or not m or df < 1 or self.convention == EVIDENTLY:
-            return self.decide(kind, value if n and m else math.nan, math.nan, None, n, m, n_bins, **extra)
-        unit = factor * (1 / n + 1 / m)
-        threshold = (unit * _chi2_threshold(df, self.alpha)) ** (1 / power)
-        p = _chi2_tail(value**power / unit, df)
-        return self.decide(kind, value, threshold, p, n, m, n_bins, **extra)
-
-    def decide(
-        self,
-        kind: type[Result],
-        value: float,
-        threshold: float,
-        p: float | None,
-        n: int,
-        m: int,
-        n_bins: int | None,
-        *,
-        size: float | None = None,
-        significant: bool | None = None,
-        is_constant: bool | None = None,
-        **extra: Any,
-    ) -> Result:
-        """The result; ``size`` is what ``effect_min`` is measured against, the value unless told."""
-        if significant is None:
-            significant = p is not None and p < self.alpha
-        if self.convention == EVIDENTLY:
-            if self.statistic in ("ks", "chi2"):
-                significant = p is not None and p <= self.alpha
-            else:
-                threshold, p = _MARK, None
-                significant = value >= _MARK
-        size = value if size is None else size
-        material = None if self.effect_min is None else bool(size >= self.effect_min)
-        verdict: Verdict = "drift" if significant and material is not False else "ok"
-        if min(n, m) < max(self.min_rows, 1):
-            verdict, significant = "insufficient", False
-        elif is_constant or (is_constant is None and n_bins is not None and n_bins < 2):
-            verdict, significant = "constant", False
-        return kind(
-            statistic=self.statistic,
-            value=value,
-            threshold=threshold,
-            p=p,
-            n=n,
-            m=m,
-            bins=n_bins,
-            convention=self.convention,
-            verdict=verdict,
-            significant=bool(significant),
-            material=material,
-            effect_min=self.effect_min,
-            alpha=self.alpha,
-            **extra,
-        )
-
-
 # Counting -------------------------------------------------------------------------------------------------------
 
 
@@ -372,7 +285,7 @@ def side_of(values: Any) -> Side:
     return values if isinstance(values, ColumnProfile) else column_of(values)
 
 
-def _counts(reference: Any, current: Any, rule: _Rule, bins: Any) -> tuple[Int64, Int64]:
+def _counts(reference: Any, current: Any, rule: Rule, bins: Any) -> tuple[Int64, Int64]:
     """The counts of both sides in the same bins."""
     a, b = side_of(reference), side_of(current)
     check_comparable(a, b)
@@ -391,7 +304,7 @@ def _counts(reference: Any, current: Any, rule: _Rule, bins: Any) -> tuple[Int64
     return aligned(a.histogram_on(edges), b.histogram_on(edges))
 
 
-def _shares(reference: Any, current: Any, rule: _Rule, bins: Any) -> tuple[Floats, Floats, int, int]:
+def _shares(reference: Any, current: Any, rule: Rule, bins: Any) -> tuple[Floats, Floats, int, int]:
     """The share of each bin on both sides, smoothed as the convention says, and the sizes of the sides."""
     counts, others = _counts(reference, current, rule, bins)
     n, m = int(counts.sum()), int(others.sum())
@@ -411,6 +324,16 @@ def _without_zeros(shares: Floats) -> Floats:
     """As Evidently fills them: a ten-thousandth, or a millionth of the least share where that is smaller."""
     least = float(shares[shares > 0].min())
     return np.where(shares == 0, least / 1e6 if least <= 1e-4 else 1e-4, shares)
+
+
+def _entropy(p: Floats, q: Floats) -> float:
+    """The relative entropy of shares, normalised, as ``scipy.stats.entropy``: infinite where q is 0 and p is not."""
+    if not len(p):
+        return math.nan
+    with np.errstate(all="ignore"):
+        p, q = p / p.sum(), q / q.sum()
+        terms = np.where(p > 0, p * np.log(np.divide(p, q)), 0.0)
+    return float(terms.sum())
 
 
 def _evidently_counts(a: Side, b: Side) -> tuple[Int64, Int64]:
@@ -522,59 +445,3 @@ def _bridge_areas(points: Floats, reached: Floats) -> Floats:
     with np.errstate(all="ignore"):
         areas: Floats = _bridges() @ np.diff(quantiles)
     return areas
-
-
-# Tables ---------------------------------------------------------------------------------------------------------
-
-
-def _entropy(p: Floats, q: Floats) -> float:
-    """The relative entropy of shares, normalised, as ``scipy.stats.entropy``: infinite where q is 0 and p is not."""
-    if not len(p):
-        return math.nan
-    with np.errstate(all="ignore"):
-        p, q = p / p.sum(), q / q.sum()
-        terms = np.where(p > 0, p * np.log(np.divide(p, q)), 0.0)
-    return float(terms.sum())
-
-
-def _need_scipy(find: Callable[[], Any]) -> Any:
-    try:
-        return find()
-    except ImportError as error:
-        raise ImportError(f"thresholds and p-values need SciPy: pip install poolish[guards] ({error})") from error
-
-
-def _special() -> Any:
-    import scipy.special
-
-    return scipy.special
-
-
-def _stats() -> Any:
-    import scipy.stats
-
-    return scipy.stats
-
-
-@lru_cache(maxsize=1_000)
-def _chi2_threshold(df: int, alpha: float) -> float:
-    return float(_need_scipy(_special).chdtri(df, alpha))
-
-
-def _chi2_tail(value: float, df: int) -> float:
-    return float(_need_scipy(_special).chdtrc(df, value)) if math.isfinite(value) else 0.0 if value > 0 else math.nan
-
-
-@lru_cache(maxsize=1_000)
-def _ks_threshold(alpha: float, size: int) -> float:
-    return float(_need_scipy(_stats).kstwo.isf(alpha, size))
-
-
-def _ks_tail(value: float, size: int) -> float:
-    return float(np.clip(_need_scipy(_stats).kstwo.sf(value, size), 0, 1))
-
-
-def _ks_exact(points: Floats, others: Floats) -> float:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it had to use the limit after all
-        return float(_need_scipy(_stats).ks_2samp(points, others, method="exact").pvalue)

@@ -109,7 +109,8 @@ def _widened(low: float, high: float, slack: float, *, whole: bool) -> tuple[flo
     if not (math.isfinite(wide_low) and math.isfinite(wide_high)):
         return low, high
     if whole:
-        return math.floor(wide_low), math.ceil(wide_high)
+        # Beyond 2**53 adding the room may have rounded inwards.
+        return min(math.floor(wide_low), low), max(math.ceil(wide_high), high)
     return _short(min(wide_low, low), math.floor, low), _short(max(wide_high, high), math.ceil, high)
 
 

@@ -85,19 +85,3 @@ def copied(value: Any) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         return value.detach().clone() if not value.requires_grad else value.clone()
     return copy.deepcopy(value)
-
-
-def size_of(value: Any) -> int:
-    """About how many bytes of memory a sample takes.
-
-    >>> size_of(np.zeros(1000)) - 8000 < 200
-    True
-    """
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes) + 112
-    if isinstance(value, dict):
-        return sys.getsizeof(value) + sum(map(size_of, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sys.getsizeof(value) + sum(map(size_of, value))
-    n_bytes = getattr(value, "nbytes", None)  # tensors
-    return sys.getsizeof(value) + (n_bytes if isinstance(n_bytes, int) else 0)

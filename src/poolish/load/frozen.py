@@ -238,14 +238,6 @@ class StepRows:
         return
 
 
-def describe(dataset: Any) -> str:
-    """A dataset in a few words, for messages."""
-    try:
-        return f"{type(dataset).__name__} of {len(dataset):,} rows"
-    except TypeError:
-        return type(dataset).__name__
-
-
 def fixed_by(rows: Frozen) -> list[int] | None:
     """What must stay as it is for ids to mean the same rows; None where ids mean their rows for ever."""
     own = getattr(rows, "fixed_by", None)

@@ -13,8 +13,9 @@ from typing import Any
 import cachetools
 
 from poolish.errors import ConfigError
-from poolish.load.copies import How, size_of
+from poolish.load.copies import How
 from poolish.load.locked import Locked
+from poolish.load.sizes import nbytes
 
 #: A private copy of a sample, how to copy it, and its bytes.
 Entry = tuple[Any, How, int]
@@ -92,7 +93,7 @@ class MemoryCache(Locked):
 
     def put(self, version: str, id_: int, kept: Any, how: How) -> bool:
         """Hold what ``copies.keep`` gave; whether there is room for it."""
-        n_bytes = size_of(kept)
+        n_bytes = nbytes(kept)
         if n_bytes > self._max_bytes:
             return False
         with self._lock:

@@ -44,7 +44,7 @@ class Reading:
 
     def read(self, piece: Piece) -> Read:
         """One piece of a step."""
-        if self._takes_columns(piece.rows):
+        if self.takes_columns(piece.rows):
             return self._read_columns(piece)
         ids = piece.ids
         if not len(ids):
@@ -56,7 +56,8 @@ class Reading:
         except IndexError:
             return _read_what_is_left(piece)
 
-    def _takes_columns(self, rows: Frozen) -> bool:
+    def takes_columns(self, rows: Frozen) -> bool:
+        """Whether these rows are gathered column by column."""
         return isinstance(rows, SnapshotRows) and self._collate_fn is None and self._faults is None
 
     def _read_columns(self, piece: Piece) -> Read:

@@ -10,25 +10,27 @@ and its result can be kept. ``lots`` are the ingredients so far, in their order.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from poolish.errors import BudgetSpent, RecipeError, SchemaError, UnknownColumn
 from poolish.guards.guard import ask, passed
-from poolish.recipes.built_in import Barrier, Fitted, Shuffle, built_in
+from poolish.recipes.built_in import BUILT_IN, Barrier, Fitted, Shuffle, built_in
 from poolish.recipes.cache import Baked, Cache, total
+from poolish.recipes.callables import RowPredicate
 from poolish.recipes.chain import Chain, Work, bake_together, fragments_of, prepared
 from poolish.recipes.choosing import look
-from poolish.recipes.engine import Engine
+from poolish.recipes.engine import Engine, taken
 from poolish.recipes.expressions import Expression, as_expression
 from poolish.recipes.identity import Int64, part_numbers, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
+from poolish.recipes.joining import TypesDiffer, joined_tables
 from poolish.recipes.nested import RecipeSource
 from poolish.recipes.piece import Piece, canonical_table, selected_rows
 from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, largest_remainder
@@ -118,7 +120,7 @@ class Bake:
 
     def run(self) -> Rows:
         """Everything, in the order of the instructions."""
-        quotas = self._quotas()
+        quotas = quotas_of(self.instructions, self.total)
         for instruction in self.instructions:
             if isinstance(instruction, AddIngredient):
                 self._add(instruction, quotas.get(instruction.name))
@@ -145,15 +147,6 @@ class Bake:
             self.rejects.append({**place, "step": "guard", "reason": bad["reason"]})
         return rows.keep(mask)
 
-    def _quotas(self) -> dict[str, int]:
-        weighted = [each for each in self.instructions if isinstance(each, AddIngredient) and each.weight is not None]
-        if not weighted:
-            return {}
-        if self.total is None:
-            raise RecipeError("weights are shares of a total; give the recipe total=, or ingredients take=")
-        shares = largest_remainder([float(each.weight or 0) for each in weighted], self.total)
-        return {each.name: share for each, share in zip(weighted, shares, strict=True)}
-
     # -- ingredients
 
     def _add(self, ingredient: AddIngredient, quota: int | None) -> None:
@@ -161,7 +154,7 @@ class Bake:
         source = as_source(ingredient.source, what)
         if isinstance(source, RecipeSource):
             self._bake_inside(source, ingredient.name)
-        where = None if ingredient.where is None else _where(ingredient.where)
+        where = as_filter(ingredient.where)
         line = Line(ingredient.name, "ingredient", asked=quota if quota is not None else ingredient.take)
         self.lines.append(line)
         started = time.perf_counter()
@@ -249,8 +242,7 @@ class Bake:
     def _prepare(self, instruction: PrepareStep) -> None:
         if len(self.step_names) == MAX_STEPS:
             raise RecipeError(f"more than {MAX_STEPS} steps in one recipe; bake it in two")
-        where = None if instruction.where is None else _where(instruction.where)
-        step = self._step(instruction)
+        where, step = as_filter(instruction.where), step_of(instruction)
         # Names tell steps apart in the report, among the rejects and in what rows are called.
         n_same = sum(each == instruction.name for each in self._given_names)
         name = instruction.name if not n_same else f"{instruction.name} ({n_same + 1})"
@@ -269,19 +261,6 @@ class Bake:
         else:
             self._row_local(Work(name, step, where, bit), line)
         line.seconds += time.perf_counter() - started
-
-    def _step(self, instruction: PrepareStep) -> Any:
-        step, name, options = instruction.step, instruction.name, dict(instruction.options)
-        if is_suite(step):
-            return SuiteStep(name, step)
-        if isinstance(step, str):
-            made = built_in(step, name, options, instruction.version)
-            if made is not None:
-                return made
-            step = registered(step) if is_registered(step) else _unknown(step)
-        if not callable(step):
-            raise RecipeError(f"step {name!r}: a function, the name of a step, or a suite, got {step!r}")
-        return CalledStep(name, step, instruction.version, options.pop("batched", False), options)
 
     def _row_local(self, work: Work, line: Line) -> None:
         for lot in self._lots:
@@ -355,7 +334,7 @@ class Bake:
         has_both = self.cache is not None and to_bake and len(to_bake) < len(groups)
         begin = getattr(self.engine, "start", self.engine.run) if has_both else self.engine.run
         run = begin(lambda group: bake_together(group.chains, group.fragment, self.cache), to_bake)
-        with contextlib.closing(run) as results:  # a budget that is spent ends what is still being baked
+        with taken(run) as results:  # a budget that is spent ends what is still being baked
             for i, (group, missing) in enumerate(zip(groups, left, strict=True)):
                 found |= zip(missing.places, next(results) if missing.chains else (), strict=True)
                 for chain, place in zip(group.chains, group.places, strict=True):
@@ -448,7 +427,7 @@ class Bake:
 
     def _assembled(self) -> Rows:
         pieces = [piece for lot in self._lots for piece in lot.pieces or ()]
-        table = _one_table(pieces)
+        table = one_table(pieces)
         ingredients = [lot.name for lot in self._lots]
         parts = sorted({piece.name for piece in pieces})
         place = {name: i for i, name in enumerate(parts)}
@@ -491,12 +470,14 @@ def _copy(piece: Piece, number: int) -> Piece:
     return replace(piece, subs=part_numbers(piece.subs, "repeat", np.full(len(piece), number)))
 
 
-def _one_table(pieces: list[Piece]) -> pa.Table:
+def one_table(pieces: list[Piece]) -> pa.Table:
+    """The rows of all pieces behind each other; a SchemaError says which ingredient does not fit to the first."""
     if not pieces:
         return pa.table({})
     tables = []
     first: tuple[str, pa.Schema] | None = None
-    for piece in [piece for piece in pieces if len(piece)] or pieces[:1]:
+    filled = [piece for piece in pieces if len(piece)] or pieces[:1]
+    for piece in filled:
         table = canonical_table(piece.table)
         if first is None:
             first = piece.ingredient, table.schema
@@ -508,38 +489,54 @@ def _one_table(pieces: list[Piece]) -> pa.Table:
             )
         tables.append(table.select(first[1].names))
     try:
-        return pa.concat_tables(tables, promote_options="default")
-    except (pa.ArrowTypeError, pa.ArrowInvalid):
-        raise _other_types([piece for piece in pieces if len(piece)], first[1] if first else pa.schema([])) from None
+        return joined_tables(tables)
+    except TypesDiffer as both:
+        where = f", {filled[both.place].name}" if filled[both.place].name else ""
+        raise SchemaError(
+            f"ingredient {filled[both.place].ingredient!r}{where}, column {both.name!r}: {both.other}, where "
+            f"{filled[0].ingredient!r} has {both.known}; cast one of them"
+        ) from None
 
 
-def _other_types(pieces: list[Piece], wanted: pa.Schema) -> SchemaError:
-    """Which column of which ingredient has another type than the first."""
-    for piece in pieces:
-        for column in canonical_table(piece.table).schema:
-            expected = wanted.field(column.name).type
-            if column.type != expected and not pa.types.is_null(column.type) and not pa.types.is_null(expected):
-                where = f", {piece.name}" if piece.name else ""
-                return SchemaError(
-                    f"ingredient {piece.ingredient!r}{where}, column {column.name!r}: {column.type}, where "
-                    f"{pieces[0].ingredient!r} has {expected}; cast one of them"
-                )
-    return SchemaError("ingredients do not fit together; select and cast until they have the same columns")
+# What instructions mean -----------------------------------------------------------------------------------------------
 
 
-def _where(where: Any) -> Any:
-    if callable(where) and not isinstance(where, Expression):
-        from poolish.recipes.callables import RowPredicate
+def quotas_of(instructions: Sequence[Any], total: int | None) -> dict[str, int]:
+    """How much of the total each ingredient with a weight is to give, by its name."""
+    weighted = [each for each in instructions if isinstance(each, AddIngredient) and each.weight is not None]
+    if not weighted:
+        return {}
+    if total is None:
+        raise RecipeError("weights are shares of a total; give the recipe total=, or ingredients take=")
+    shares = largest_remainder([float(each.weight or 0) for each in weighted], total)
+    return {each.name: share for each, share in zip(weighted, shares, strict=True)}
 
-        return RowPredicate(where)
-    return as_expression(where)
+
+def step_of(instruction: PrepareStep) -> Any:
+    """The step that an instruction names: a suite, one that is built in or registered, or a function of the user's."""
+    step, name, options = instruction.step, instruction.name, dict(instruction.options)
+    if is_suite(step):
+        return SuiteStep(name, step)
+    if isinstance(step, str):
+        made = built_in(step, name, options, instruction.version)
+        if made is not None:
+            return made
+        step = registered(step) if is_registered(step) else _unknown(step)
+    if not callable(step):
+        raise RecipeError(f"step {name!r}: a function, the name of a step, or a suite, got {step!r}")
+    return CalledStep(name, step, instruction.version, options.pop("batched", False), options)
 
 
-def _unknown(step: str) -> Any:
-    from difflib import get_close_matches
-
-    from poolish.recipes.built_in import BUILT_IN
-
+def _unknown(step: str) -> NoReturn:
     near = get_close_matches(step, BUILT_IN, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise RecipeError(f"no step {step!r}{hint} Steps by name are {', '.join(BUILT_IN)} and those of @register_step")
+
+
+def as_filter(where: Any) -> Any:
+    """What ``where=`` says as something that gives a mask, None if it says nothing."""
+    if where is None:
+        return None
+    if callable(where) and not isinstance(where, Expression):
+        return RowPredicate(where)
+    return as_expression(where)

@@ -97,7 +97,7 @@ class Limit(Barrier):
         super().__init__("limit", {"n": n})
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise RecipeError(f"limit: n={n!r}; a whole number of rows")
-        self._n = n
+        self.n = n
 
     def masks(self, pieces: list[Piece], order: Any, where: Any) -> list[Mask]:
         """Of the rows that are asked about, the first ones; the others stay."""
@@ -105,7 +105,7 @@ class Limit(Barrier):
         places = np.arange(len(asked)) if order is None else order
         mine = places[asked[places]]
         kept = np.ones(len(asked), bool)
-        kept[mine[self._n :]] = False
+        kept[mine[self.n :]] = False
         return _split(kept, pieces)
 
 

@@ -90,7 +90,7 @@ class Cache:
         try:
             with place.open("rb") as file:
                 told = _told(file.readline(_MAX_LINE), place)
-            return int(told["threshold"]), all(count["in"] == count["out"] for count in told["counts"][1:])
+            return int(told["threshold"]), is_one_to_one(told["counts"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -153,6 +153,11 @@ def _decode(data: pa.Buffer, place: Path) -> Baked:
     hidden = {name: table.column(n_columns + i).to_numpy() for i, name in enumerate(_HIDDEN)}
     piece = Piece(told["ingredient"], told["name"], table.select(list(range(n_columns))), **hidden)
     return Baked(piece, told["counts"], rejects, int(told["threshold"]), is_cached=True)
+
+
+def is_one_to_one(counts: Sequence[dict[str, int]]) -> bool:
+    """Whether no step dropped or added a row; as many out as in are not enough for that."""
+    return all(count["alike"] for count in counts[1:])
 
 
 def total(counts: Sequence[dict[str, int]], name: str) -> int:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as kinds
 
 from poolish.errors import RecipeError, UnknownColumn
-from poolish.recipes.cache import Baked, Cache, key_of
+from poolish.recipes.cache import Baked, Cache, is_one_to_one, key_of
 from poolish.recipes.callables import RowPredicate
 from poolish.recipes.expressions import Expression
 from poolish.recipes.identity import Int64, below, part_numbers, row_hashes
-from poolish.recipes.piece import Mask, Piece, canonical_table, filterable, joined, selected_rows
+from poolish.recipes.piece import Mask, Piece, canonical_table, joined, selected_rows, workable
 from poolish.recipes.selection import Candidates
 from poolish.recipes.sources import Fragment, Source
 from poolish.recipes.steps import Rejected, place_of, raise_at
@@ -72,15 +73,29 @@ class Chain:
     def _fewer(self, found: Baked) -> Baked | None:
         """A kept result for a lower threshold: the same rows less those that are not chosen any more.
 
-        Where steps dropped or added rows, nobody knows any more how many of those would have been chosen: baked again.
+        Where steps dropped or added rows, nobody knows any more how many of those would have been chosen, and where a
+        step made a column of which the rows that are left do not tell the type, they would have made another: both are
+        baked again.
         """
         if found.threshold == self.threshold:
             return found
-        if found.rejects or any(count["in"] != count["out"] for count in found.counts[1:]):
+        if found.rejects or not is_one_to_one(found.counts):
             return None
         piece = found.piece.keep(below(self._hashes(found.piece), self.threshold))
-        counts = [{**found.counts[0], "out": len(piece)}, *({"in": len(piece), "out": len(piece)} for _ in self.works)]
+        if self.works and not (len(piece) and self._tells_types(piece.table)):
+            return None
+        after = {"in": len(piece), "out": len(piece), "alike": 1}
+        counts = [{**found.counts[0], "out": len(piece)}, *(dict(after) for _ in self.works)]
         return replace(found, piece=piece, counts=counts, threshold=self.threshold)
+
+    def _tells_types(self, table: pa.Table) -> bool:
+        """Whether any of its rows would give the columns the types they have."""
+        source = canonical_table(self.source.schema().empty_table()).schema
+        return all(
+            (field.name in source.names and source.field(field.name).type == field.type)
+            or _tells_its_type(table.column(i))
+            for i, field in enumerate(table.schema)
+        )
 
     def in_recipe(self, piece: Piece) -> Piece:
         """The piece with its steps numbered as they stand in the recipe."""
@@ -104,8 +119,10 @@ class Chain:
         """The columns that are needed, where the first step leaves the others out."""
         if not self.works or getattr(self.works[0].step, "needs", None) is None or self.works[0].where is not None:
             return None
-        known = self.source.schema().names  # the step itself says what is wrong with a name that is not there
-        return self._with_filter([name for name in self.works[0].step.needs if name in known])
+        needs = list(self.works[0].step.needs)
+        if not set(needs) <= set(self.source.schema().names):
+            return None  # the step itself says what is wrong with a name that is not there, and which are
+        return self._with_filter(needs)
 
     def choose(self, piece: Piece, fragment: Fragment, count: dict[str, int], rejects: list[dict[str, Any]]) -> Piece:
         """The rows of a piece that pass the filter and are chosen."""
@@ -147,7 +164,7 @@ class Chain:
             _check_column(self.source.schema().names, name, self.ingredient)
         pieces = []
         for table, rows in self.source.read(fragment, self._with_filter(asked), self.where):
-            table, kept = filterable(table), rows
+            table, kept = workable(table), rows
             if self.where is not None:
                 whole = Piece.read(self.ingredient, fragment.name, table, rows)
                 mask = filtered(whole, self.where, self.on_error, [])[0]
@@ -171,6 +188,12 @@ class Chain:
         if not isinstance(self.where, Expression):
             return None
         return list(dict.fromkeys([*names, *self.where.top_columns(self.source.schema())]))
+
+
+def _tells_its_type(column: Any) -> bool:
+    """Whether any row of a column would give it this type: not where all are null, nor in lists, structs and arrays."""
+    is_plain = not (kinds.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType))
+    return is_plain and column.null_count < len(column)
 
 
 def filtered(piece: Piece, where: Any, on_error: str, rejects: list[dict[str, Any]]) -> tuple[Mask, int]:
@@ -198,7 +221,7 @@ def _check_column(names: list[str], name: str, ingredient: str) -> None:
 
 
 def _counts(column: Any, name: str, ingredient: str) -> Any:
-    if column.null_count or not pa.types.is_integer(column.type):
+    if column.null_count or (len(column) and not kinds.is_integer(column.type)):
         raise RecipeError(
             f"ingredient {ingredient!r}, column {name!r}: token counts are whole numbers, one for every row, got "
             f"{column.type} with {column.null_count} nulls; count them first, or filter those rows out"
@@ -282,10 +305,11 @@ class _Portion:
         count["out"] = len(piece)
         counts = [count]
         for i, work in enumerate(chain.works):
-            before = len(piece)
+            before = piece
             # Numbered as they stand here: where they stand in the recipe is not part of what is kept.
             piece = prepared(piece, replace(work, bit=i), chain.on_error, self._rejects)
-            counts.append({"in": before, "out": len(piece)})
+            alike = np.array_equal(piece.rows, before.rows) and np.array_equal(piece.subs, before.subs)
+            counts.append({"in": len(before), "out": len(piece), "alike": int(alike)})
         baked = Baked(piece, counts, self._rejects, chain.threshold)
         if cache is not None:
             cache.put(chain.key(fragment), baked)
@@ -300,7 +324,7 @@ def bake_together(chains: Sequence[Chain], fragment: Fragment, cache: Cache | No
         tables = chains[0].source.read(fragment, _all_columns(chains), None)
     portions = [_Portion(chain, fragment) for chain in chains]
     for table, rows in tables:
-        table = filterable(table)
+        table = workable(table)
         for portion in portions:
             portion.add(table, rows)
     return [portion.baked(cache) for portion in portions]

@@ -6,7 +6,6 @@ That can be added to, so it is kept: as long as none of those fragments has chan
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from poolish.recipes.cache import Baked, Cache, key_of
 from poolish.recipes.chain import Chain
-from poolish.recipes.engine import Engine
+from poolish.recipes.engine import Engine, taken
 from poolish.recipes.piece import Piece
 from poolish.recipes.selection import ByHash, Chooser
 from poolish.recipes.sources import Fragment
@@ -40,7 +39,7 @@ def look(
     is_kept = {name: cache is not None and cache.has(name) for name in fresh}
     tasks = [(chain, fragment) for name, fragment in fresh.items() if not is_kept[name]]
     run = engine.run(lambda task: task[0].candidates(task[1], column, tokens, cache), tasks)
-    with contextlib.closing(run) as found:
+    with taken(run) as found:
         for name, fragment in fresh.items():
             picking.add(chain.candidates(fragment, column, tokens, cache) if is_kept[name] else next(found))
     if memory is not None and len(fresh) > len(names) // 8:  # a few may be looked at again, for less than this costs

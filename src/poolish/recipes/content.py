@@ -126,6 +126,8 @@ def is_rare(type_: pa.DataType) -> bool:
     """Whether Arrow itself cannot do much with a type yet, so that its values are told in words, which is slow."""
     views = (kinds.is_string_view, kinds.is_binary_view, kinds.is_list_view, kinds.is_large_list_view)
     rare = (*views, kinds.is_union, kinds.is_run_end_encoded)
+    if kinds.is_dictionary(type_):
+        return is_rare(type_.value_type)
     return any(is_kind(type_) for is_kind in rare) or any(is_rare(type_.field(i).type) for i in range(type_.num_fields))
 
 

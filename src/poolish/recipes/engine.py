@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -42,8 +42,8 @@ class Engine(Protocol):
     One that also has ``start``, with the same arguments, can begin before the first result is asked for.
     """
 
-    def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Generator[Result, None, None]:
-        """Results in the order of tasks."""
+    def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterable[Result]:
+        """Results in the order of tasks; where the answer can be closed, that means that nobody takes any more."""
 
 
 class LocalEngine:
@@ -65,12 +65,15 @@ class LocalEngine:
             for task in tasks:  # not map: it would take a StopIteration from the function for the end
                 yield function(task)
             return
-        with contextlib.closing(self.start(function, tasks)) as crew:
-            yield from crew
+        with taken(_Crew(function, tasks, self.n_workers)) as results:
+            yield from results
 
-    def start(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> _Crew[Task, Result]:
-        """The same in threads, begun at once, for a caller that has something else to do meanwhile."""
-        return _Crew(function, tasks, self.n_workers)
+    def start(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+        """The same in threads, begun at once, for a caller that has something else to do meanwhile.
+
+        With one worker that is the caller, who does one thing at a time.
+        """
+        return self.run(function, tasks) if self.n_workers == 1 else _Crew(function, tasks, self.n_workers)
 
 
 class _Crew(Generic[Task, Result]):
@@ -161,6 +164,17 @@ def _wait_a_little() -> None:
         crew.close()
     for thread in [thread for crew in crews for thread in crew.threads]:
         thread.join(max(0.0, end - time.monotonic()))
+
+
+@contextlib.contextmanager
+def taken(results: Iterable[Result]) -> Iterator[Iterator[Result]]:
+    """Take the results of an engine one by one; who stops before the end lets it know, if it can be told."""
+    try:
+        yield iter(results)
+    finally:
+        close = getattr(results, "close", None)
+        if close is not None:
+            close()
 
 
 def as_engine(engine: Any) -> Engine:

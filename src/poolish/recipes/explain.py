@@ -24,19 +24,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from poolish import html
 from poolish.errors import PoolishError
 from poolish.files import read_json, write_json
-from poolish.recipes.baking import Bake, Lot, _one_table, _where
+from poolish.recipes.baking import Lot, as_filter, one_table, quotas_of, step_of
 from poolish.recipes.built_in import Dedup, Fitted, Limit, Shuffle
 from poolish.recipes.cache import Cache, key_of
 from poolish.recipes.chain import Chain, Work, fragments_of, prepared
 from poolish.recipes.engine import as_engine
+from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explanation, duration_text
 from poolish.recipes.identity import below, row_hashes, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
 from poolish.recipes.piece import Piece, canonical_table, joined, selected_rows
 from poolish.recipes.row_steps import RowStep
 from poolish.recipes.sources import Fragment, Source, as_source
+
+__all__ = ["Estimate", "ExplainedLine", "Explanation", "explain", "remember"]
 
 #: What is read of an ingredient: whole fragments until so many rows, or so many bytes, were looked at.
 READ_ROWS, READ_BYTES, READ_FRAGMENTS = 262_144, 64 << 20, 256
@@ -46,92 +48,6 @@ SAMPLED_ROWS = 20_000
 TRIED_ROWS, STEP_SECONDS = (64, 1_000), 0.5
 
 _KEEPS_ROWS = ("map", "select", "drop", "rename", "cast", "fill_nulls", "tokenize")
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number, and whether it is known.
-
-    >>> print(Estimate(1200, True), Estimate(1200.4, False), Estimate(2, True) + Estimate(1, False))
-    1,200 ~1,200 ~3
-    """
-
-    value: float
-    is_exact: bool
-
-    def __str__(self) -> str:
-        return f"{'' if self.is_exact else '~'}{round(self.value):,}"
-
-    def __add__(self, other: Estimate) -> Estimate:
-        return Estimate(self.value + other.value, self.is_exact and other.is_exact)
-
-
-NOTHING = Estimate(0, True)
-
-
-@dataclass
-class ExplainedLine:
-    """What one instruction will do. ``missing`` are fragments that are not cached, by reason."""
-
-    kind: str
-    name: str
-    rows_in: Estimate = NOTHING
-    rows_out: Estimate = NOTHING
-    tokens_in: Estimate | None = None
-    tokens_out: Estimate | None = None
-    n_bytes: Estimate = NOTHING
-    seconds: float = 0.0
-    fragments: int = 0
-    cached: int = 0
-    missing: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def cache_text(self) -> str:
-        """How many fragments are cached, and why the others are not."""
-        if not self.fragments:
-            return ""
-        reasons = ", ".join(f"{n:,} {reason}" for reason, n in self.missing.items())
-        plural = "" if self.fragments == 1 else "s"
-        return f"{self.cached:,} of {self.fragments:,} fragment{plural} cached{f' ({reasons})' if reasons else ''}"
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What a bake will do, as a value: print it, or look at it in a notebook."""
-
-    recipe: str
-    lines: tuple[ExplainedLine, ...]
-    rows: Estimate
-    tokens: Estimate | None
-    n_bytes: Estimate
-    seconds: float
-    schema: pa.Schema | None
-    problems: tuple[str, ...]
-
-    def _head(self) -> str:
-        tokens = "" if self.tokens is None else f", {self.tokens} tokens"
-        return f"{self.recipe}: {self.rows} rows{tokens}, {_size(self.n_bytes)}, about {_duration(self.seconds)}"
-
-    def __str__(self) -> str:
-        columns = [] if self.schema is None else [f"  result: {', '.join(f'{f.name} {f.type}' for f in self.schema)}"]
-        problems = [f"  problem: {problem}" for problem in self.problems]
-        return "\n".join([self._head(), *(_line_text(line) for line in self.lines), *columns, *problems])
-
-    def to_html(self) -> str:
-        """As a page that needs nothing from elsewhere and runs nothing."""
-        return html.page(self.recipe, self._body())
-
-    def _repr_html_(self) -> str:
-        return str(html.element("div", self._body()))
-
-    def _body(self) -> html.Html:
-        headers = ["instruction", "", "rows in", "rows out", "tokens out", "size", "time", "cache", "notes"]
-        parts = [html.element("h2", self._head()), html.table(headers, [_cells(line) for line in self.lines])]
-        if self.schema is not None:
-            rows = [[html.element("code", column.name), str(column.type)] for column in self.schema]
-            parts.append(html.table(["column of the result", "type"], rows))
-        parts += [html.element("p", html.element("strong", "problem: "), problem) for problem in self.problems]
-        return html.join(*parts, html.element("p", html.element("small", "~ is estimated from a sample")))
 
 
 def explain(recipe: Any, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
@@ -199,9 +115,7 @@ class _Kitchen:
 
     def __init__(self, recipe: Any, cache: str | os.PathLike[str] | None, on_error: str) -> None:
         self._recipe, self._on_error = recipe, on_error
-        engine = as_engine("local")
-        self._n_workers = getattr(engine, "n_workers", 1)
-        self._bake = Bake(recipe.instructions, recipe.seed, recipe.total, recipe.unit, recipe.tokens, engine)
+        self._n_workers = getattr(as_engine("local"), "n_workers", 1)
         # A cache is made by the first bake; looking for it does not make it.
         self._cache = Cache(cache) if cache is not None and Path(cache).is_dir() else None
         self._has_cache = cache is not None
@@ -210,10 +124,11 @@ class _Kitchen:
         self._lines: list[ExplainedLine] = []
         self._problems: list[str] = []
         self._is_shuffled = False
+        self._n_steps = 0
 
     def look(self) -> None:
         """All instructions, in their order."""
-        quotas = self._bake._quotas()
+        quotas = quotas_of(self._recipe.instructions, self._recipe.total)
         for instruction in self._recipe.instructions:
             if isinstance(instruction, AddIngredient):
                 self._add(instruction, quotas.get(instruction.name))
@@ -227,7 +142,7 @@ class _Kitchen:
         tokens = [flow.tokens(self._recipe.tokens) for flow in self._flows]
         schema = None
         try:
-            schema = _one_table([flow.sample for flow in self._flows]).schema if self._flows else None
+            schema = one_table([flow.sample for flow in self._flows]).schema if self._flows else None
         except PoolishError as error:
             self._problems.append(str(error))
         rows, n_bytes = (reduce(Estimate.__add__, each, NOTHING) for each in zip(*self._sums(), strict=True))
@@ -244,7 +159,7 @@ class _Kitchen:
         what = f"ingredient {ingredient.name!r}"
         line = ExplainedLine("ingredient", ingredient.name)
         self._lines.append(line)
-        where = None if ingredient.where is None else _where(ingredient.where)
+        where = as_filter(ingredient.where)
         inner = ingredient.source if hasattr(ingredient.source, "instructions") else None
         source: Source = as_source(ingredient.source, what)
         fragments: Sequence[Fragment] = [] if inner is not None else fragments_of(source, what)
@@ -265,9 +180,9 @@ class _Kitchen:
         kitchen = _Kitchen(recipe, None, self._on_error)
         kitchen.look()
         found = kitchen.explanation()
-        line.notes.append(f"of recipe {found.recipe!r}, which is baked first in about {_duration(found.seconds)}")
+        line.notes.append(f"of recipe {found.recipe!r}, which is baked first in about {duration_text(found.seconds)}")
         self._problems += [f"recipe {found.recipe!r}: {problem}" for problem in found.problems]
-        table = _one_table([flow.sample for flow in kitchen._flows]) if found.schema is not None else pa.table({})
+        table = one_table([flow.sample for flow in kitchen._flows]) if found.schema is not None else pa.table({})
         started = time.perf_counter()
         piece = Piece.read(chain.ingredient, "", table, np.arange(table.num_rows))
         piece = piece if chain.where is None else piece.keep(chain.where.mask(table)[0])
@@ -339,10 +254,8 @@ class _Kitchen:
     def _prepare(self, instruction: PrepareStep) -> None:
         line = ExplainedLine("step", instruction.name)
         self._lines.append(line)
-        where = None if instruction.where is None else _where(instruction.where)
-        step = self._bake._step(instruction)
-        bit = len(self._bake.step_names)
-        self._bake.step_names.append(instruction.name)
+        where, step, bit = as_filter(instruction.where), step_of(instruction), self._n_steps
+        self._n_steps += 1
         line.rows_in = reduce(Estimate.__add__, (flow.rows for flow in self._flows), NOTHING)
         line.tokens_in = _together([flow.tokens(self._recipe.tokens) for flow in self._flows])
         try:
@@ -389,10 +302,10 @@ class _Kitchen:
     def _limit(self, step: Limit, where: Any) -> None:
         asked = [_selected(flow, where) for flow in self._flows]
         total = reduce(Estimate.__add__, asked, NOTHING)
-        left = float(step._n)
+        left = float(step.n)
         for flow, mine in zip(self._flows, asked, strict=True):
             if self._is_shuffled:
-                kept = mine.value * min(1.0, step._n / max(1.0, total.value))
+                kept = mine.value * min(1.0, step.n / max(1.0, total.value))
             else:
                 kept = min(mine.value, left)
             left -= kept
@@ -420,7 +333,9 @@ class _Kitchen:
         rate = seconds / max(1, len(piece)) * flow.rows.value
         flow.work.append((line, rate / self._n_workers if is_quick else rate))
         if len(piece) < len(flow.sample):
-            line.notes.append(f"tried on {len(piece):,} rows of {flow.name}: {_duration(seconds / len(piece))} a row")
+            line.notes.append(
+                f"tried on {len(piece):,} rows of {flow.name}: {duration_text(seconds / len(piece))} a row"
+            )
         is_all = flow.is_whole and len(piece) == len(flow.sample)
         is_exact = (keeps_rows and flow.rows.is_exact) or is_all
         flow.is_whole = is_all
@@ -623,51 +538,3 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any], fragment: Fragme
         other = [step[0] for step in now["steps"] if old.get(step[0]) != step]
         return f"changed step {other[0]}" if other else "changed steps"
     return None
-
-
-# Text ---------------------------------------------------------------------------------------------------------------
-
-
-def _line_text(line: ExplainedLine) -> str:
-    tokens = "" if line.tokens_out is None else f", {line.tokens_out} tokens"
-    parts = [f"  {line.kind} {line.name}: {line.rows_in} -> {line.rows_out} rows{tokens}", _size(line.n_bytes)]
-    parts += [_duration(line.seconds), line.cache_text()]
-    return "; ".join([", ".join(part for part in parts if part), *line.notes])
-
-
-def _cells(line: ExplainedLine) -> list[object]:
-    figures = [line.rows_in, line.rows_out, line.tokens_out, _size(line.n_bytes), _duration(line.seconds)]
-    style = "text-align:right;white-space:nowrap"
-    shown = [html.element("div", figure, style=style) for figure in figures]
-    return [line.kind, html.element("b", line.name), *shown, line.cache_text(), "; ".join(line.notes)]
-
-
-def _size(n_bytes: Estimate) -> str:
-    """Bytes as people read them.
-
-    >>> _size(Estimate(1_234_567, True)), _size(Estimate(12, False))
-    ('1.2 MB', '~12 bytes')
-    """
-    mark, value = "" if n_bytes.is_exact else "~", n_bytes.value
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{mark}{value:.0f} {unit}" if unit == "bytes" else f"{mark}{value:.1f} {unit}"
-        value /= 1000
-    return f"{mark}{value:,.1f} TB"
-
-
-def _duration(seconds: float) -> str:
-    """Seconds as people read them.
-
-    >>> _duration(0.0004), _duration(2.34), _duration(7300)
-    ('0.4 ms', '2.3 s', '2.0 h')
-    """
-    if seconds < 1:
-        return f"{seconds * 1000:.1f} ms"
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )

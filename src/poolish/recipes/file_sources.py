@@ -28,8 +28,9 @@ from poolish.errors import CorruptDataError, PoolishError, RecipeError
 from poolish.files import checksum_hex
 from poolish.recipes.file_formats import FORMATS, format_of, table_of, unpacked
 from poolish.recipes.identity import Int64
+from poolish.recipes.piece import workable
 from poolish.recipes.pruning import can_prune, is_out_of_range
-from poolish.recipes.sources import Fragment, selected, without_columns, workable
+from poolish.recipes.sources import Fragment, selected, without_columns
 from poolish.recipes.stamps import changed, local_stamp, remote_stamp
 
 #: Row groups are read together until they have this many rows: small enough to share work, large enough to be quick.
@@ -157,6 +158,8 @@ def _file_system(path: str, what: str) -> tuple[Any, str, str]:
     protocol, separator, _ = path.partition("://")
     if not separator:
         return fsspec.filesystem("file"), os.path.abspath(path), ""
+    if "::" in path:
+        raise RecipeError(f"{what}: {path}: a path leads to one place; unpack what is inside of another file first")
     if protocol not in PROTOCOLS:
         raise RecipeError(f"{what}: {path}: data comes from {', '.join(PROTOCOLS)}, not from {protocol!r}")
     fs, inner = fsspec.core.url_to_fs(path)

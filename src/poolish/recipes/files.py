@@ -22,7 +22,6 @@ import inspect
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -32,7 +31,7 @@ import numpy as np
 
 from poolish.errors import BadText, ConfigError, LimitExceeded, PoolishError, RecipeError
 from poolish.files import checksum_hex, parse_json, publish
-from poolish.files.documents import MAX_BYTES, MAX_DEPTH
+from poolish.files.documents import MAX_DEPTH
 from poolish.recipes import steps
 from poolish.recipes.built_in import BUILT_IN, built_in
 from poolish.recipes.callables import RowPredicate
@@ -124,7 +123,7 @@ def _told(recipe: DatasetRecipe, folder: str | None, problems: list[str]) -> dic
 def _told_instruction(each: Instruction, folder: str | None, problems: list[str]) -> dict[str, Any]:
     if isinstance(each, AddIngredient):
         return _told_ingredient(each, folder, problems)
-    return _told_step(each, folder, problems)
+    return _told_step(each, problems)
 
 
 def _told_ingredient(each: AddIngredient, folder: str | None, problems: list[str]) -> dict[str, Any]:
@@ -149,7 +148,7 @@ def _told_ingredient(each: AddIngredient, folder: str | None, problems: list[str
     return told | ({} if each.on_short == "error" else {"on_short": each.on_short})
 
 
-def _told_step(each: PrepareStep, folder: str | None, problems: list[str]) -> dict[str, Any]:
+def _told_step(each: PrepareStep, problems: list[str]) -> dict[str, Any]:
     what = f"step {each.name!r}"
     told: dict[str, Any] = {"step": each.name, "use": each.step}
     options = _options(each)
@@ -189,7 +188,7 @@ def _options(each: PrepareStep) -> dict[str, Any]:
 
 def _registered_name(function: Any) -> str | None:
     """The name that files can use; one of a built-in step would mean that one."""
-    names = (name for name, known in steps._REGISTRY.items() if known is function and name not in OPTIONS)
+    names = (name for name in steps.registered_names() if name not in OPTIONS and steps.registered(name) is function)
     return next(names, None)
 
 
@@ -530,7 +529,7 @@ def _check_registered(use: str, options: Mapping[str, Any], place: _Place) -> No
 
 
 def _unknown_step(use: str) -> str:
-    known = [*OPTIONS, *steps._REGISTRY]
+    known = [*OPTIONS, *steps.registered_names()]
     near = get_close_matches(use, known, 1)
     meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
     return (
@@ -658,7 +657,7 @@ def _short(value: Any) -> str:
 
 def to_text(told: dict[str, Any], ending: str) -> str:
     """Plain values as YAML, TOML or JSON, by the ending of a file's name."""
-    from poolish.guards import suite_files
+    from poolish.files.yaml_toml import dump_toml, dump_yaml
 
     if ending == ".json":
         try:
@@ -668,8 +667,8 @@ def to_text(told: dict[str, Any], ending: str) -> str:
     if ending == ".toml":
         if any(each is None for each in _leaves(told)):
             raise RecipeError("TOML has no null, and an option of a step is one; keep this recipe as YAML or JSON")
-        return suite_files.to_toml(told)
-    return suite_files.to_yaml(told)
+        return dump_toml(told)
+    return dump_yaml(told)
 
 
 def _leaves(told: Any) -> Iterable[Any]:
@@ -683,21 +682,20 @@ def _leaves(told: Any) -> Iterable[Any]:
 
 def parse(text: str, ending: str, source: str = "recipe") -> Any:
     """The values in a text; nothing in it is executed."""
-    from poolish.guards import suite_files
+    from poolish.files.yaml_toml import check_size, parse_toml, parse_yaml
 
-    if len(text) > MAX_BYTES:
-        raise LimitExceeded(f"{source}: more than {MAX_BYTES:,} bytes; no recipe is so large")
-    try:
-        if ending == ".json":
+    check_size(len(text), source, "recipe")
+    if ending == ".json":
+        try:
             return parse_json(text, source)
-        return (suite_files.from_toml if ending == ".toml" else suite_files.from_yaml)(text, source)
-    except LimitExceeded:
-        raise
+        except LimitExceeded:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise RecipeError(f"{source}: not valid JSON ({error}); correct it there") from None
+    try:
+        return (parse_toml if ending == ".toml" else parse_yaml)(text, source, what="recipe")
     except ConfigError as error:
-        # One strict reader of YAML for all rooms; it speaks of the first thing that was read by it.
-        raise RecipeError(str(error).replace("that a suite can be in", "that a recipe can be in")) from None
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(f"{source}: not valid JSON ({error}); correct it there") from None
+        raise RecipeError(str(error)) from None
 
 
 def write(recipe: DatasetRecipe, path: str | os.PathLike[str]) -> None:
@@ -722,18 +720,14 @@ def load(path: str | os.PathLike[str]) -> DatasetRecipe:
 
 def read(path: str | os.PathLike[str]) -> Any:
     """The values in a file of bounded size."""
-    ending, source = _ending(path), os.fspath(path)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not waiting, should it be a pipe
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise RecipeError(f"{source}: not a regular file; give the path of a recipe")
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise LimitExceeded(f"{source}: more than {MAX_BYTES:,} bytes; no recipe is so large")
+    from poolish.files.yaml_toml import read_text
+
+    ending = _ending(path)
     try:
-        return parse(data.decode(), ending, source)
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{source}: a recipe is text in UTF-8 ({error})") from None
+        text = read_text(path, what="recipe")
+    except ConfigError as error:
+        raise RecipeError(str(error)) from None
+    return parse(text, ending, os.fspath(path))
 
 
 def _ending(path: str | os.PathLike[str]) -> str:

@@ -1,11 +1,13 @@
 """Rows that a function made, as a table: columns keep the types they had, and nothing is cast unless somebody asks.
 
     column was there before    its old type; a value that it cannot hold is refused, with its row
-    new column                 the type of its values; whole numbers and floats do not mix
+    new column                 the type of its values, which is one: whole numbers and floats do not mix
     nothing but None           its old type; open for a new column, until other rows settle it
 
-A column that would take its type from whatever values it has now would have another one in another part of the data, so
-that rows that are made together would decide it. Only arrays may become arrays of another shape or dtype.
+Rows are made in parts of any size, and what comes of them must not depend on that. So a row is refused only for what
+is wrong with it alone. Where rows that are right by themselves do not go together, in their columns or in the type of
+a new one, no part could say who is wrong: that is an error, however the data is cut. Arrays of several shapes do go
+together.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import LimitExceeded, SchemaError
+from poolish.recipes.joining import joined_type
 from poolish.rows.cells import Cell, cell_of
 from poolish.rows.codec import image_hint
-from poolish.rows.infer import widen_all
+from poolish.rows.infer import type_of
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal
-from poolish.schema import Field, Schema, dtype_and_shape, is_resolved, is_tensor
+from poolish.schema import Field, Schema, describe, dtype_and_shape, is_resolved, is_tensor
 
 _LIMITS = Limits()
+
+#: All values of these ask for the same type.
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class RowsRefused(Exception):
@@ -43,6 +49,18 @@ class RowsRefused(Exception):
         return type(told)(f"row {row}{str(told).removeprefix('row 0')}")
 
 
+class RowsDisagree(Exception):
+    """Two rows, each right by itself, that cannot be in one table."""
+
+    def __init__(self, first: int, other: int, what: str, advice: str) -> None:
+        super().__init__(what)
+        self.first, self.other, self._what, self._advice = first, other, what, advice
+
+    def error(self, first_row: object, other_row: object) -> SchemaError:
+        """The same, for rows that the user knows by these names."""
+        return SchemaError(f"rows {first_row} and {other_row}: {self._what}; {self._advice}")
+
+
 def table_of(rows: Sequence[Mapping[str, Any]], known: Schema) -> pa.Table:
     """Rows as a table; the first one says which columns there are.
 
@@ -50,13 +68,34 @@ def table_of(rows: Sequence[Mapping[str, Any]], known: Schema) -> pa.Table:
     >>> table_of([{"x": 1, "text": None, "n": 0.5}], known).schema.types
     [DataType(int32), DataType(large_string), DataType(double)]
     """
+    try:
+        return _together(rows, known)
+    except RowsDisagree:
+        # A row that is wrong by itself may be one of the two, and in another part there might be only the other.
+        alone = {i: why for i, row in enumerate(rows) if (why := _wrong_alone(row, known)) is not None}
+        if alone:
+            raise RowsRefused(alone) from None
+        raise
+
+
+def _together(rows: Sequence[Mapping[str, Any]], known: Schema) -> pa.Table:
+    empty = {i: ("", _NO_COLUMNS) for i, row in enumerate(rows) if not row}
+    if empty:
+        raise RowsRefused(empty)
     names = list(rows[0])
-    if not names:
-        raise RowsRefused({i: ("", _other_columns(row, names)) for i, row in enumerate(rows)})
-    wrong = {i: _other_columns(row, names) for i, row in enumerate(rows) if row.keys() != rows[0].keys()}
-    if wrong:
-        raise RowsRefused({i: (_strange(rows[i], names), refusal) for i, refusal in wrong.items()})
+    other = next((i for i, row in enumerate(rows) if row.keys() != rows[0].keys()), None)
+    if other is not None:
+        what = f"one has columns {names}, the other {list(rows[other])}"
+        raise RowsDisagree(0, other, what, "return the same columns for all rows, with None where there is no value")
     return table_of_columns({name: [row[name] for row in rows] for name in names}, known)
+
+
+def _wrong_alone(row: Mapping[str, Any], known: Schema) -> tuple[str, Refusal] | None:
+    try:
+        _together([row], known)
+    except RowsRefused as refused:
+        return refused.why[0]
+    return None
 
 
 def table_of_columns(columns: Mapping[str, Any], known: Schema) -> pa.Table:
@@ -71,7 +110,7 @@ def table_of_columns(columns: Mapping[str, Any], known: Schema) -> pa.Table:
             continue
         field = known[name] if isinstance(name, str) and name in known else None
         try:
-            type_ = _type_for(values, field)
+            type_ = _type_for(name, values, field)
             made.append(_built(values, type_))
         except _Unfit as unfit:
             refused |= {i: (str(name), refusal) for i, refusal in unfit.why.items() if i not in refused}
@@ -98,13 +137,7 @@ def _field(name: str, type_: pa.DataType, values: Any, known: Field | None, *, h
     return Field(name, type_, nullable=True, feature=image_hint(values))
 
 
-def _strange(row: Mapping[str, Any], names: list[str]) -> str:
-    return str(next((name for name in [*row, *names] if name not in names or name not in row), ""))
-
-
-def _other_columns(row: Mapping[str, Any], names: list[str]) -> Refusal:
-    rule = f"a step gives all rows the same columns, the first one has {names}"
-    return Refusal(rule, list(row), "return the same columns for all rows, with None where there is no value")
+_NO_COLUMNS = Refusal("a row has columns", {}, "return the row, or [] for no row")
 
 
 # The type of a column ------------------------------------------------------------------------------------------------
@@ -116,34 +149,59 @@ class _Unfit(Exception):
         self.why = why
 
 
-def _type_for(values: Sequence[Any], field: Field | None) -> pa.DataType:
+def _type_for(name: object, values: Sequence[Any], field: Field | None) -> pa.DataType:
     before = None if field is None or not is_resolved(field.type) else field.type
-    if before is not None and not is_tensor(before):
-        if kinds.is_integer(before):
-            _refuse_numbers(values, float, "this column holds whole numbers")
-        return before
-    try:
-        asked = widen_all(pa.null(), values)
-    except Refusal as refusal:
-        raise _Unfit({refusal.index: refusal}) from None
-    if before is not None:
-        return asked if is_tensor(asked) and not _is_within(asked, before) else before
-    if kinds.is_integer(asked):
-        _refuse_numbers(values, float, "another row has a whole number here")
-    if kinds.is_floating(asked):
-        _refuse_numbers(values, int, "another row has a float here")
+    if before is None:
+        return _new_type(name, values)
+    if is_tensor(before):
+        own = _own_types(values)
+        is_changed = any(is_tensor(type_) and not _is_within(type_, before) for type_ in own)
+        return _new_type(name, values) if is_changed else before
+    if kinds.is_integer(before):
+        _refuse_floats(values)
+    return before
+
+
+def _new_type(name: object, values: Sequence[Any]) -> pa.DataType:
+    """The type that every value asks for by itself, and another shape where only those differ."""
+    own = _own_types(values)
+    asked: pa.DataType = pa.null()
+    for i, type_ in enumerate(own):
+        joined = asked if type_ is asked else joined_type(asked, type_)
+        if joined is None:
+            first = next(k for k in range(i) if joined_type(own[k], type_) is None)
+            what = f"column {name!r} is {describe(own[first])} in one and {describe(type_)} in the other"
+            raise RowsDisagree(first, i, what, "return one type for all rows, for instance float(...)")
+        asked = joined
     return asked
 
 
-def _is_number(value: Any, kind: type) -> bool:
-    if kind is float:
-        return isinstance(value, (float, np.floating))
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+def _own_types(values: Sequence[Any]) -> list[pa.DataType]:
+    """The type that each value asks for; those that ask for none are refused."""
+    plain: dict[type, pa.DataType] = {}
+    own, refused = [], {}
+    for i, value in enumerate(values):
+        kind = type(value)
+        if kind in plain:
+            own.append(plain[kind])
+            continue
+        try:
+            own.append(type_of(value))
+        except Refusal as refusal:
+            refused[i] = refusal
+            continue
+        if kind in _PLAIN:
+            plain[kind] = own[-1]
+    if refused:
+        raise _Unfit(refused)
+    return own
 
 
-def _refuse_numbers(values: Sequence[Any], kind: type, rule: str) -> None:
-    advice = "return int(...) or float(...) for all rows, or give it another name"
-    found = {i: Refusal(rule, value, advice) for i, value in enumerate(values) if _is_number(value, kind)}
+def _refuse_floats(values: Sequence[Any]) -> None:
+    rule, advice = "this column holds whole numbers", "return int(...), or give it another name"
+    found = {
+        i: Refusal(rule, value, advice) for i, value in enumerate(values) if isinstance(value, (float, np.floating))
+    }
     if found:
         raise _Unfit(found)
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish.recipes.content import is_rare
 from poolish.recipes.identity import Int64
 from poolish.schema import Schema
 
@@ -86,15 +88,22 @@ def joined(pieces: list[Piece]) -> Piece:
 def canonical_table(table: pa.Table) -> pa.Table:
     """The same values in the types that poolish keeps them in, so that a step gives the same for all sources."""
     wanted = Schema.of(table.schema).to_arrow()
-    return table if table.schema.equals(wanted) else table.cast(wanted)
+    if table.schema.equals(wanted):
+        return table
+    for i, field in enumerate(table.schema):
+        if kinds.is_dictionary(field.type) and is_rare(field.type):
+            table = table.set_column(i, field.name, _spelled_out(table.column(i), wanted.field(i).type))
+    return table.cast(wanted)
 
 
-def filterable(table: pa.Table) -> pa.Table:
-    """The table in types that Arrow can filter: it cannot take rows of the views that polars keeps text in."""
-    kinds = pa.types
-    views = (kinds.is_string_view, kinds.is_binary_view, kinds.is_list_view, kinds.is_large_list_view)
-    has_views = any(is_view(column.type) for column in table.schema for is_view in views)
-    return canonical_table(table) if has_views else table
+def _spelled_out(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    """Words that Arrow cannot take one by one as they are: the words of polars' categories."""
+    return pa.chunked_array([chunk.dictionary.cast(type_).take(chunk.indices) for chunk in column.chunks], type_)
+
+
+def workable(table: pa.Table) -> pa.Table:
+    """The same values in types that Arrow can filter: it cannot take rows of the views that polars keeps text in."""
+    return canonical_table(table) if any(map(is_rare, table.schema.types)) else table
 
 
 def selected_rows(piece: Piece, where: Any) -> Mask:

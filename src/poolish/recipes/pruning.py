@@ -21,14 +21,12 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import PoolishError
-from poolish.guards.expressions import Node
+from poolish.grammar import COMPARISONS, FLIPPED, Node
 from poolish.recipes.expressions import Expression
 
 Answers = frozenset[bool | None]
 
 ANY: Answers = frozenset({True, False, None})
-_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
-_FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 #: What is asked of a text, and what is made of one: with the right types these cannot fail.
@@ -87,7 +85,7 @@ def answers(node: Node, ranges: Mapping[str, Range]) -> Answers:
         return _logic(node, *(answers(part, ranges) for part in node.parts))
     if node.what == "column":
         return _asked(ranges.get(node.value), lambda low, high: (high is not False, low is not True))
-    if node.what in _COMPARISONS:
+    if node.what in COMPARISONS:
         return _comparison(node, ranges)
     if not node.parts or node.parts[0].what != "column":
         return ANY
@@ -128,7 +126,7 @@ def _asked(range_: Range | None, ask: Callable[[Any, Any], tuple[bool, bool]]) -
 def _comparison(node: Node, ranges: Mapping[str, Range]) -> Answers:
     sign, (left, right) = node.what, node.parts
     if left.what != "column":
-        sign, left, right = _FLIPPED[sign], right, left
+        sign, left, right = FLIPPED[sign], right, left
     if left.what != "column":
         return ANY
     constant = _constant(right)
@@ -268,7 +266,7 @@ def _cannot_fail(node: Node) -> bool:
     """Whether a condition has an answer for every row, whatever the values are, given that its types fit."""
     if node.what in ("constant", "column"):
         return True
-    if node.what in _COMPARISONS:
+    if node.what in COMPARISONS:
         sides = [part for part in node.parts if _constant(part) is None]
         return len(sides) <= 1 and all(map(_cannot_fail, sides))
     known = ("and", "or", "not", "in", "is_null", "is_finite", *_QUESTIONS, *_CHANGES)

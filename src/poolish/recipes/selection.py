@@ -244,17 +244,15 @@ class Stratified:
         available = sum(len(part.rows) for part in filled)
         if not filled or not n:
             return Choice(available, rows=chosen)
-        values = pa.chunked_array([_chunk(part.values) for part in filled]).combine_chunks()
+        # Where one part has nothing but nulls in the column, the others know its type.
+        columns = [pa.table({"value": part.values}) for part in filled]
+        values = pa.concat_tables(columns, promote_options="default").column("value").combine_chunks()
         codes = pc.dictionary_encode(values, null_encoding="encode").indices.to_numpy()
         hashes = np.concatenate([part.hashes for part in filled])
         kept = _by_strata(codes, hashes, min(n, available))
         for part, mask in zip(filled, np.split(kept, np.cumsum([len(part.rows) for part in filled])[:-1]), strict=True):
             chosen[part.place] = part.rows[mask]
         return Choice(available, rows=chosen)
-
-
-def _chunk(values: Any) -> pa.Array:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else pa.array(values)
 
 
 def _by_strata(codes: Any, hashes: Words, n: int) -> Any:

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import RecipeError
-from poolish.recipes.content import content_of, is_rare
+from poolish.recipes.content import content_of
 from poolish.recipes.expressions import col
 from poolish.recipes.identity import Int64
-from poolish.recipes.piece import canonical_table
+from poolish.recipes.piece import workable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.tokens.fields import schema_of
@@ -246,11 +246,6 @@ def selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
         return table
     tops = [name if name in table.column_names else col[name].top_columns(table.schema)[0] for name in columns]
     return table.select(list(dict.fromkeys(tops)))
-
-
-def workable(table: pa.Table) -> pa.Table:
-    """The same values in types that Arrow can filter, which it cannot for views yet."""
-    return canonical_table(table) if any(is_rare(field.type) for field in table.schema) else table
 
 
 def without_columns(n_rows: int) -> pa.Table:

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 import pyarrow as pa
 
-from poolish.errors import RecipeError
+from poolish.errors import RecipeError, SchemaError
 from poolish.recipes.fingerprints import fingerprint_of, options_print
 from poolish.recipes.identity import Int64
-from poolish.recipes.made_rows import RowsRefused, table_of, table_of_columns
+from poolish.recipes.joining import TypesDiffer, joined_tables
+from poolish.recipes.made_rows import RowsDisagree, RowsRefused, table_of, table_of_columns
 from poolish.recipes.piece import Piece, canonical_table
 from poolish.recipes.timeouts import Late, TimedCalls
 from poolish.rows import DatasetBuffer
-from poolish.rows.fit import fit, one_chunk
-from poolish.schema import Schema, describe, is_resolved
+from poolish.schema import Schema, describe
 
 __all__ = [
     "BATCH_ROWS",
@@ -40,6 +40,7 @@ __all__ = [
     "reason_of",
     "register_step",
     "registered",
+    "registered_names",
 ]
 
 #: Rows that a batched step is called with at a time: about a fragment, since four calls cost Arrow 8 % more than one.
@@ -109,6 +110,11 @@ def registered(name: str) -> Callable[..., Any]:
 def is_registered(name: str) -> bool:
     """Whether a step has this name."""
     return name in _REGISTRY
+
+
+def registered_names() -> tuple[str, ...]:
+    """All names that steps have been registered under, in the order of that."""
+    return tuple(_REGISTRY)
 
 
 class WrongResult(RecipeError):
@@ -226,6 +232,9 @@ class CalledStep:
         while made:
             try:
                 return Prepared(table_of(made, known), np.array(parents, np.int64), rejected)
+            except RowsDisagree as both:
+                told = both.error(*(piece.rows[parents[i]] for i in (both.first, both.other)))
+                raise SchemaError(f"{place_of(piece, self._name)}, {told}") from None
             except RowsRefused as refused:
                 first = {parents[i]: i for i in sorted(refused.why, reverse=True)}
                 for parent in sorted(first):
@@ -308,6 +317,8 @@ class CalledStep:
             )
         try:
             return table_of_columns(result, Schema.of(part.table.schema))
+        except RowsDisagree as both:
+            raise WrongResult(str(both.error(both.first, both.other))) from None
         except RowsRefused as refused:
             first = min(refused.why)
             is_known = parents is None and first < len(part)
@@ -330,30 +341,14 @@ def _checked_timeout(timeout_s: Any, name: str) -> float | None:
 def _one_table(tables: list[pa.Table]) -> pa.Table:
     """Batches behind each other; a column that is None throughout a batch has the type that it has in the others."""
     filled = [table for table in tables if table.num_rows] or tables[:1]
-    schema = filled[0].schema
-    if all(table.schema.equals(schema) for table in filled[1:]):
-        return filled[0] if len(filled) == 1 else pa.concat_tables(filled)
+    names = filled[0].column_names
     for table in filled[1:]:
-        if set(table.column_names) != set(schema.names):
-            raise WrongResult(f"it makes columns {schema.names} of one batch and {table.column_names} of another")
-    types = {name: _settled(name, [table.schema.field(name).type for table in filled]) for name in schema.names}
-    return pa.concat_tables([_with_types(table, types) for table in filled], promote_options="default")
-
-
-def _settled(name: str, types: list[pa.DataType]) -> pa.DataType:
-    known = list(dict.fromkeys(type_ for type_ in types if is_resolved(type_))) or types[:1]
-    if len(known) > 1:
+        if set(table.column_names) != set(names):
+            raise WrongResult(f"it makes columns {names} of one batch and {table.column_names} of another")
+    try:
+        return joined_tables(filled)
+    except TypesDiffer as both:
         raise WrongResult(
-            f"it makes column {name!r} {describe(known[0])} in one batch and {describe(known[1])} in another; "
+            f"it makes column {both.name!r} {describe(both.known)} in one batch and {describe(both.other)} in another; "
             "make it the same in all"
-        )
-    return known[0]
-
-
-def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
-    fields, columns = [], []
-    for name, type_ in types.items():
-        column, field = table.column(name), table.schema.field(name)
-        fields.append(field.with_type(type_))
-        columns.append(column if column.type == type_ else fit(one_chunk(column), type_))
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        ) from None

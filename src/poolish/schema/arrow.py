@@ -45,7 +45,7 @@ def canonical(type_: pa.DataType, depth: int = 0) -> pa.DataType:
     if kinds.is_dictionary(type_) or kinds.is_run_end_encoded(type_):
         return canonical(type_.value_type, depth + 1)
     if isinstance(type_, pa.BaseExtensionType):
-        return _canonical_extension(type_, depth)
+        return _canonical_extension(type_)
     return _canonical_nested(type_, depth)
 
 
@@ -75,7 +75,7 @@ def _is_any_list(type_: pa.DataType) -> bool:
     )
 
 
-def _canonical_extension(type_: pa.DataType, depth: int) -> pa.DataType:
+def _canonical_extension(type_: pa.DataType) -> pa.DataType:
     if isinstance(type_, pa.FixedShapeTensorType):
         if type_.permutation is not None and list(type_.permutation) != list(range(len(type_.shape))):
             raise SchemaError(f"{type_} is stored in permuted order; convert it with to_numpy_ndarray() before append")

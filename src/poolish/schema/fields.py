@@ -225,8 +225,12 @@ class Schema:
         >>> Schema.from_arrow(pa.schema([("words", pa.list_(pa.string()))]))
         Schema(words: list of text)
         """
-        # Remembered by both: to be equal, schemas need not have the same metadata, nor bytes known extension types.
-        return _from_arrow(schema, schema.serialize().to_pybytes())
+        try:
+            # Both: equal schemas may differ in metadata, and equal bytes in which extension types are known.
+            key = hash(schema), schema.serialize().to_pybytes()
+        except Exception:  # an extension type of somebody's that is no key; which it is, is told below
+            return _from_arrow.__wrapped__(schema, None)
+        return _from_arrow(schema, key)
 
     def to_features(self) -> datasets.Features:
         """As Hugging Face describes it."""
@@ -254,7 +258,7 @@ class Schema:
 
 
 @lru_cache(maxsize=256)  # tables come in many batches, and a schema takes longer than a batch of a thousand rows
-def _from_arrow(schema: pa.Schema, serialized: bytes) -> Schema:
+def _from_arrow(schema: pa.Schema, key: object) -> Schema:
     check_names(schema.names, "Arrow schema")
     told = hf.features_in(schema)
     fields = [Field.from_arrow(field) for field in schema]

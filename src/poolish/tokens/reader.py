@@ -41,7 +41,6 @@ class Reader:
             self.lanes = opened.enter_context(closing(Lanes(path, mode="r", mapped=mapped)))
             self.head = opened.enter_context(closing(_open_head(path, mapped)))
             self.log = opened.enter_context(closing(CommitLog(path / "commits", self.description.uuid, mode="r")))
-            self._is_pinned = at is not None
             self.state = self._state(at)
             opening.check(self.lanes, self.state, len(self.fields), with_types=True)
             self.fields = decided(self.fields, self.state.kinds)
@@ -78,7 +77,7 @@ class Reader:
         reader.path, reader.description, reader.fields = writer.path, writer.description, writer.fields
         reader.ids = writer.ids
         reader.lanes, reader.head, reader.log = writer.lanes, writer.head, writer.log
-        reader._is_pinned, reader.is_mapped = False, True
+        reader.is_mapped = True
         reader.state = opening.published(reader.head, reader.lanes, len(reader.fields))
         reader._is_live = True
         reader._first_token = reader._begin()
@@ -121,7 +120,6 @@ class Reader:
         state = self._state(None)
         if state.rows < self.state.rows:
             return  # a stream never goes back for one who has seen more of it
-        self._is_pinned = False
         if state.rows > self.state.rows:
             self.lanes.check_sizes(state.rows, state.tokens)
             self.lanes.fetch(state.first, state.rows, state.tokens)

@@ -14,7 +14,6 @@ from poolish.tokens.starts import Episodes, InEpisodes
 if TYPE_CHECKING:
     from poolish.tokens.store import StreamStore
 
-Int64 = NDArray[np.int64]
 Batch = dict[str, NDArray[Any]]
 
 

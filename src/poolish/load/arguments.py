@@ -1,0 +1,145 @@
+"""What a Loader may be asked for: each check gives back what the loader keeps, or says what to pass instead."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from poolish.errors import ConfigError
+from poolish.load.dataset import check_map_style
+from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, fixed_by
+from poolish.load.ledger import Keeps
+from poolish.tokens.store import StreamStore
+
+ACKNOWLEDGE = ("on_yield", "explicit")
+
+# Values by themselves -------------------------------------------------------------------------------------------
+
+
+def check_dataset(dataset: Any) -> Any:
+    """Anything with a length and an index, or a stream, whose steps are rows."""
+    if isinstance(dataset, StreamStore):
+        return dataset
+    if isinstance(dataset, Mapping):
+        raise ConfigError("dataset is a dict, which has keys and no row numbers; append its columns to a DatasetBuffer")
+    return check_map_style(dataset)
+
+
+def check_whole(value: Any, what: str, *, least: int) -> int:
+    """A whole number as an int; True is none.
+
+    >>> check_whole(2.5, "batch_size", least=1)
+    Traceback (most recent call last):
+    poolish.errors.ConfigError: batch_size=2.5: a whole number, 1 or more
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ConfigError(f"{what}={value!r}: a whole number, {least} or more")
+    return number
+
+
+def check_timeout(timeout: Any) -> float:
+    """Seconds."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise ConfigError(f"timeout={timeout!r}: seconds to wait for a batch, 0 for as long as it takes")
+    return timeout
+
+
+def check_callable(function: Any, what: str) -> Any:
+    """A function or None."""
+    if function is not None and not callable(function):
+        raise ConfigError(f"{what}={function!r}: a function, or None")
+    return function
+
+
+def check_acknowledge(acknowledge: Any) -> str:
+    """When a batch counts as done."""
+    if acknowledge not in ACKNOWLEDGE:
+        raise ConfigError(f"acknowledge={acknowledge!r}: one of {', '.join(map(repr, ACKNOWLEDGE))}")
+    return str(acknowledge)
+
+
+def check_faults(faults: Any) -> Any:
+    """Whatever reads as ``Faults`` do, or None."""
+    if faults is not None and not hasattr(faults, "read"):
+        raise ConfigError(f"faults={faults!r}: pass a poolish.guards.Faults")
+    return faults
+
+
+# Several together -----------------------------------------------------------------------------------------------
+
+
+def check_batches(batches: Any, *, follow: bool, batch_size: int, shuffle: bool, drop_last: bool) -> Any:
+    """Ready-made batches or None; beside them, nothing else may say what is in a batch."""
+    if batches is None:
+        return None
+    clashing = {"follow": follow, "batch_size": batch_size != 1, "shuffle": shuffle, "drop_last": drop_last}
+    given = [name for name, is_given in clashing.items() if is_given]
+    if given:
+        raise ConfigError(f"batches= decides what is in a batch, so {given[0]}= has no meaning beside it")
+    if not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__"):
+        raise ConfigError(f"batches: {type(batches).__name__} has no length or no index; make it a list of lists")
+    return batches
+
+
+def check_follow(follow: bool, dataset: Any, rows: Frozen) -> None:
+    """Only what can grow is followed."""
+    if follow and fixed_by(rows) is not None:
+        raise ConfigError(
+            f"follow=True on {type(dataset).__name__}: a subset, shuffle or mixture numbers the rows it was "
+            "made of, so it cannot grow; pass what is below it, with shuffle=True"
+        )
+
+
+def check_rank(rank: int | None, world_size: int | None, changes: str) -> tuple[int, int]:
+    """Which rank of how many; a buffer in memory is each process's own, so the environment does not cut it."""
+    if (rank is None) != (world_size is None):
+        raise ConfigError(f"rank={rank} and world_size={world_size}: give both or neither")
+    if rank is None or world_size is None:
+        rank, world_size = (0, 1) if changes == LOCAL else _rank_from_environment()
+    rank, world_size = check_whole(rank, "rank", least=0), check_whole(world_size, "world_size", least=1)
+    if rank >= world_size:
+        raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to world_size - 1")
+    return rank, world_size
+
+
+def _rank_from_environment() -> tuple[int, int]:
+    """RANK and WORLD_SIZE as torchrun and its kin set them; one of one where nobody did."""
+    named = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
+    for name, value in named.items():
+        if not value.isdecimal():
+            raise ConfigError(
+                f"the environment says {name}={value!r}: a whole number; unset it, or pass rank= and world_size="
+            )
+    return int(named["RANK"]), int(named["WORLD_SIZE"])
+
+
+def check_journal(
+    journal: Any, *, world_size: int, changes: str, follow: bool
+) -> str | os.PathLike[str] | Keeps | None:
+    """A directory, whatever keeps decisions as a journal does, or None where ranks can agree without."""
+    if journal is not None:
+        if not isinstance(journal, (str, os.PathLike)) and not hasattr(journal, "settle"):
+            raise ConfigError(f"journal={journal!r}: pass a directory that all ranks can reach")
+        kept: str | os.PathLike[str] | Keeps = journal
+        return kept
+    if world_size > 1 and (changes == SHARED or (follow and _rank_from_environment()[1] > 1)):
+        raise ConfigError(
+            f"world_size={world_size} on a dataset that grows: ranks in different processes would see an "
+            "append at different moments, and rows would be lost and repeated; pass journal=DIR, the same for all"
+        )
+    return None
+
+
+def check_worker_processes(*, changes: str, follow: bool) -> None:
+    """Several worker processes without a journal read only what stays as it is."""
+    if changes == SHARED or (follow and changes != FIXED):
+        raise ConfigError(
+            "several worker processes on a dataset that grows: they would see an append at different moments, and "
+            "rows would be lost and repeated; pass journal=DIR"
+        )

@@ -1,0 +1,108 @@
+"""An engine gives results in the order of tasks, loses none, and keeps nobody waiting once something failed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from poolish.recipes.engine import LocalEngine
+
+
+def test_results_come_in_the_order_of_tasks():
+    """However long each takes, and only a few ahead of whoever takes them."""
+    begun = []
+
+    def slow(i):
+        begun.append(i)
+        time.sleep(0.001 * (i % 3))
+        return i
+
+    results = LocalEngine(4).run(slow, range(100))
+    first = next(results)
+    time.sleep(0.1)
+
+    assert (first, len(begun)) == (0, 8)
+    assert [first, *results] == list(range(100))
+
+
+@pytest.mark.parametrize("n_workers", [1, 4])
+def test_a_stop_iteration_does_not_end_a_bake(n_workers):
+    """A function that runs out of something fails; it does not cut the rows short."""
+
+    def fails(i):
+        return next(iter(())) if i == 2 else i
+
+    with pytest.raises(RuntimeError):
+        list(LocalEngine(n_workers).run(fails, range(5)))
+
+
+def test_a_failure_waits_for_nobody():
+    """One task fails while an earlier one takes for ever: the error comes at once and nothing more is begun."""
+    release, begun = threading.Event(), []
+
+    def task(i):
+        begun.append(i)
+        if i == 0:
+            release.wait(60)
+        if i == 1:
+            raise ValueError("one")
+        return i
+
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="one"):
+        list(LocalEngine(2).run(task, range(1000)))
+    took_s = time.monotonic() - started
+    release.set()
+
+    assert took_s < 10
+    assert len(begun) <= 4
+
+
+def test_who_stops_taking_results_waits_for_nobody():
+    """Closing the results is enough."""
+    release, begun = threading.Event(), []
+
+    def task(i):
+        begun.append(i)
+        if i:
+            release.wait(60)
+        return i
+
+    started = time.monotonic()
+    results = LocalEngine(2).run(task, range(1000))
+    next(results)
+    results.close()
+    took_s = time.monotonic() - started
+    release.set()
+
+    assert took_s < 10
+    assert len(begun) <= 4
+
+
+def test_ctrl_c_ends_a_bake_promptly():
+    """Also where steps hang: the process is gone long before they would be done."""
+    script = """
+        import os, time
+        from poolish.recipes.engine import LocalEngine
+        def hang(i):
+            os.write(1, b"begun\\n")
+            time.sleep(60)
+        try:
+            list(LocalEngine(2).run(hang, range(10)))
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=50)
+
+    assert "interrupted" in told
+    assert process.returncode == 0

@@ -1,0 +1,65 @@
+"""A suite as a step: rows that it refuses are named one by one, also where a verdict needs all rows of all pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from poolish import col
+from poolish.errors import RecipeError
+from poolish.guards import Suite
+from poolish.recipes.suites import SuiteStep
+from tests.recipes.kitchen import piece
+
+
+@pytest.mark.parametrize(
+    ("suite", "needs_all"),
+    [
+        (Suite().expect("x", at_least=0).expect_rows("x > 0"), False),
+        (Suite().expect_unique("x"), True),
+        (Suite().expect("x", unique=True), True),
+        (Suite().stat("x", mean=(0, 1)), True),
+        (Suite().outliers("x"), True),
+        (Suite().drift(["x"]), True),
+    ],
+)
+def test_a_suite_says_whether_it_needs_all_rows(suite, needs_all):
+    """Where a verdict about one row depends on others."""
+    assert SuiteStep("check", suite).needs_all is needs_all
+
+
+def test_rows_of_all_pieces_are_checked_together():
+    """In the order they have by now, and only those that are asked about; rejects name their file and row."""
+    step = SuiteStep("check", Suite().expect_unique("x"))
+    pieces = [
+        piece(pa.table({"x": [1, 1]})),
+        piece(pa.table({"x": pa.array([], pa.int64())})),
+        piece(pa.table({"x": [2, 1, 2]}), 50),
+    ]
+    rejects: list[dict[str, Any]] = []
+
+    masks = step.masks(pieces, None, None, "skip", rejects)
+    backwards = step.masks(pieces, np.arange(5)[::-1], None, "skip", [])
+    some = step.masks(pieces, None, col.x == 2, "skip", [])
+
+    assert [mask.tolist() for mask in masks] == [[True, False], [], [True, False, False]]
+    assert [mask.tolist() for mask in backwards] == [[False, False], [], [False, True, True]]
+    assert [mask.tolist() for mask in some] == [[True, True], [], [True, True, False]]
+    assert [(each["ingredient"], each["file"], each["row"], each["step"]) for each in rejects] == [
+        ("oats", "f.parquet", row, "check") for row in (11, 51, 52)
+    ]
+    assert all("x" in each["reason"] for each in rejects)
+    with pytest.raises(RecipeError, match=r"f.parquet, row 11, step 'check' and 2 more"):
+        step.masks(pieces, None, None, "raise", [])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_statistic_that_fails_has_no_row_to_skip(on_error):
+    """So it is an error in any case."""
+    step = SuiteStep("check", Suite().stat("x", mean=(0, 1), severity="error"))
+
+    with pytest.raises(RecipeError, match=r"(?s)'check'.*no row is to blame"):
+        step.masks([piece(pa.table({"x": [5.0, 6.0]}))], None, None, on_error, [])

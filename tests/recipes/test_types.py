@@ -1,0 +1,51 @@
+"""Columns of odd types: whatever a file or a frame keeps its values in, a bake gives what the values are."""
+
+from __future__ import annotations
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from poolish import DatasetRecipe, col
+from poolish.errors import UnknownColumn
+
+
+@pytest.mark.parametrize("dtype", [pl.Categorical, pl.Enum(["de", "en"])])
+def test_categories_of_polars_are_texts(dtype):
+    """Arrow cannot take rows of the words that polars keeps them as."""
+    frame = pl.DataFrame({"lang": pl.Series(["en", "de", None], dtype=dtype)})
+    recipe = DatasetRecipe("r").add_ingredient("a", frame)
+
+    assert recipe.bake().table.to_pylist() == [{"lang": "en"}, {"lang": "de"}, {"lang": None}]
+    chosen = DatasetRecipe("r").add_ingredient("a", frame, where=col.lang == "en")
+    assert chosen.bake().table.to_pylist() == [{"lang": "en"}]
+
+
+def test_a_file_with_nothing_but_nulls_is_a_stratum(tmp_path):
+    """Its column has no type, the others know it."""
+    pq.write_table(pa.table({"lang": ["en", "de"] * 50}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"lang": pa.nulls(100)}), tmp_path / "b.parquet")
+    recipe = DatasetRecipe("r").add_ingredient("a", str(tmp_path), take=40, pick="stratified(lang)")
+
+    langs = recipe.bake().table.column("lang").to_pylist()
+
+    assert {lang: langs.count(lang) for lang in ("en", "de", None)} == {"en": 10, "de": 10, None: 20}
+
+
+def test_a_file_without_rows_needs_no_counts_of_tokens(tmp_path):
+    """Nor a column that says of which type they would be."""
+    pq.write_table(pa.table({"n": [1, 2], "tokens": [3, 3]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"n": pa.array([], pa.int64()), "tokens": pa.nulls(0)}), tmp_path / "b.parquet")
+    recipe = DatasetRecipe("r", total=6, unit="tokens", tokens="tokens").add_ingredient("a", str(tmp_path), weight=1)
+
+    assert recipe.bake().table.to_pylist() == [{"n": 1, "tokens": 3}, {"n": 2, "tokens": 3}]
+
+
+def test_a_column_that_a_step_does_not_find_is_told_with_those_there_are(tmp_path):
+    """All of them, not only what would have been read for it."""
+    pq.write_table(pa.table({"lang": ["en"], "text": ["rye"]}), tmp_path / "a.parquet")
+    recipe = DatasetRecipe("r").add_ingredient("a", str(tmp_path), where=col.lang == "en")
+
+    with pytest.raises(UnknownColumn, match=r"there are \['lang', 'text'\]"):
+        recipe.prepare_step("s", "select", columns=["texts"]).bake()
