@@ -11,7 +11,9 @@ import time
 
 import pytest
 
+from poolish import DatasetRecipe
 from poolish.recipes.engine import LocalEngine
+from tests.recipes.kitchen import cached, content, numbers, shelf, write
 
 
 def test_results_come_in_the_order_of_tasks():
@@ -106,3 +108,37 @@ def test_ctrl_c_ends_a_bake_promptly():
 
     assert "interrupted" in told
     assert process.returncode == 0
+
+
+def test_one_worker_is_the_caller_also_where_some_is_kept(tmp_path):
+    """Steps may use what belongs to one thread, such as a connection."""
+    for i in range(4):
+        write(tmp_path / "data" / f"{i}.parquet", numbers(3, 10 * i))
+    threads = set()
+
+    def step(row):
+        threads.add(threading.current_thread())
+        return row
+
+    recipe = DatasetRecipe("r").add_ingredient("a", str(tmp_path / "data")).prepare_step("s", step, version=1)
+    first = recipe.bake(cache=tmp_path / "cache", engine=LocalEngine(1))
+    write(tmp_path / "data" / "9.parquet", numbers(3, 90))
+    second = recipe.bake(cache=tmp_path / "cache", engine=LocalEngine(1))
+
+    assert threads == {threading.current_thread()}
+    assert (cached(first), cached(second)) == ((0, 4), (4, 5))
+
+
+@pytest.mark.parametrize("as_results", [list, iter, tuple])
+def test_an_engine_is_whatever_gives_results_in_order(tmp_path, as_results):
+    """Also one that gives them all at once."""
+
+    class Plain:
+        def run(self, function, tasks):
+            return as_results([function(task) for task in tasks])
+
+    shelf(tmp_path / "data", 3, 5)
+    recipe = DatasetRecipe("r").add_ingredient("a", str(tmp_path / "data"), take=7)
+    recipe.prepare_step("once", "dedup").prepare_step("more", "map", columns={"x": "x + 1"})
+
+    assert content(recipe.bake(engine=Plain())) == content(recipe.bake())

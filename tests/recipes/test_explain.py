@@ -335,3 +335,11 @@ def test_explanations_are_pages_too(files):
     assert "<script" not in page
     assert page.count("<tr>") == 1 + 2 + 1 + 3
     assert recipe.explain()._repr_html_().startswith("<div")
+
+
+def test_a_filter_that_fails_for_some_rows_is_explained_as_it_is_baked():
+    """What a bake with on_error="skip" rejects does not end the explanation either."""
+    recipe = DatasetRecipe("r").add_ingredient("a", [{"n": n} for n in range(5)], where=lambda row: 1 / row["n"] < 0.5)
+
+    assert "2 rows" in str(recipe.explain(on_error="skip"))
+    assert len(recipe.bake(on_error="skip").buffer) == 2

@@ -7,14 +7,15 @@ from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from poolish import DatasetRecipe
-from poolish.errors import PoolishError, RecipeError
+from poolish import DatasetRecipe, col
+from poolish.errors import CorruptDataError, PoolishError, RecipeError
 from poolish.recipes import file_sources
 from poolish.recipes.file_sources import FileSource
 from poolish.recipes.sources import as_source
-from tests.recipes.kitchen import file_source, read_all, write
+from tests.recipes.kitchen import file_source, message_of, read_all, write
 
 # Names ----------------------------------------------------------------------------------------------------------------
 
@@ -143,3 +144,23 @@ def test_a_path_leads_to_one_place(tmp_path):
     """A chain of file systems would load those that nobody named."""
     with pytest.raises(RecipeError, match="leads to one place"):
         DatasetRecipe("r").add_ingredient("a", f"file://{tmp_path}/a.parquet::zip://b.zip").bake()
+
+
+def test_damage_in_words_that_are_left_as_numbers_is_told_with_the_file(tmp_path):
+    """Bits are flipped all over the column: each bake is right, or says which file cannot be read."""
+    langs = [("en", "de", "fr", None)[i * i % 7 % 4] for i in range(1_000)]
+    path = write(tmp_path / "a.parquet", pa.table({"lang": langs, "n": range(1_000)}))
+    whole, column = path.read_bytes(), pq.ParquetFile(path).metadata.row_group(0).column(0)
+    recipe = DatasetRecipe("r").add_ingredient("q", str(path), where=col.lang == "en")
+    rows, n_told = recipe.bake().table, 0
+    for place in range(column.dictionary_page_offset, column.dictionary_page_offset + column.total_compressed_size):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            recipe.bake()
+        except CorruptDataError as error:
+            n_told += "a.parquet" in message_of(error)
+
+    assert rows.num_rows == langs.count("en")
+    assert n_told > 20

@@ -246,7 +246,7 @@ def waiting_for(folder: Path, dtype: str, shape: list[int | None]) -> DatasetCon
 
 
 @pytest.mark.parametrize("dtype", NAMES)
-@pytest.mark.parametrize("shape", [[], [3], [None, 2]])
+@pytest.mark.parametrize("shape", [[], [3], [None, 2], [3, 0]])
 def test_who_waits_rehearses_with_a_batch_of_the_same_kind(tmp_path, monkeypatch, dtype, shape):
     """Read and verified as a real one, and handed out to nobody."""
     rehearsed = []
@@ -275,11 +275,30 @@ def test_large_rows_are_not_rehearsed(tmp_path, monkeypatch):
 
 
 def test_a_rehearsal_notices_that_the_queue_is_gone(tmp_path):
-    """It reads a file of its own, and says so if that is missing."""
+    """It reads the note of the queue, and says so if that is missing."""
     with waiting_for(tmp_path, "int64", [3]) as waiting:
         reader = waiting._reader("train")
         reader.begin_unless_begun()
-        reader._marks.own_file.unlink()
+        note = Path(reader.log.meta_file)
+        kept = note.rename(tmp_path / "kept")
 
         with pytest.raises(QueueError, match="removed meanwhile"):
             reader._rehearse()
+
+        kept.rename(note)
+
+
+def test_a_rank_that_waits_does_not_mind_that_rank_0_starts_anew(tmp_path):
+    """Which removes the marks of the run before; the queue is the same."""
+    publish(tmp_path, 2)
+    options: dict[str, Any] = {"world_size": 2, "acknowledge": "on_read", "timeout_s": 0.05}
+    with consumer(tmp_path, rank=1, **options) as waiting:
+        with consumer(tmp_path, rank=0, **options) as first:
+            first.get_batch()
+            waiting.get_batch()
+        with consumer(tmp_path, rank=0, **options) as again:
+            for each in (again, waiting):
+                with pytest.raises(Starved):
+                    each.get_batch()
+
+        assert not any((tmp_path / "queue" / "train" / "marks").glob("0-2"))

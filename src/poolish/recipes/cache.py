@@ -82,7 +82,7 @@ class Cache:
         return self._place(key).exists()
 
     def look(self, key: str) -> tuple[int, bool] | None:
-        """Up to which hash a kept result holds, and for a lower one too (no step dropped or added rows), or None.
+        """Up to which hash a kept result holds, and whether for a lower one too (no row was dropped or added), or None.
 
         Only its first line is looked at.
         """
@@ -90,7 +90,7 @@ class Cache:
         try:
             with place.open("rb") as file:
                 told = _told(file.readline(_MAX_LINE), place)
-            return int(told["threshold"]), is_one_to_one(told["counts"])
+            return int(told["threshold"]), not told["n_rejects"] and is_one_to_one(told["counts"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -119,6 +119,7 @@ def _encode(baked: Baked) -> tuple[bytes, bytes, pa.Buffer]:
     told = {
         "checksum": checksum_hex(rejects, rows),
         "rejects": len(rejects),
+        "n_rejects": len(baked.rejects),
         "ingredient": piece.ingredient,
         "name": piece.name,
         "counts": baked.counts,

@@ -29,7 +29,7 @@ from poolish.files import read_json, write_json
 from poolish.recipes.baking import Lot, as_filter, one_table, quotas_of, step_of
 from poolish.recipes.built_in import Dedup, Fitted, Limit, Shuffle
 from poolish.recipes.cache import Cache, key_of
-from poolish.recipes.chain import Chain, Work, fragments_of, prepared
+from poolish.recipes.chain import Chain, Work, filtered, fragments_of, prepared
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explanation, duration_text
 from poolish.recipes.identity import below, row_hashes, threshold_of
@@ -185,7 +185,7 @@ class _Kitchen:
         table = one_table([flow.sample for flow in kitchen._flows]) if found.schema is not None else pa.table({})
         started = time.perf_counter()
         piece = Piece.read(chain.ingredient, "", table, np.arange(table.num_rows))
-        piece = piece if chain.where is None else piece.keep(chain.where.mask(table)[0])
+        piece = piece if chain.where is None else piece.keep(filtered(piece, chain.where, chain.on_error, [])[0])
         is_all = found.rows.is_exact and found.rows.value == table.num_rows
         spent = time.perf_counter() - started + found.seconds * table.num_rows / max(1, found.rows.value)
         return _Look([piece], table.num_rows, spent, found.rows, is_all)
@@ -417,7 +417,9 @@ def _looked(chain: Chain, fragments: Sequence[Fragment], seed: int) -> _Look:
                 break
             n_here, n_bytes = n_here + len(rows), n_bytes + table.nbytes
             piece = Piece.read(chain.ingredient, fragment.name, canonical_table(table), rows)
-            pieces.append(piece if chain.where is None else piece.keep(chain.where.mask(table)[0]))
+            pieces.append(
+                piece if chain.where is None else piece.keep(filtered(piece, chain.where, chain.on_error, [])[0])
+            )
         else:
             n_here = n_here if fragment.n_rows is None else fragment.n_rows
         n_read += n_here

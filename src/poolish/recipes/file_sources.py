@@ -204,7 +204,7 @@ class _File:
             yield
         except FileNotFoundError as error:
             raise RecipeError(f"{self.what}: {self.path} is gone; bring it back, or leave it out") from error
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 error.add_note(f"while reading {self.path} for {self.what}")
                 raise
@@ -267,18 +267,24 @@ class _Parquet(_File):
         with self._opened() as (raw, file):
             schema = file.schema_arrow
             names = None if columns is None else selected(schema.empty_table(), columns).column_names
-            file, prunes = _coded(raw, file, fragment.place["groups"]), can_prune(where, schema)
+            with self._explained():
+                file, coded = _coded(raw, file, fragment.place["groups"])
+            prunes = can_prune(where, schema)
             if not fragment.place["groups"]:
                 yield selected(schema.empty_table(), columns), np.arange(0)
             for group in fragment.place["groups"]:
-                told = file.metadata.row_group(group)
-                if not (prunes and is_out_of_range(where, told, schema)):
+                with self._explained():
+                    told = file.metadata.row_group(group)
+                    is_out = prunes and is_out_of_range(where, told, schema)
+                if not is_out:
                     with self._explained():
                         table = (
                             file.read_row_group(group, columns=names, use_threads=False)
                             if names != []
                             else without_columns(told.num_rows)
                         )
+                        for name in coded & set(table.column_names):
+                            table.column(name).validate(full=True)  # Arrow looks at the numbers only if it spells them
                     yield table, np.arange(first, first + told.num_rows)
                 first += told.num_rows
 
@@ -292,8 +298,8 @@ def _footer(raw: Any) -> bytes:
     return footer
 
 
-def _coded(raw: Any, file: Any, groups: Sequence[int]) -> Any:
-    """The same file, whose texts of a few words that come again and again are left as numbers and words.
+def _coded(raw: Any, file: Any, groups: Sequence[int]) -> tuple[Any, set[str]]:
+    """The same file, whose texts of a few words that come again and again are left as numbers and words; and which.
 
     To make a text of each costs more than all that is done with them: a filter looks at the words, and only the rows
     that it keeps are spelled out (``canonical_table``).
@@ -304,7 +310,9 @@ def _coded(raw: Any, file: Any, groups: Sequence[int]) -> Any:
     texts = [field.name for field in file.schema_arrow if pa.types.is_string(field.type)]
     places = {file.metadata.schema.column(i).path: i for i in range(file.metadata.num_columns)}
     coded = [name for name in texts if name in places and all(_is_coded(group.column(places[name])) for group in told)]
-    return pq.ParquetFile(raw, metadata=file.metadata, read_dictionary=coded) if told and coded else file
+    if not told or not coded:
+        return file, set()
+    return pq.ParquetFile(raw, metadata=file.metadata, read_dictionary=coded), set(coded)
 
 
 def _is_coded(chunk: Any) -> bool:

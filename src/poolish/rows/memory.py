@@ -6,7 +6,7 @@ region needs hardly more memory than its payload, and views handed out earlier s
 
     heap, doubling  --1 MiB-->  reserved address space  --outgrown (swap, strict overcommit)-->  twice as large
 
-Pages of 2 MiB are used wherever at least three quarters of one are going to be filled: a page fault takes 3 us here, so
+Pages of 2 MiB are used wherever four fifths of one are going to be filled: a page fault takes 3 us here, so
 8 MiB in pages of 4 KiB take 6 ms, and 0.5 ms in large ones.
 
 Bytes below the used length are only rewritten (``DatasetBuffer.update``) while no view of the region is alive;
@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import weakref
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +30,7 @@ Bytes = NDArray[np.uint8]
 RESERVE_FROM = 1 << 20
 HUGE_PAGES_FROM = 8 << 20
 _HUGE = 2 << 20
-_LEAST_FILLED = _HUGE * 3 // 4
+_LEAST_FILLED = _HUGE * 4 // 5  # the rest of a page adds at most a quarter to what is in it
 
 # Not counted against the commit limit: only pages that are written cost memory. (The name is missing before 3.13.)
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if os.uname().sysname == "Linux" else 0)
@@ -104,7 +106,7 @@ class Region:
 def _allocate(n_bytes: int) -> tuple[Bytes, _Pages | None]:
     if n_bytes < RESERVE_FROM:
         return np.empty(max(64, 1 << (n_bytes - 1).bit_length()), np.uint8), None
-    n_reserved = max(n_bytes, _physical_memory())
+    n_reserved = _reservation(n_bytes)
     while True:
         try:
             pages = _map(n_reserved)
@@ -131,7 +133,8 @@ class _Pages(NamedTuple):
         first = -(-start // _HUGE) * _HUGE
         stop = min((end + _HUGE - _LEAST_FILLED) // _HUGE * _HUGE, len(self.memory) // _HUGE * _HUGE)
         if first < stop and hasattr(mmap, "MADV_HUGEPAGE"):
-            self.reserved.madvise(mmap.MADV_HUGEPAGE, self.n_skipped + first, stop - first)
+            with suppress(OSError):  # a system without them says so, and small ones do as well
+                self.reserved.madvise(mmap.MADV_HUGEPAGE, self.n_skipped + first, stop - first)
 
 
 def _map(n_bytes: int) -> _Pages:
@@ -142,6 +145,12 @@ def _map(n_bytes: int) -> _Pages:
     if n_bytes > HUGE_PAGES_FROM:
         pages.fill(HUGE_PAGES_FROM, n_bytes)  # there the last page, part empty, adds at most a quarter to the column
     return pages
+
+
+def _reservation(n_bytes: int) -> int:
+    """How much is reserved for a region: as much as there is, and a part of that where addresses are limited."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return max(n_bytes, _physical_memory()) if limit == resource.RLIM_INFINITY else max(2 * n_bytes, limit // 64)
 
 
 def _physical_memory() -> int:

@@ -68,11 +68,6 @@ class RunMarks:
         """Set this rank's mark."""
         self._marks[self.rank].write(read, done)
 
-    @property
-    def own_file(self) -> Path:
-        """The file of this rank's mark, once the run has begun."""
-        return self._marks[self.rank].path
-
     def lowest_done(self) -> int:
         """What all ranks are done with."""
         return lowest(self._marks, self.start)[1]

@@ -69,8 +69,8 @@ class QueueLog:
     def __init__(self, path: Path, meta: QueueMeta) -> None:
         self.path, self.meta = path, meta
         self._prefix = f"{path}/"  # joining paths costs as much as a system call
-        self._meta_path = f"{path}/{FILE}"
-        self._seen = _identity(self._meta_path)
+        self.meta_file = f"{path}/{FILE}"
+        self._seen = _identity(self.meta_file)
         self._tmp = path / "tmp"
         self._free_folder, self._free = f"{path}/free", list[str]()
         self._next = Words(path / "next", 1)
@@ -162,7 +162,7 @@ class QueueLog:
     def check_same(self) -> None:
         """Raise if the queue was removed, or purged and made anew, since it was opened."""
         with missing_told(self):
-            now = _identity(self._meta_path)
+            now = _identity(self.meta_file)
         if now != self._seen:
             if QueueMeta.read(self.path).queue != self.meta.queue:
                 raise QueueError(f"{self.path}: the queue was purged and made anew meanwhile; start this side again")

@@ -330,7 +330,7 @@ class SplitReader:
         """
         if self._smallest is not None:
             with missing_told(self.log):
-                read_file(self._marks.own_file)
+                read_file(self.log.meta_file)
             self._decoded(0, self._smallest, "rehearsal")
 
     def _look_around(self, number: int, waited_s: float) -> None:
@@ -403,7 +403,7 @@ def _smallest_batch(meta: QueueMeta) -> Array | None:
     """One row of zeros as it would lie in a file; None where even that is large."""
     columns = {}
     for field in meta.schema:
-        shape, dtype = (1, *(size or 1 for size in field.shape or ())), str(field.dtype)
+        shape, dtype = (1, *(1 if size is None else size for size in field.shape or ())), str(field.dtype)
         if math.prod(shape) * numpy_dtype(dtype).itemsize > _SMALL_BYTES:
             return None
         columns[field.name] = (dtype, np.zeros(shape, numpy_dtype(dtype)))
