@@ -19,6 +19,7 @@ from poolish.recipes.piece import Mask, Piece, canonical_table, joined, selected
 from poolish.recipes.selection import Candidates
 from poolish.recipes.sources import Fragment, Source
 from poolish.recipes.steps import Rejected, place_of, raise_at
+from poolish.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -90,15 +91,16 @@ class Chain:
 
     def _tells_types(self, table: pa.Table) -> bool:
         """Whether any of its rows would give the columns the types they have."""
-        source = canonical_table(self.source.schema().empty_table()).schema
+        source = Schema.of(self.source.schema())
         return all(
-            (field.name in source.names and source.field(field.name).type == field.type)
-            or _tells_its_type(table.column(i))
+            (field.name in source and source[field.name].type == field.type) or _tells_its_type(table.column(i))
             for i, field in enumerate(table.schema)
         )
 
     def in_recipe(self, piece: Piece) -> Piece:
         """The piece with its steps numbered as they stand in the recipe."""
+        if all(work.bit == i for i, work in enumerate(self.works)):
+            return piece
         steps = np.zeros_like(piece.steps)
         for i, work in enumerate(self.works):
             steps |= (piece.steps >> i & 1) << work.bit
