@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from poolish.recipes import col
 from poolish.recipes.file_sources import FileSource
-from poolish.recipes.pruning import Range, answers, can_skip
+from poolish.recipes.pruning import Range, answers, can_prune, is_out_of_range
 
 DAY = date(2020, 1, 1)
 MOMENT = datetime(2020, 1, 1)
@@ -50,6 +50,11 @@ COLUMNS = {
     "time_ns": (pa.timestamp("ns"), moments, moments),
     "time_zoned": (pa.timestamp("us", tz="Europe/Berlin"), zoned, zoned),
 }
+
+
+def can_skip(where, group, schema):
+    """Whether a row group need not be read."""
+    return can_prune(where, schema) and is_out_of_range(where, group, schema)
 
 
 @st.composite

@@ -20,6 +20,8 @@ def test_categories_of_polars_are_texts(dtype):
     assert recipe.bake().table.to_pylist() == [{"lang": "en"}, {"lang": "de"}, {"lang": None}]
     chosen = DatasetRecipe("r").add_ingredient("a", frame, where=col.lang == "en")
     assert chosen.bake().table.to_pylist() == [{"lang": "en"}]
+    assert (col.lang == "en").mask(frame.to_arrow().slice(0, 1))[0].tolist() == [True]  # fewer rows than words
+    assert col.lang.values(frame.to_arrow()).to_pylist() == ["en", "de", None]
 
 
 def test_a_file_with_nothing_but_nulls_is_a_stratum(tmp_path):

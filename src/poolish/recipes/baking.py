@@ -339,8 +339,7 @@ class Bake:
                 found |= zip(missing.places, next(results) if missing.chains else (), strict=True)
                 for chain, place in zip(group.chains, group.places, strict=True):
                     if place not in found:
-                        kept = chain.kept(group.fragment, self.cache)
-                        found[place] = bake_together([chain], group.fragment, self.cache)[0] if kept is None else kept
+                        found[place] = self._kept_or_baked(chain, group.fragment)
                     self._reject(found[place].rejects, found[place].counts[0]["in"])
                 if self.progress is not None:
                     self.progress(pending[group.places[0][0]].name, i + 1, len(groups))
@@ -359,6 +358,10 @@ class Bake:
                 left.places.append(place)
         return left
 
+    def _kept_or_baked(self, chain: Chain, fragment: Fragment) -> Baked:
+        kept = chain.kept(fragment, self.cache)
+        return bake_together([chain], fragment, self.cache)[0] if kept is None else kept
+
     def _settle(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
         lot.pieces = [lot.chain.in_recipe(each.piece) for each in baked] or [lot.chain.nothing("")]
         lot.line.fragments, lot.line.cached = len(baked), sum(each.is_cached for each in baked)
@@ -374,11 +377,7 @@ class Bake:
             return []
         threshold = 2**64 if lot.extra.threshold is None else lot.extra.threshold
         chain = replace(lot.chain, threshold=threshold, chosen=lot.extra.rows)
-        kept = [chain.kept(fragment, self.cache) for fragment in lot.fragments]
-        baked = [
-            bake_together([chain], fragment, self.cache)[0] if each is None else each
-            for fragment, each in zip(lot.fragments, kept, strict=True)
-        ]
+        baked = [self._kept_or_baked(chain, fragment) for fragment in lot.fragments]
         n_rows = lot.line.rows_in
         self._count(lot, baked, 1)
         lot.line.rows_in = n_rows

@@ -32,7 +32,9 @@ def look(
 ) -> None:
     """Show all candidates of an ingredient to whoever picks among them."""
     names = {chain.candidates_key(fragment, column, tokens): fragment for fragment in fragments}
-    memory = None if cache is None or not isinstance(picking, ByHash) else _Memory(cache, chain, picking)
+    memory = None
+    if cache is not None and isinstance(picking, ByHash) and picking.most is not None:
+        memory = _Memory(cache, chain, picking)
     seen = set() if memory is None else memory.recall(names)
     fresh = {name: fragment for name, fragment in names.items() if name not in seen}
     # What is kept is taken here: to hand it to a worker and back takes longer than to read it.
@@ -55,7 +57,7 @@ class _Memory:
 
     def recall(self, names: Any) -> set[str]:
         """Let the chooser know what was seen before, if all of that is still there; what that was."""
-        found = None if self._picking.most is None else self._cache.get(self._key)
+        found = self._cache.get(self._key)
         if found is None:
             return set()
         table = found.piece.table
@@ -67,8 +69,7 @@ class _Memory:
 
     def keep(self, names: Any) -> None:
         """Remember it for the next time."""
-        if self._picking.most is not None:
-            available, hashes = self._picking.state()
-            about = {"seen": json.dumps(list(names)), "available": str(available)}
-            table = pa.table({"hash": hashes}).replace_schema_metadata(about)
-            self._cache.put(self._key, Baked(Piece.read(self._ingredient, "", table, np.zeros(len(hashes), np.int64))))
+        available, hashes = self._picking.state()
+        about = {"seen": json.dumps(list(names)), "available": str(available)}
+        table = pa.table({"hash": hashes}).replace_schema_metadata(about)
+        self._cache.put(self._key, Baked(Piece.read(self._ingredient, "", table, np.zeros(len(hashes), np.int64))))

@@ -18,6 +18,7 @@ import pyarrow.types as kinds
 from poolish.grammar import Node
 from poolish.recipes.expression_parts import Part, constant_part
 from poolish.recipes.expression_rules import BY_WORD, RULES
+from poolish.schema.arrow import spelled_out
 
 
 def build(node: Node, leaf: Callable[[Node], Part]) -> Part:
@@ -40,7 +41,7 @@ def _by_word(node: Node, parts: list[Part], coded: Part) -> Part:
     found = []
     for chunk in coded.value.chunks if isinstance(coded.value, pa.ChunkedArray) else [coded.value]:
         is_worth_it = len(chunk.dictionary) <= len(chunk)
-        words = (chunk.dictionary if is_worth_it else chunk).cast(coded.type)
+        words = chunk.dictionary.cast(coded.type) if is_worth_it else spelled_out(chunk, coded.type)
         asked = [Part(part.node, part.type, words) if part is coded else part for part in parts]
         type_, answers = RULES[node.what](node, *asked)
         found.append(answers.take(chunk.indices) if is_worth_it else answers)

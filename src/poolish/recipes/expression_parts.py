@@ -15,6 +15,7 @@ import pyarrow.types as kinds
 from poolish.errors import RecipeError
 from poolish.grammar import Node
 from poolish.recipes.expression_text import constant_text, short, text_of
+from poolish.schema.arrow import spelled_out
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Part:
 
     def decoded(self) -> Part:
         """The same with every word spelled out."""
-        return Part(self.node, self.type, self.value.cast(self.type)) if self.is_coded else self
+        return Part(self.node, self.type, spelled_out(self.value, self.type)) if self.is_coded else self
 
     def __str__(self) -> str:
         if self.is_constant:

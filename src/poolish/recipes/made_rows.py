@@ -36,7 +36,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class RowsRefused(Exception):
-    """Some rows do not fit into one table with the others; ``why`` has their numbers, each with column and reason."""
+    """Some rows are wrong, each by itself; ``why`` has their numbers, each with column and reason."""
 
     def __init__(self, why: dict[int, tuple[str, Refusal]]) -> None:
         super().__init__(f"{len(why)} rows")
@@ -62,7 +62,7 @@ class RowsDisagree(Exception):
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], known: Schema) -> pa.Table:
-    """Rows as a table; the first one says which columns there are.
+    """Rows as a table; all have the same columns.
 
     >>> known = Schema.of(pa.schema({"x": pa.int32(), "text": pa.large_string()}))
     >>> table_of([{"x": 1, "text": None, "n": 0.5}], known).schema.types

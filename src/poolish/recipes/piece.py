@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from poolish.recipes.content import is_rare
 from poolish.recipes.identity import Int64
 from poolish.schema import Schema
+from poolish.schema.arrow import spelled_out
 
 Mask = NDArray[np.bool_]
 
@@ -92,13 +93,8 @@ def canonical_table(table: pa.Table) -> pa.Table:
         return table
     for i, field in enumerate(table.schema):
         if kinds.is_dictionary(field.type) and is_rare(field.type):
-            table = table.set_column(i, field.name, _spelled_out(table.column(i), wanted.field(i).type))
+            table = table.set_column(i, field.name, spelled_out(table.column(i), wanted.field(i).type))
     return table.cast(wanted)
-
-
-def _spelled_out(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
-    """Words that Arrow cannot take one by one as they are: the words of polars' categories."""
-    return pa.chunked_array([chunk.dictionary.cast(type_).take(chunk.indices) for chunk in column.chunks], type_)
 
 
 def workable(table: pa.Table) -> pa.Table:

@@ -48,11 +48,6 @@ class Range:
     has_nan: bool = False
 
 
-def can_skip(where: Any, group: Any, schema: pa.Schema) -> bool:
-    """Whether a filter is false for all rows of a row group of a parquet file with this schema."""
-    return can_prune(where, schema) and is_out_of_range(where, group, schema)
-
-
 def can_prune(where: Any, schema: pa.Schema) -> bool:
     """Whether a filter can be answered by statistics of columns with this schema at all."""
     if not isinstance(where, Expression) or not _cannot_fail(where._root):

@@ -129,6 +129,19 @@ def is_resolved(type_: pa.DataType) -> bool:
     return True
 
 
+def spelled_out(values: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """Numbers that stand for words as the words themselves, in this type.
+
+    The words are cast first: Arrow cannot take one by one those that polars keeps its categories as.
+
+    >>> spelled_out(pa.array(["rye", "oats", "rye"]).dictionary_encode(), pa.large_string()).to_pylist()
+    ['rye', 'oats', 'rye']
+    """
+    if isinstance(values, pa.ChunkedArray):
+        return pa.chunked_array([spelled_out(chunk, type_) for chunk in values.chunks], type_)
+    return values.dictionary.cast(type_).take(values.indices)
+
+
 def describe(type_: pa.DataType) -> str:
     """A type in a user's words.
 
