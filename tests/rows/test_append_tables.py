@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from poolish import DatasetBuffer, Schema
+from poolish import DatasetBuffer, Schema, Suite
 from poolish.errors import LimitExceeded, SchemaError
 from poolish.schema import describe
 from tests.rows.facts import column, facts, plain
@@ -599,3 +599,74 @@ def test_types_nested_deeper_than_the_limit_are_refused():
 
     assert kept[0] == {"x": None}
     assert refused.schema is None
+
+
+# Some rows of a table -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(ARRAYS))
+def test_chosen_rows_are_those_of_a_filtered_table(kind):
+    """Of every type, also where the buffer has rows already."""
+    table = table_of(sliced(ARRAYS[kind][0]))
+    mask = np.arange(table.num_rows) % 3 != 1
+    guard = Suite("nothing to say").expect("x", nullable=True)
+    chosen, guarded, filtered = DatasetBuffer(), DatasetBuffer(guard=guard), DatasetBuffer()
+    for _ in range(2):
+        chosen.append_where(table, mask)
+        guarded.append_where(table, mask)
+        filtered.append(pa.concat_tables([table.slice(i, 1) for i in np.flatnonzero(mask)]))
+
+    assert facts(chosen) == facts(guarded) == facts(filtered)
+
+
+def test_rows_that_are_not_meant_need_not_fit():
+    """Neither their values nor their sizes matter; those of the others do, and are told as an append would."""
+    buffer = DatasetBuffer(schema=Schema.of(pa.schema({"x": pa.int8()})))
+    numbers = pa.table({"x": [1, 300, 3]})
+
+    buffer.append_where(numbers, [True, False, True])
+    before = facts(buffer)
+    with pytest.raises(SchemaError, match="row 1, column 'x'"):
+        buffer.append_where(numbers, [True, True, False])
+
+    assert facts(buffer) == before
+    assert column(buffer, "x") == [1, 3]
+
+
+def test_chosen_rows_over_fewer_prior_ones():
+    """Retention comes first, as with any append; no row chosen is no row appended."""
+    buffer = DatasetBuffer()
+    buffer.append([{"x": 1}, {"x": 2}])
+
+    buffer.append_where(pl.DataFrame({"x": [3, 4]}), [False, True], 0.5, "oldest")
+    buffer.append_where(pa.table({"x": [5]}), [False])
+
+    assert column(buffer, "x") == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "told"),
+    [
+        ([True], IndexError, "one value per row (2), got shape (1,)"),
+        ([[True, False]], IndexError, "got shape (1, 2)"),
+        ([1, 0], TypeError, "True or False for every row, got int64"),
+    ],
+)
+def test_a_mask_is_one_answer_for_every_row(mask, error, told):
+    """Numbers are no mask: they might be meant as places."""
+    buffer = DatasetBuffer()
+
+    with pytest.raises(error, match=re.escape(told)):
+        buffer.append_where(pa.table({"x": [1, 2]}), mask)
+
+    assert len(buffer) == 0
+
+
+def test_a_guard_looks_at_chosen_rows_only():
+    """What is not meant is not rejected either."""
+    buffer = DatasetBuffer(guard=Suite("small").expect("x", between=(0, 9)).on(error="drop"))
+
+    buffer.append_where(pa.table({"x": [1, 50, 60]}), [True, False, True])
+
+    assert column(buffer, "x") == [1]
+    assert buffer.rejected.rows.column("x").to_pylist() == [60]

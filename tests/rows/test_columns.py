@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poolish.rows import columns
 from poolish.rows.columns import Column, column_of
 from tests.rows.facts import plain
 from tests.rows.kinds import KINDS, array_of, arrow_of, cell_of, listed_array
@@ -40,6 +41,21 @@ def test_pieces_become_one(kind, nulls, spans):
     for first, last in spans:
         column.extend(source.slice(first, last - first))
         expected += listed_array(source)[first:last]
+
+    assert column.length == len(expected)
+    assert values(column.view(0, column.length)) == plain(expected)
+
+
+@given(kinds, st.sampled_from([0.0, 0.2, 1.0]), st.lists(st.lists(st.integers(0, 24), max_size=12), max_size=4))
+def test_chosen_rows(kind, nulls, choices):
+    """Rows in any order, some of them twice, of a slice whose memory begins elsewhere, between whole arrays."""
+    column, source, expected = new_column(kind), array_of(kind, 30, nulls).slice(3, 25), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "CHOSEN_ROWS", 5)
+        for positions in choices:
+            column.extend_rows(source, np.array(positions, np.int64))
+            column.extend(source.slice(2, 3))
+            expected += [listed_array(source)[position] for position in [*positions, 2, 3, 4]]
 
     assert column.length == len(expected)
     assert values(column.view(0, column.length)) == plain(expected)

@@ -21,15 +21,16 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from poolish import DatasetBuffer
 from poolish.rows import buffer as buffer_module
-from poolish.rows import memory, stored
+from poolish.rows import columns, memory, stored
 from tests.effort import IS_SOAK, times
 from tests.rows.children import in_child
 from tests.rows.facts import facts
-from tests.rows.kinds import columns_of, rows_of
+from tests.rows.kinds import columns_of, rows_of, table_of
 
 NAMES = ["text", "vector", "texts"]
 
@@ -70,13 +71,19 @@ class Operation:
     change: Callable[[DatasetBuffer], Any]
 
 
+def odd_rows() -> pa.Table:
+    return table_of(NAMES, new_rows(50, 30))
+
+
 IDS = [0, 3, 10, 3]
+ODD = np.arange(30) % 2 == 1
 OPERATIONS = {
     "first append": Operation(lambda _: DatasetBuffer(), lambda b: b.append(new_rows(0, 5))),
     "one row": Operation(lambda _: watched(), lambda b: b.append(new_rows(50, 1)[0])),
     "one row too many to wait": Operation(lambda _: filled(), lambda b: b.append(new_rows(50, 1)[0])),
     "many rows": Operation(lambda _: filled(), lambda b: b.append(new_rows(50, 30, nulls=0.3))),
     "columns": Operation(lambda _: filled(), lambda b: b.append_columns(columns_of(NAMES, new_rows(50, 30)))),
+    "rows of a table by a mask": Operation(lambda _: filled(), lambda b: b.append_where(odd_rows(), ODD)),
     "many over a random half": Operation(
         lambda _: filled(max_size=12, drop_strategy="random"), lambda b: b.append(new_rows(50, 8), 0.5, "random")
     ),
@@ -108,7 +115,7 @@ def nulls_only() -> DatasetBuffer:
 def eager(monkeypatch):
     """Small buffers flush and move their rows, as large ones do."""
     monkeypatch.setattr(stored, "MIN_DEAD", 0)
-    monkeypatch.setattr(stored, "MOVE_ROWS", 4)
+    monkeypatch.setattr(columns, "CHOSEN_ROWS", 4)
     monkeypatch.setattr(buffer_module, "PENDING_ROWS", 3)
 
 

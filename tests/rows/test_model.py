@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from poolish import DatasetBuffer
 from poolish.errors import ConfigError, SchemaError
 from poolish.rows import buffer as buffer_module
-from poolish.rows import normalizers, stored
+from poolish.rows import columns, normalizers, stored
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import Field, is_resolved
 from tests.effort import times
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.kernels
 FRACTIONS = st.sampled_from([1.0, 1.0, 0.5, 0.9, 0.1, 0.25, 0.0, 1, -1])
 POLICIES = st.sampled_from(["latest", "oldest", "random"])
 NUMBERS = st.lists(st.integers(-10, 200), max_size=12)
-WAYS = st.sampled_from(["list", "generator", "columns", "table"])
+WAYS = st.sampled_from(["list", "generator", "columns", "table", "masked table"])
 FAULTS = st.sampled_from(["object", "number", "key", "error"])
 COLUMN_KINDS = sorted(set(KINDS) - {"int", "moment"})
 
@@ -133,7 +133,7 @@ class BufferMachine(RuleBasedStateMachine):
         is_ragged = any(KINDS[name].is_ragged for name in self.names)
         self.is_declared = is_ragged or data.draw(st.booleans(), "declared")
         self.patch(stored, "MIN_DEAD", data.draw(st.sampled_from([0, 3, 1024]), "MIN_DEAD"))
-        self.patch(stored, "MOVE_ROWS", data.draw(st.sampled_from([1, 5, 2048]), "MOVE_ROWS"))
+        self.patch(columns, "CHOSEN_ROWS", data.draw(st.sampled_from([1, 5, 2048]), "CHOSEN_ROWS"))
         self.patch(normalizers, "CHUNK_ROWS", data.draw(st.sampled_from([1, 4, 8192]), "CHUNK_ROWS"))
         self.patch(buffer_module, "PENDING_ROWS", data.draw(st.sampled_from([1, 3, 1024]), "PENDING_ROWS"))
         settings_ = {"seed": salt, "schema": schema_of(self.names) if self.is_declared else None}
@@ -171,8 +171,12 @@ class BufferMachine(RuleBasedStateMachine):
         for buffer in self.both():
             if how == "columns":
                 buffer.append_columns(columns_of(self.names, rows), fraction, by)
-            elif how == "table" and all(KINDS[name].arrow is not None for name in self.names):
-                buffer.append(table_of(self.names, rows), fraction, by)
+            elif "table" in how and all(KINDS[name].arrow is not None for name in self.names):
+                if how == "table":
+                    buffer.append(table_of(self.names, rows), fraction, by)
+                else:
+                    twice = table_of(self.names, [row for row in rows for _ in range(2)])
+                    buffer.append_where(twice, np.arange(2 * n) % 2 == 1, fraction, by)
             else:
                 buffer.append(iter(rows) if how == "generator" else rows, fraction, by)
         self.settled(rows, fraction, by)

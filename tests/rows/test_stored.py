@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish.rows import memory, stored
+from poolish.rows import columns, memory, stored
 from poolish.rows.snapshot import Snapshot
 from poolish.rows.stored import StoredRows
 from poolish.schema import Schema
@@ -73,7 +73,7 @@ def test_thinning_is_that_of_a_list(steps, min_dead, move_rows):
     rows, expected, next_key, looks = StoredRows(SCHEMA), [], 0, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored, "MIN_DEAD", min_dead)
-        patch.setattr(stored, "MOVE_ROWS", move_rows)
+        patch.setattr(columns, "CHOSEN_ROWS", move_rows)
         for step, argument in steps:
             n = len(expected)
             some = sorted({number % n for number in argument}) if isinstance(argument, list) and n else []

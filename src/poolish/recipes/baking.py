@@ -17,10 +17,10 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import numpy as np
-import pyarrow as pa
 
-from poolish.errors import BudgetSpent, RecipeError, SchemaError, UnknownColumn
+from poolish.errors import BudgetSpent, RecipeError, UnknownColumn
 from poolish.guards.guard import ask, passed
+from poolish.recipes.baked_rows import Rows
 from poolish.recipes.built_in import BUILT_IN, Barrier, Fitted, Shuffle, built_in
 from poolish.recipes.cache import Baked, Cache, total
 from poolish.recipes.callables import RowPredicate
@@ -30,9 +30,8 @@ from poolish.recipes.engine import Engine, taken
 from poolish.recipes.expressions import Expression, as_expression
 from poolish.recipes.identity import Int64, part_numbers, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
-from poolish.recipes.joining import TypesDiffer, joined_tables
 from poolish.recipes.nested import RecipeSource
-from poolish.recipes.piece import Piece, canonical_table, selected_rows
+from poolish.recipes.piece import Piece, selected_rows
 from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, largest_remainder
 from poolish.recipes.sources import Fragment, Source, as_source
 from poolish.recipes.steps import CalledStep, is_registered, registered
@@ -76,25 +75,6 @@ class Lot:
 
 
 @dataclass
-class Rows:
-    """All rows of a bake, in order, and where each came from."""
-
-    table: pa.Table
-    ingredients: Int64
-    names: Int64
-    rows: Int64
-    subs: Int64
-    steps: Int64
-    ingredient_names: list[str]
-    part_names: list[str]
-
-    def keep(self, mask: Any) -> Rows:
-        """The rows where ``mask`` is true."""
-        arrays = {name: getattr(self, name)[mask] for name in ("ingredients", "names", "rows", "subs", "steps")}
-        return replace(self, table=self.table.filter(pa.array(mask)), **arrays)
-
-
-@dataclass
 class Bake:
     """One bake."""
 
@@ -109,6 +89,8 @@ class Bake:
     cache: Cache | None = None
     progress: Progress | None = None
     guard: Any = None
+    #: Whether whoever takes the result can leave out rows by a mask.
+    may_mask: bool = False
     lines: list[Line] = field(default_factory=list)
     rejects: list[dict[str, Any]] = field(default_factory=list)
     step_names: list[str] = field(default_factory=list)
@@ -126,7 +108,7 @@ class Bake:
                 self._add(instruction, quotas.get(instruction.name))
             else:
                 self._prepare(instruction)
-        self._materialize()
+        self._materialize(may_mask=self.may_mask and self.guard is None and self._shuffled is None)
         rows = self._assembled()
         return rows if self.guard is None else self._guarded(rows)
 
@@ -323,7 +305,7 @@ class Bake:
 
     # -- baking what is pending
 
-    def _materialize(self) -> None:
+    def _materialize(self, *, may_mask: bool = False) -> None:
         pending = [lot for lot in self._lots if lot.pieces is None]
         groups = _grouped(pending)
         started = time.perf_counter()
@@ -339,7 +321,7 @@ class Bake:
                 found |= zip(missing.places, next(results) if missing.chains else (), strict=True)
                 for chain, place in zip(group.chains, group.places, strict=True):
                     if place not in found:
-                        found[place] = self._kept_or_baked(chain, group.fragment)
+                        found[place] = self._kept_or_baked(chain, group.fragment, may_mask=may_mask)
                     self._reject(found[place].rejects, found[place].counts[0]["in"])
                 if self.progress is not None:
                     self.progress(pending[group.places[0][0]].name, i + 1, len(groups))
@@ -358,9 +340,11 @@ class Bake:
                 left.places.append(place)
         return left
 
-    def _kept_or_baked(self, chain: Chain, fragment: Fragment) -> Baked:
+    def _kept_or_baked(self, chain: Chain, fragment: Fragment, *, may_mask: bool = False) -> Baked:
         kept = chain.kept(fragment, self.cache)
-        return bake_together([chain], fragment, self.cache)[0] if kept is None else kept
+        if kept is None:
+            return bake_together([chain], fragment, self.cache)[0]
+        return kept if may_mask else replace(kept, piece=kept.piece.settled())
 
     def _settle(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
         lot.pieces = [lot.chain.in_recipe(each.piece) for each in baked] or [lot.chain.nothing("")]
@@ -368,7 +352,7 @@ class Bake:
         lot.line.seconds += seconds
         self._count(lot, baked, lot.repeat)
         if lot.repeat > 1 or lot.extra is not None:
-            lot.pieces = [_copy(piece, k) for k in range(lot.repeat) for piece in lot.pieces]
+            lot.pieces = [_copy(piece.settled(), k) for k in range(lot.repeat) for piece in lot.pieces]
             lot.pieces += [_copy(each.piece, lot.repeat) for each in self._extra(lot)]
 
     def _extra(self, lot: Lot) -> list[Baked]:
@@ -426,22 +410,7 @@ class Bake:
 
     def _assembled(self) -> Rows:
         pieces = [piece for lot in self._lots for piece in lot.pieces or ()]
-        table = one_table(pieces)
-        ingredients = [lot.name for lot in self._lots]
-        parts = sorted({piece.name for piece in pieces})
-        place = {name: i for i, name in enumerate(parts)}
-        lengths = [len(piece) for piece in pieces]
-        kinds = np.repeat([ingredients.index(piece.ingredient) for piece in pieces], lengths).astype(np.int64)
-        names = np.repeat([place[piece.name] for piece in pieces], lengths).astype(np.int64)
-        empty = [np.empty(0, np.int64)]
-        rows, subs, steps = (
-            np.concatenate([getattr(piece, key) for piece in pieces] or empty) for key in ("rows", "subs", "steps")
-        )
-        order = self._order(pieces)
-        if order is not None:
-            table = table.combine_chunks().take(pa.array(order))  # from many chunks it costs 150 times as much
-            kinds, names, rows, subs, steps = (each[order] for each in (kinds, names, rows, subs, steps))
-        return Rows(table, kinds, names, rows, subs, steps, ingredients, parts)
+        return Rows.of(pieces, [lot.name for lot in self._lots], self._order(pieces))
 
 
 @dataclass(frozen=True)
@@ -467,34 +436,6 @@ def _grouped(lots: list[Lot]) -> list[Group]:
 
 def _copy(piece: Piece, number: int) -> Piece:
     return replace(piece, subs=part_numbers(piece.subs, "repeat", np.full(len(piece), number)))
-
-
-def one_table(pieces: list[Piece]) -> pa.Table:
-    """The rows of all pieces behind each other; a SchemaError says which ingredient does not fit to the first."""
-    if not pieces:
-        return pa.table({})
-    tables = []
-    first: tuple[str, pa.Schema] | None = None
-    filled = [piece for piece in pieces if len(piece)] or pieces[:1]
-    for piece in filled:
-        table = canonical_table(piece.table)
-        if first is None:
-            first = piece.ingredient, table.schema
-        elif set(table.column_names) != set(first[1].names):
-            where = f", {piece.name}," if piece.name else ""
-            raise SchemaError(
-                f"ingredient {piece.ingredient!r}{where} has columns {table.column_names}, {first[0]!r} has "
-                f"{first[1].names}; select, rename or drop until they are the same"
-            )
-        tables.append(table.select(first[1].names))
-    try:
-        return joined_tables(tables)
-    except TypesDiffer as both:
-        where = f", {filled[both.place].name}" if filled[both.place].name else ""
-        raise SchemaError(
-            f"ingredient {filled[both.place].ingredient!r}{where}, column {both.name!r}: {both.other}, where "
-            f"{filled[0].ingredient!r} has {both.known}; cast one of them"
-        ) from None
 
 
 # What instructions mean -----------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Chain:
         return self._fewer(found) if found is not None and found.threshold >= self.threshold else None
 
     def _fewer(self, found: Baked) -> Baked | None:
-        """A kept result for a lower threshold: the same rows less those that are not chosen any more.
+        """A kept result for a lower threshold: the same rows, of which those that are not chosen any more are masked.
 
         Where steps dropped or added rows, nobody knows any more how many of those would have been chosen, and where a
         step made a column of which the rows that are left do not tell the type, they would have made another: both are
@@ -82,18 +82,19 @@ class Chain:
             return found
         if found.rejects or not is_one_to_one(found.counts):
             return None
-        piece = found.piece.keep(below(self._hashes(found.piece), self.threshold))
-        if self.works and not (len(piece) and self._tells_types(piece.table)):
+        mask = below(self._hashes(found.piece), self.threshold)
+        n_left = int(np.count_nonzero(mask))
+        if self.works and not (n_left and self._tells_types(found.piece.table, mask)):
             return None
-        after = {"in": len(piece), "out": len(piece), "alike": 1}
-        counts = [{**found.counts[0], "out": len(piece)}, *(dict(after) for _ in self.works)]
-        return replace(found, piece=piece, counts=counts, threshold=self.threshold)
+        after = {"in": n_left, "out": n_left, "alike": 1}
+        counts = [{**found.counts[0], "out": n_left}, *(dict(after) for _ in self.works)]
+        return replace(found, piece=replace(found.piece, mask=mask), counts=counts, threshold=self.threshold)
 
-    def _tells_types(self, table: pa.Table) -> bool:
-        """Whether any of its rows would give the columns the types they have."""
+    def _tells_types(self, table: pa.Table, mask: Mask) -> bool:
+        """Whether any of the rows that are meant would give the columns the types they have."""
         source = Schema.of(self.source.schema())
         return all(
-            (field.name in source and source[field.name].type == field.type) or _tells_its_type(table.column(i))
+            (field.name in source and source[field.name].type == field.type) or _tells_its_type(table.column(i), mask)
             for i, field in enumerate(table.schema)
         )
 
@@ -192,10 +193,11 @@ class Chain:
         return list(dict.fromkeys([*names, *self.where.top_columns(self.source.schema())]))
 
 
-def _tells_its_type(column: Any) -> bool:
+def _tells_its_type(column: Any, mask: Mask) -> bool:
     """Whether any row of a column would give it this type: not where all are null, nor in lists, structs and arrays."""
-    is_plain = not (kinds.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType))
-    return is_plain and column.null_count < len(column)
+    if kinds.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
+        return False
+    return column.null_count == 0 or bool((column.is_valid().to_numpy() & mask).any())
 
 
 def filtered(piece: Piece, where: Any, on_error: str, rejects: list[dict[str, Any]]) -> tuple[Mask, int]:

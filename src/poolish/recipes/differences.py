@@ -18,7 +18,7 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish.errors import RecipeError
-from poolish.recipes.baking import Rows
+from poolish.recipes.baked_rows import Rows
 from poolish.recipes.expressions import Expression, as_expression
 from poolish.recipes.identity import Int64
 from poolish.recipes.instructions import AddIngredient, Instruction

@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 
 from poolish.errors import PoolishError
 from poolish.files import read_json, write_json
-from poolish.recipes.baking import Lot, as_filter, one_table, quotas_of, step_of
+from poolish.recipes.baked_rows import one_table
+from poolish.recipes.baking import Lot, as_filter, quotas_of, step_of
 from poolish.recipes.built_in import Dedup, Fitted, Limit, Shuffle
 from poolish.recipes.cache import Cache, key_of
 from poolish.recipes.chain import Chain, Work, filtered, fragments_of, prepared

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from poolish.recipes.baking import Rows
+from poolish.recipes.baked_rows import Rows
 from poolish.recipes.identity import Int64
 from poolish.recipes.nested import RecipeSource, identity_numbers
 from poolish.recipes.sources import Source
@@ -57,7 +57,7 @@ class Lineage:
         self._told = [source.describe() for source in sources]
 
     def __len__(self) -> int:
-        return len(self.rows.rows)
+        return len(self.rows)
 
     def why(self, row: int) -> Why:
         """The ingredient, the file or buffer, the row there, and the steps that were applied."""

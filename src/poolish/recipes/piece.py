@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,25 @@ from poolish.schema.arrow import spelled_out
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Rows of one part of one ingredient.
+class Origin(NamedTuple):
+    """Where rows of one part of one ingredient came from.
 
     ``rows`` are their numbers in the part, ``subs`` tell apart rows that one row became, ``steps`` has a bit for each
     step that was applied.
+    """
+
+    ingredient: str
+    name: str
+    rows: Int64
+    subs: Int64
+    steps: Int64
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one part of one ingredient, with their ``Origin``.
+
+    Rows where ``mask`` is false are not meant: who has no use for a mask takes the piece ``settled``.
     """
 
     ingredient: str
@@ -32,6 +45,7 @@ class Piece:
     rows: Int64
     subs: Int64
     steps: Int64
+    mask: Mask | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,6 +56,11 @@ class Piece:
         nothing = np.zeros(len(rows), np.int64)
         return cls(ingredient, name, table, rows, nothing, nothing)
 
+    @property
+    def origin(self) -> Origin:
+        """Where they came from, without what is in them."""
+        return Origin(self.ingredient, self.name, self.rows, self.subs, self.steps)
+
     def keep(self, mask: Mask) -> Piece:
         """The rows where ``mask`` is true."""
         if mask.all():
@@ -49,6 +68,10 @@ class Piece:
         numbers = np.flatnonzero(mask)  # once for all arrays
         table = self.table.filter(pa.array(mask))
         return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
+
+    def settled(self) -> Piece:
+        """Without the rows that are not meant."""
+        return self if self.mask is None else replace(self, mask=None).keep(self.mask)
 
     def take(self, numbers: Int64) -> Piece:
         """These rows, in this order."""

@@ -7,8 +7,6 @@ import os
 import time
 from typing import Any, Self
 
-import numpy as np
-
 from poolish import seeds
 from poolish.errors import ConfigError, RecipeError
 from poolish.files import checksum_hex
@@ -163,13 +161,13 @@ class DatasetRecipe:
         kept = None if cache is None else Cache(cache)
         bake_ = Bake(self.instructions, self.seed, self.total, self.unit, self.tokens, as_engine(engine))
         bake_.on_error, bake_.budget, bake_.cache, bake_.progress = on_error, _checked_budget(budget), kept, progress
-        bake_.guard = guard
+        bake_.guard, bake_.may_mask = guard, into is None
         rows = bake_.run()
         buffer = DatasetBuffer() if into is None else into
-        if rows.table.num_columns:
+        if into is None:
+            rows = rows.poured(buffer)
+        elif rows.table.num_columns:
             buffer.append(rows.table)
-        counts = np.bincount(rows.ingredients, minlength=len(rows.ingredient_names)).tolist()
-        shares = dict(zip(rows.ingredient_names, counts, strict=True))
         seconds = time.perf_counter() - started
         lots = bake_._lots
         if kept is not None:
@@ -179,10 +177,10 @@ class DatasetRecipe:
             self.name,
             self._known_fingerprint(),
             tuple(bake_.lines),
-            rows.table.num_rows,
+            len(rows),
             len(bake_.rejects),
             seconds,
-            shares,
+            rows.shares(),
             reasons_of(bake_.rejects),
             contents,
             told(self),

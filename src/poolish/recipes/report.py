@@ -19,7 +19,8 @@ import pyarrow as pa
 from poolish import html
 from poolish.guards import ColumnProfile, Profile
 from poolish.guards.bins import Bins
-from poolish.recipes.baking import Line, Rows
+from poolish.recipes.baked_rows import Rows
+from poolish.recipes.baking import Line
 from poolish.recipes.differences import Told
 from poolish.recipes.identity import row_hashes
 

@@ -17,18 +17,20 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 from poolish import seeds
-from poolish.errors import ConfigError
+from poolish.errors import ConfigError, LimitExceeded, SchemaError
 from poolish.rows import arrays, normalizers, retention, show
 from poolish.rows.codec import RowCodec, kept_types
 from poolish.rows.draft import Draft, joined
+from poolish.rows.fit import rows_where
 from poolish.rows.limits import Limits
 from poolish.rows.normalizers import ROWS
 from poolish.rows.reading import ReadsSnapshots
@@ -180,6 +182,37 @@ class DatasetBuffer(ReadsSnapshots):
 
         self.append(batch_from(columns, self.schema, self.limits), retain_prior, retain_prior_by, guard=guard)
 
+    def append_where(
+        self,
+        table: Any,
+        mask: ArrayLike,
+        retain_prior: float = 1.0,
+        retain_prior_by: str = "latest",
+        *,
+        guard: Guard | None = None,
+    ) -> None:
+        """Add the rows of a table for which ``mask`` is true: ``append(table.filter(mask))`` without a copy in between.
+
+        >>> buffer = DatasetBuffer()
+        >>> guesses = pa.table({"label": [3, 1, 2], "confidence": [0.9, 0.4, 0.8]})
+        >>> buffer.append_where(guesses, guesses["confidence"].to_numpy() > 0.5)
+        >>> buffer.to_pydict()["label"]
+        [3, 2]
+        """
+        retention.n_kept(0, retain_prior)
+        retention.named(retention.RETENTION, retain_prior_by, "retain_prior_by")
+        table, chosen = pa.table(table), check_mask(mask)
+        if chosen.shape != (table.num_rows,):
+            raise IndexError(f"a mask has one value per row ({table.num_rows}), got shape {chosen.shape}")
+        if guard is None and self._guard is None:
+            with suppress(SchemaError, LimitExceeded):  # maybe for a row that is not meant
+                draft = Draft(self.schema, self._kind, self.limits, self._may_be_missing).read(table)
+                draft.keep(chosen)
+                with self._lock:
+                    self._commit(draft, retain_prior, retain_prior_by)
+                return
+        self.append(rows_where(table, chosen), retain_prior, retain_prior_by, guard=guard)
+
     def _append_row(self, row: dict[str, Any]) -> None:
         """The short way of one row into a buffer whose schema is settled: checked now, stored with others later.
 
@@ -209,7 +242,7 @@ class DatasetBuffer(ReadsSnapshots):
         chunks = draft.arrays(schema, self.limits)
         rows = self._rows(schema)
         rows.retype(schema)
-        rows.extend(chunks)
+        rows.extend(chunks, draft.chosen)
         self._settle(draft.kind, schema)
 
     def _settle(self, kind: str | None, schema: Schema) -> None:

@@ -17,7 +17,11 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish import kernels
+from poolish.rows.gather import Positions, taker
 from poolish.rows.memory import Bytes, Region
+
+#: Rows that are chosen at a time where they are copied twice: the first copy stays in the processor's cache.
+CHOSEN_ROWS = 2048
 
 
 def column_of(type_: pa.DataType) -> Column:
@@ -53,6 +57,12 @@ class Column:
         self._extend_validity(array)
         self.length += len(array)
 
+    def extend_rows(self, array: pa.Array, positions: Positions) -> None:
+        """Copy the rows of ``array`` at ``positions`` to the end."""
+        take = taker(array)
+        for first in range(0, len(positions), CHOSEN_ROWS):
+            self.extend(take(positions[first : first + CHOSEN_ROWS]))
+
     def expect(self, arrays: Sequence[pa.Array]) -> None:
         """Make room for arrays that ``extend`` will get one after the other; only worth it for flat columns."""
 
@@ -72,14 +82,17 @@ class Column:
     def _extend_validity(self, array: pa.Array) -> None:
         n = len(array)
         if array.null_count == 0:
-            if self._valid is not None:
-                self._valid.fill(n)
+            self._extend_valid(n)
             return
         if self._valid is None:
             valid = Bits()
             valid.fill(self.length)
             self._valid = valid  # only now: a bitmap that could not be filled must not stay behind
         self._valid.extend(_bytes_of(array.buffers()[0]), array.offset, n)
+
+    def _extend_valid(self, n: int) -> None:
+        if self._valid is not None:
+            self._valid.fill(n)
 
     def _extend_values(self, array: pa.Array) -> None:
         raise AssertionError(f"{type(self).__name__} does not say how it extends")
@@ -128,6 +141,17 @@ class Fixed(Column):
         values = _bytes_of(array.buffers()[1])
         start = array.offset * self.width
         self.region.append(values[start : start + len(array) * self.width])
+
+    def extend_rows(self, array: pa.Array, positions: Positions) -> None:
+        if array.null_count:
+            super().extend_rows(array, positions)
+            return
+        n_bytes = len(positions) * self.width
+        values = _bytes_of(array.buffers()[1])[array.offset * self.width :]
+        kernels.gather(values, self.width, positions, self.region.tail(n_bytes))
+        self._extend_valid(len(positions))
+        self.region.used += n_bytes
+        self.length += len(positions)
 
     def expect(self, arrays: Sequence[pa.Array]) -> None:
         self.region.expect(self.width * sum(map(len, arrays)))
@@ -217,6 +241,18 @@ class Blobs(Column):
     def _extend_values(self, array: pa.Array) -> None:
         first, last = self._offsets.extend(_offsets_of(array))
         self._data.append(_bytes_of(array.buffers()[2])[first:last])
+
+    def extend_rows(self, array: pa.Array, positions: Positions) -> None:
+        if array.null_count:
+            super().extend_rows(array, positions)
+            return
+        offsets, begins = _offsets_of(array), np.empty(len(positions) + 1, np.int64)
+        n_bytes = kernels.gather_offsets(offsets, positions, begins)
+        kernels.gather_ranges(_bytes_of(array.buffers()[2]), 1, offsets, positions, self._data.tail(n_bytes))
+        self._offsets.extend(begins)
+        self._extend_valid(len(positions))
+        self._data.used += n_bytes
+        self.length += len(positions)
 
     def expect(self, arrays: Sequence[pa.Array]) -> None:
         offsets = [_offsets_of(array) for array in arrays]

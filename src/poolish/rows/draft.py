@@ -8,6 +8,7 @@ type.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class Draft:
         self._limits = limits
         self._may_be_missing = may_be_missing
         self._chunks: list[list[pa.Array]] = []
+        self._chosen: list[NDArray[np.int64] | None] | None = None
         self._codec = None if schema is None else RowCodec(schema, limits, may_be_missing)
 
     def read(self, samples: Any) -> Draft:
@@ -69,13 +71,16 @@ class Draft:
         return pa.Table.from_arrays(columns, schema=self.schema.to_arrow())
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
-        """Leave only the rows where ``mask`` is true."""
-        first_row, chunks = 0, []
-        for chunk in self._chunks:
-            kept = pa.array(np.flatnonzero(mask[first_row : first_row + len(chunk[0])]))
-            first_row += len(chunk[0])
-            chunks.append([array.take(kept) for array in chunk])
-        self._chunks, self.n_rows = chunks, int(np.count_nonzero(mask))
+        """Leave only the rows where ``mask`` is true; the others are left out when the rows are copied."""
+        ends = np.cumsum([len(chunk[0]) for chunk in self._chunks])
+        parts = np.split(mask, ends[:-1]) if len(ends) else []
+        self._chosen = [None if part.all() else np.flatnonzero(part) for part in parts]
+        self.n_rows = int(np.count_nonzero(mask))
+
+    @property
+    def chosen(self) -> Sequence[NDArray[np.int64] | None] | None:
+        """For each chunk which of its rows are meant, None for all; None where that holds for all chunks."""
+        return self._chosen
 
     def check_kind(self, kind: str | None) -> None:
         """Another thread may have begun the buffer with samples of another kind."""

@@ -309,3 +309,12 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else _nulls(0, column.type)
+
+
+def rows_where(table: pa.Table, mask: NDArray[np.bool_]) -> pa.Table:
+    """The rows of a table for which ``mask`` is true, also of types that Arrow cannot filter."""
+    try:
+        return table.filter(pa.array(mask))
+    except pa.ArrowNotImplementedError:
+        ends = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
+        return pa.concat_tables([table.slice(0, 0), *(table.slice(first, end - first) for first, end in ends)])

@@ -33,8 +33,6 @@ Int64 = NDArray[np.int64]
 #: Fewer dead rows, or dead bytes, than these are not worth moving the others for.
 MIN_DEAD = 1024
 MIN_DEAD_BYTES = 1 << 20
-#: Rows moved at a time: the copy stays in the processor's cache.
-MOVE_ROWS = 2048
 
 
 @dataclass
@@ -66,20 +64,32 @@ class StoredRows:
 
     # -- growing
 
-    def extend(self, chunks: Sequence[Sequence[pa.Array]], *, one_by_one: bool = False) -> None:
+    def extend(
+        self,
+        chunks: Sequence[Sequence[pa.Array]],
+        chosen: Sequence[Int64 | None] | None = None,
+        *,
+        one_by_one: bool = False,
+    ) -> None:
         """Add rows: one generation, or one per row where they were appended one by one.
 
-        If it fails, ``restore`` what was marked before.
+        ``chosen`` are the places of the rows that are meant of each chunk, None for all. If it fails, ``restore`` what
+        was marked before.
         """
-        n = sum(len(arrays[0]) for arrays in chunks)
+        chosen = chosen or [None] * len(chunks)
+        n_all = sum(len(arrays[0]) for arrays in chunks)
+        n = sum(len(arrays[0] if places is None else places) for arrays, places in zip(chunks, chosen, strict=True))
         if n == 0:
             return
         new_ids = np.arange(self.next_id, self.next_id + n)
         for column, arrays in zip(self.columns, zip(*chunks, strict=True), strict=True):
-            if len(arrays) > 1:
+            if len(arrays) > 1 and n > 0.9 * n_all:
                 column.expect(arrays)
-            for array in arrays:
-                column.extend(array)
+            for array, positions in zip(arrays, chosen, strict=True):
+                if positions is None:
+                    column.extend(array)
+                else:
+                    column.extend_rows(array, positions)
         self.ids.extend_numbers(new_ids)
         self.generations.extend_numbers(new_ids if one_by_one else new_ids[:1])
         if self.live is not None:
@@ -265,10 +275,7 @@ class StoredRows:
         if self.n_dead == 0:
             new.extend(old.view(self.start, self.end))
             return
-        take = taker(old.view(0, self.end))
-        places = self._all_places()
-        for first in range(0, len(places), MOVE_ROWS):
-            new.extend(take(places[first : first + MOVE_ROWS]))
+        new.extend_rows(old.view(0, self.end), self._all_places())
 
     def _living_generations(self) -> pa.Array:
         starts = self.generations.view(0, self.generations.length)
