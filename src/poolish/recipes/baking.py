@@ -28,6 +28,7 @@ from poolish.recipes.chain import Chain, Work, bake_together, fragments_of, prep
 from poolish.recipes.choosing import look
 from poolish.recipes.engine import Engine, taken
 from poolish.recipes.expressions import Expression, as_expression
+from poolish.recipes.file_sources import FileSource
 from poolish.recipes.identity import Int64, part_numbers, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
 from poolish.recipes.nested import RecipeSource
@@ -98,7 +99,7 @@ class Bake:
     _shuffled: tuple[int, Shuffle, str] | None = None
     _n_seen: int = 0
     _given_names: list[str] = field(default_factory=list)
-    _looked_at: dict[Any, Sequence[Fragment]] = field(default_factory=dict)
+    _looked_at: dict[Any, tuple[FileSource, Sequence[Fragment]]] = field(default_factory=dict)
 
     def run(self) -> Rows:
         """Everything, in the order of the instructions."""
@@ -149,12 +150,13 @@ class Bake:
 
     def _fragments_of(self, source: Source, what: str) -> Sequence[Fragment]:
         """The fragments of a source; files that several ingredients are made of are looked at once."""
-        paths = getattr(source, "paths", None)
-        if paths is None:
+        if not isinstance(source, FileSource):
             return fragments_of(source, what)
-        if paths not in self._looked_at:
-            self._looked_at[paths] = fragments_of(source, what)
-        return self._looked_at[paths]
+        if source.paths not in self._looked_at:
+            self._looked_at[source.paths] = source, fragments_of(source, what)
+        first, fragments = self._looked_at[source.paths]
+        source.look_like(first)
+        return fragments
 
     def _bake_inside(self, source: RecipeSource, ingredient: str) -> None:
         """Another recipe is baked first, by the same rules; what it rejects is rejected here."""

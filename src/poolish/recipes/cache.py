@@ -61,12 +61,19 @@ class Cache:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
-        for folder in self.path.iterdir():
-            if folder.is_dir():
-                sweep(folder)  # what a killed bake left half-written
+        self._opened: set[str] = set()
 
-    def _place(self, key: str) -> Path:
-        return self.path / key[:2] / f"{key}.piece"
+    def folder(self, name: str) -> str:
+        """A folder to write into, without what a killed bake left there half-written."""
+        place = os.path.join(self.path, name)
+        if name not in self._opened:
+            os.makedirs(place, exist_ok=True)
+            sweep(place)
+            self._opened.add(name)
+        return place
+
+    def _place(self, key: str) -> str:
+        return f"{self.path}/{key[:2]}/{key}.piece"  # a Path takes longer to make than the file to open
 
     def get(self, key: str) -> Baked | None:
         """What was kept under a key; a damaged entry is no entry, and is removed."""
@@ -77,12 +84,12 @@ class Cache:
             return None
         except Exception:  # whatever damage leads to: it is baked again
             with contextlib.suppress(OSError):
-                place.unlink(missing_ok=True)
+                os.unlink(place)
             return None
 
     def has(self, key: str) -> bool:
         """Whether there is something under a key, damaged or not."""
-        return self._place(key).exists()
+        return os.path.exists(self._place(key))
 
     def look(self, key: str) -> tuple[int, bool] | None:
         """Up to which hash a kept result holds, and whether for a lower one too (no row was dropped or added), or None.
@@ -91,7 +98,7 @@ class Cache:
         """
         place = self._place(key)
         try:
-            with place.open("rb") as file:
+            with open(place, "rb") as file:
                 told = _told(file.readline(_MAX_LINE), place)
             return int(told["threshold"]), not told["n_rejects"] and is_one_to_one(told["counts"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -99,9 +106,8 @@ class Cache:
 
     def put(self, key: str, baked: Baked) -> None:
         """Keep it: whole or not at all."""
-        place = self._place(key)
-        place.parent.mkdir(exist_ok=True)
-        with publish(place, durable=False) as file:
+        self.folder(key[:2])
+        with publish(self._place(key), durable=False) as file:
             for part in _encode(baked):
                 file.write(part)
 
@@ -145,20 +151,20 @@ def _padded(line: bytes) -> bytes:
     return line + b" " * (63 - len(line) % 64) + b"\n"
 
 
-def _told(line: bytes, place: Path) -> Any:
+def _told(line: bytes, place: str) -> Any:
     """What the first line says, if that is what was written."""
     if not line.endswith(b"\n") or checksum_hex(line[_DIGITS:]).encode() != line[:_DIGITS]:
         raise CorruptDataError(f"{place}: damaged")
     return json.loads(line[_DIGITS:])  # ours: parse_json, which looks for traps first, takes as long as all the rest
 
 
-def _mapped(place: Path) -> pa.Buffer:
+def _mapped(place: str) -> pa.Buffer:
     """A file as it lies in memory; Arrow's own way of mapping takes 40 us longer."""
-    with place.open("rb") as file:
+    with open(place, "rb") as file:
         return pa.py_buffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
 
 
-def _decode(data: pa.Buffer, place: Path) -> Baked:
+def _decode(data: pa.Buffer, place: str) -> Baked:
     view = memoryview(data)
     end = bytes(view[:_USUAL_LINE]).find(b"\n") + 1 or bytes(view[:_MAX_LINE]).find(b"\n") + 1
     told = _told(bytes(view[:end]), place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,13 @@ class Chain:
         chosen = None
         if self.chosen is not None:
             chosen = self.chosen[fragment.name, fragment.number].tobytes().hex()
-        parts = [self.ingredient, fragment.name, fragment.number, fragment.fingerprint, str(self.where), self.seed]
-        return key_of(*parts, chosen, [work.fingerprint for work in self.works], self.on_error)
+        return key_of(self._fingerprint, fragment.name, fragment.number, fragment.fingerprint, chosen)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        """What decides the result of every fragment."""
+        works = [work.fingerprint for work in self.works]
+        return key_of(self.ingredient, str(self.where), self.seed, works, self.on_error)
 
     def is_kept(self, fragment: Fragment, cache: Cache) -> bool:
         """Whether the cache says that it holds them; it may turn out to be damaged."""
@@ -157,8 +163,8 @@ class Chain:
 
     def candidates_key(self, fragment: Fragment, column: str | None, tokens: str | None) -> str:
         """The name under which they are kept."""
-        about = [self.ingredient, fragment.name, fragment.number, fragment.fingerprint, str(self.where), column, tokens]
-        return key_of("candidates", *about)
+        about = [fragment.name, fragment.number, fragment.fingerprint, column, tokens]
+        return key_of("candidates", self.ingredient, str(self.where), *about)
 
     def _candidates(self, fragment: Fragment, column: str | None, tokens: str | None) -> Piece:
         needed = {"value": column, "tokens": tokens}

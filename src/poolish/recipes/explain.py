@@ -484,16 +484,18 @@ def _together(parts: Sequence[Estimate | None]) -> Estimate | None:
 # Why something is not cached ----------------------------------------------------------------------------------------
 
 
+_INDEX = "index"
+
+
 def remember(cache: Cache, recipe: str, lots: Sequence[Lot]) -> None:
     """Write down what was baked, so that ``explain`` can tell what changed since: one small file for each recipe."""
     told = {lot.name: _index_of(lot.chain, lot.fragments) for lot in lots}
-    place = _index_place(cache, recipe)
-    place.parent.mkdir(exist_ok=True)
-    write_json(place, told, durable=False)
+    cache.folder(_INDEX)
+    write_json(_index_place(cache, recipe), told, durable=False)
 
 
 def _index_place(cache: Cache, recipe: str) -> Path:
-    return cache.path / "index" / f"{key_of('recipe', recipe)}.json"
+    return cache.path / _INDEX / f"{key_of('recipe', recipe)}.json"
 
 
 def _read_index(cache: Cache | None, recipe: str) -> dict[str, Any]:

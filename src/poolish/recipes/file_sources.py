@@ -55,6 +55,10 @@ class FileSource:
         self._found: list[tuple[str, str]] | None = None
         self._schema: pa.Schema | None = None
 
+    def look_like(self, other: FileSource) -> None:
+        """Take over what another source of the same paths has found there."""
+        self._found, self._schema = other._found, other._schema
+
     def describe(self) -> str:
         """How many files there are."""
         n_files = len(self._files())
