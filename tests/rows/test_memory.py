@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poolish import DatasetBuffer
 from poolish.rows import memory
 from poolish.rows.memory import RESERVE_FROM, Region
 
@@ -294,3 +296,93 @@ def test_where_addresses_are_limited_each_column_takes_a_part():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert done.stdout.strip() == "1000000", done.stderr[-2000:]
+
+
+# What is kept for the next region -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_spares():
+    """None before, and none of this test's afterwards."""
+    memory.give_back()
+    yield
+    memory.give_back()
+
+
+def filled_region(n: int, first: int = 0) -> Region:
+    region = Region()
+    region.append(some_bytes(n, first))
+    return region
+
+
+@pytest.mark.usefixtures("no_spares")
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_memory_is_used_again_once_nobody_looks(holder):
+    """The next region of that size begins there; as long as anybody looks, through whatever, it does not."""
+    region = filled_region(3 * MB)
+    place, held = address(region.export()), HOLDERS[holder](region.export())
+    before = bytes(memoryview(region.export())[:10])
+
+    del region
+    other = filled_region(3 * MB, 7)
+    assert address(other.export()) != place
+
+    del held, other
+    again = [filled_region(3 * MB, 5) for _ in range(2)]
+    assert place in [address(each.export()) for each in again]
+    assert all((each.export() == some_bytes(3 * MB, 5)).all() for each in again)
+    assert before == bytes(some_bytes(10))
+
+
+@pytest.mark.usefixtures("no_spares")
+@pytest.mark.parametrize(("n", "is_used"), [(MB, False), (3 * MB, True), (20 * MB, True)])
+def test_a_region_does_not_sit_on_more_than_it_needs(n, is_used):
+    """Of what is kept at most twice as much is taken as will be written; larger ones begin with it and go on."""
+    region = filled_region(5 * MB)
+    place = address(region.export())
+    del region
+
+    assert (address(filled_region(n).export()) == place) == is_used
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_no_more_is_kept_than_a_part_of_the_machine(monkeypatch):
+    """The newest stay; what is larger than all of it together is not kept at all."""
+    monkeypatch.setattr(memory, "_spares", memory._Spares(8 * MB))
+    regions = [filled_region(3 * MB) for _ in range(3)]
+    newest = {address(region.export()) for region in regions[1:]}
+    regions.clear()
+
+    taken = [memory._spares.take(3 * MB, 3 * MB) for _ in range(3)]
+    assert taken.pop() is None
+    assert {address(pages.memory) for pages in taken} == newest
+
+    filled_region(3 * MB), filled_region(9 * MB)
+    assert memory.give_back() is False
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_threads_never_get_the_same_memory():
+    """Each writes its own number all over, looks again, and lets go."""
+
+    def work(number: int) -> bool:
+        sizes = [3 * MB, 4 * MB, 5 * MB]
+        for i in range(60):
+            region = Region()
+            region.append(np.full(sizes[(number + i) % 3], number, np.uint8))
+            if not (region.export() == number).all():
+                return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(work, range(1, 7)))
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_rows_that_move_leave_nothing_behind():
+    """What they lay in goes back to the system: a buffer that evicts is not to hold twice what it needs."""
+    buffer = DatasetBuffer(max_size=300_000)
+    for first in range(0, 900_000, 300_000):
+        buffer.append_columns({"x": np.arange(first, first + 300_000)})
+
+    assert memory.give_back() is False

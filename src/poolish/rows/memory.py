@@ -9,6 +9,10 @@ region needs hardly more memory than its payload, and views handed out earlier s
 Pages of 2 MiB are used wherever four fifths of one are going to be filled: a page fault takes 3 us here, so
 8 MiB in pages of 4 KiB take 6 ms, and 0.5 ms in large ones.
 
+What large appends have written last, up to a 64th of the machine's memory, is kept when nobody looks at it any more,
+and the next region of its size begins there: a virtual machine that has to ask its host for memory takes up to 2 ms a
+MiB, ten times as long as everything else about an append.
+
 Bytes below the used length are only rewritten (``DatasetBuffer.update``) while no view of the region is alive;
 ``export`` hands out views through one token array, and the token's weak reference tells whether any is left.
 """
@@ -20,7 +24,7 @@ import os
 import resource
 import weakref
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +78,7 @@ class Region:
         self.reserve(self.used + n_bytes)
         if self._pages is not None and n_bytes >= _LEAST_FILLED:
             self._pages.fill(self.used, self.used + n_bytes)
+            _spares.expect(self._pages, self.used + n_bytes)
 
     def reserve(self, n_bytes: int) -> None:
         """Make room for ``n_bytes`` in all; MemoryError leaves the region as it was."""
@@ -109,10 +114,12 @@ def _allocate(n_bytes: int) -> tuple[Bytes, _Pages | None]:
     n_reserved = _reservation(n_bytes)
     while True:
         try:
-            pages = _map(n_reserved)
+            pages = _spares.take(n_bytes, n_reserved) or _map(n_reserved)
             pages.fill(0, n_bytes)  # before anything is written: it is too late for a page then
             return pages.memory, pages
         except (OSError, ValueError, OverflowError):
+            if give_back():
+                continue
             # Strict overcommit or a limit on address space: take less, down to what is needed now.
             if n_reserved <= n_bytes + n_bytes // 4:
                 raise MemoryError(
@@ -128,6 +135,13 @@ class _Pages(NamedTuple):
     reserved: mmap.mmap
     n_skipped: int
 
+    @classmethod
+    def of(cls, reserved: mmap.mmap, n_bytes: int) -> _Pages:
+        """So many of the reserved bytes."""
+        whole = np.frombuffer(reserved, np.uint8)
+        n_skipped = -whole.ctypes.data % _HUGE
+        return cls(whole[n_skipped : n_skipped + n_bytes], reserved, n_skipped)
+
     def fill(self, start: int, end: int) -> None:
         """Use large pages where the bytes from ``start`` to ``end``, which are written next, will fill them."""
         first = -(-start // _HUGE) * _HUGE
@@ -139,19 +153,79 @@ class _Pages(NamedTuple):
 
 def _map(n_bytes: int) -> _Pages:
     reserved = mmap.mmap(-1, n_bytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-    whole = np.frombuffer(reserved, np.uint8)
-    n_skipped = -whole.ctypes.data % _HUGE
-    pages = _Pages(whole[n_skipped : n_skipped + n_bytes], reserved, n_skipped)
+    pages = _Pages.of(reserved, n_bytes)
     if n_bytes > HUGE_PAGES_FROM:
         pages.fill(HUGE_PAGES_FROM, n_bytes)  # there the last page, part empty, adds at most a quarter to the column
     return pages
+
+
+class _Spares:
+    """The reservations that were written last, until they are so large together: those in use, and those to be had.
+
+    Nothing happens when a region goes (a finalizer would swallow a Ctrl-C): whether anybody still looks at a
+    reservation is asked when the next one is needed. There is no lock either, which a forked child might find taken.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: dict[int, _Spare] = {}
+
+    def expect(self, pages: _Pages, n_written: int) -> None:
+        """A reservation is being written up to here."""
+        self._known.pop(id(pages.reserved), None)
+        self._known[id(pages.reserved)] = _Spare(weakref.ref(pages.memory.base), pages.reserved, n_written)
+        known = list(self._known.values())
+        n_bytes = sum(each.n_written for each in known)
+        for oldest in known:
+            if n_bytes <= self._most:
+                break
+            self._known.pop(id(oldest.reserved), None)
+            n_bytes -= oldest.n_written
+
+    def take(self, n_bytes: int, n_reserved: int) -> _Pages | None:
+        """One that nobody looks at any more, and of which not more than twice what is needed now was written."""
+        fitting = [each for each in list(self._known.values()) if each.fits(n_bytes, n_reserved)]
+        best = max(fitting, key=lambda each: (min(each.n_written, n_bytes), -each.n_written), default=None)
+        if best is None:
+            return None
+        found = self._known.pop(id(best.reserved), None)
+        if found is not best:  # another thread took it, and may have written to it by now
+            if found is not None:
+                self._known[id(best.reserved)] = found
+            return None
+        return _Pages.of(best.reserved, n_reserved)
+
+    def clear(self) -> bool:
+        """Keep none of them; whether there were any."""
+        known, self._known = self._known, {}
+        return bool(known)
+
+
+class _Spare(NamedTuple):
+    """A reservation; who looks at it holds ``whole``."""
+
+    whole: weakref.ref[Any]
+    reserved: mmap.mmap
+    n_written: int
+
+    def fits(self, n_bytes: int, n_reserved: int) -> bool:
+        is_large_enough = len(self.reserved) >= n_reserved + _HUGE
+        return is_large_enough and self.n_written <= 2 * n_bytes and self.whole() is None
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+_spares = _Spares(_physical_memory() // 64)
+
+
+def give_back() -> bool:
+    """Let the system have what is kept for later; whether anything was."""
+    return _spares.clear()
 
 
 def _reservation(n_bytes: int) -> int:
     """How much is reserved for a region: as much as there is, and a part of that where addresses are limited."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return max(n_bytes, _physical_memory()) if limit == resource.RLIM_INFINITY else max(2 * n_bytes, limit // 64)
-
-
-def _physical_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

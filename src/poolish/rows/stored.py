@@ -24,6 +24,7 @@ from poolish.rows.columns import Column, Fixed, column_of
 from poolish.rows.fit import fit, one_chunk
 from poolish.rows.gather import taker
 from poolish.rows.live import Lease, LiveSet
+from poolish.rows.memory import give_back
 from poolish.rows.retention import RowNumbers
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import Schema
@@ -270,6 +271,7 @@ class StoredRows:
         moved.generations.extend(self._living_generations())
         moved.end = len(self)
         self.__dict__.update(moved.__dict__)
+        give_back()  # what the rows have left would be kept beside what they take now
 
     def _copy_living(self, old: Column, new: Column) -> None:
         if self.n_dead == 0:
