@@ -22,6 +22,7 @@ from poolish.errors import LimitExceeded, PoolishError, RecipeError
 from poolish.guards import Suite
 from poolish.recipes import files, steps, stratified, top
 from poolish.recipes.built_in import BUILT_IN
+from poolish.recipes.file_words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS
 from poolish.recipes.json_schema import json_schema
 from tests.effort import times
 
@@ -570,8 +571,8 @@ def test_no_document_raises_anything_else(told: Any):
 
 
 @given(
-    entry=st.dictionaries(st.sampled_from([*files.INGREDIENT_KEYS, *files.STEP_KEYS, "columns", "n", "mark"]), plain)
-    | st.fixed_dictionaries({"step": names, "use": st.sampled_from([*files.OPTIONS, "cut"]), "columns": plain})
+    entry=st.dictionaries(st.sampled_from([*INGREDIENT_KEYS, *STEP_KEYS, "columns", "n", "mark"]), plain)
+    | st.fixed_dictionaries({"step": names, "use": st.sampled_from([*OPTIONS, "cut"]), "columns": plain})
 )
 def test_no_instruction_raises_anything_else(entry: Any):
     """The same, for what looks more like a recipe; and what is accepted can be told again."""
@@ -588,7 +589,7 @@ def test_no_instruction_raises_anything_else(entry: Any):
 
 def test_every_built_in_step_has_its_options_told():
     """A new step is put into the table, else no file could use it."""
-    assert set(files.OPTIONS) == {*BUILT_IN, "validate"}
+    assert set(OPTIONS) == {*BUILT_IN, "validate"}
 
 
 def fits(value: Any, schema: Any, root: Any) -> bool:
@@ -654,8 +655,8 @@ def test_editors_accept_every_recipe(recipe: DatasetRecipe):
 
 
 @given(
-    entry=st.dictionaries(st.sampled_from([*files.INGREDIENT_KEYS, *files.STEP_KEYS, "columns", "n"]), plain)
-    | st.fixed_dictionaries({"step": names, "use": st.sampled_from([*files.OPTIONS, "cut"]), "columns": plain})
+    entry=st.dictionaries(st.sampled_from([*INGREDIENT_KEYS, *STEP_KEYS, "columns", "n"]), plain)
+    | st.fixed_dictionaries({"step": names, "use": st.sampled_from([*OPTIONS, "cut"]), "columns": plain})
 )
 def test_what_editors_refuse_is_refused(entry: Any):
     """No document that can be read is marked as wrong."""

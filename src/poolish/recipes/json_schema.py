@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolish.recipes.files import INGREDIENT_KEYS, OPTIONS, STEP_KEYS, TOP_KEYS, VERSION, Option
+from poolish.recipes.file_words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS, TOP_KEYS, VERSION, Option
 from poolish.recipes.instructions import ON_SHORT
 from poolish.recipes.recipe import UNITS
 
@@ -25,7 +25,7 @@ _EXPRESSION: Schema = {**_TEXT, "examples": ["lang == 'en' and quality > 0.7"]}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _NUMBER: Schema = {"type": "number"}
 
-#: What ``files.KINDS`` checks, as schemas.
+#: What ``file_values.KINDS`` checks, as schemas.
 _KINDS: dict[str, Schema] = {
     "text": {"type": "string"},
     "texts": {"type": "object", "additionalProperties": {"type": "string"}},

@@ -1,0 +1,76 @@
+"""The text of a recipe file: YAML, TOML or JSON, to plain values and back; nothing in it is executed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from poolish.errors import ConfigError, LimitExceeded, RecipeError
+from poolish.files import parse_json
+
+ENDINGS = (".yaml", ".yml", ".toml", ".json")
+
+
+def to_text(told: dict[str, Any], ending: str) -> str:
+    """Plain values as YAML, TOML or JSON, by the ending of a file's name."""
+    from poolish.files.yaml_toml import dump_toml, dump_yaml
+
+    if ending == ".json":
+        try:
+            return json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        except ValueError:
+            raise RecipeError("JSON has no NaN and no infinity; keep this recipe as YAML or TOML") from None
+    if ending == ".toml":
+        if any(each is None for each in _leaves(told)):
+            raise RecipeError("TOML has no null, and an option of a step is one; keep this recipe as YAML or JSON")
+        return dump_toml(told)
+    return dump_yaml(told)
+
+
+def _leaves(told: Any) -> Iterable[Any]:
+    inner = told.values() if isinstance(told, Mapping) else told if isinstance(told, list) else None
+    if inner is None:
+        yield told
+        return
+    for each in inner:
+        yield from _leaves(each)
+
+
+def parse(text: str, ending: str, source: str = "recipe") -> Any:
+    """The values in a text; nothing in it is executed."""
+    from poolish.files.yaml_toml import check_size, parse_toml, parse_yaml
+
+    check_size(len(text), source, "recipe")
+    if ending == ".json":
+        try:
+            return parse_json(text, source)
+        except LimitExceeded:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise RecipeError(f"{source}: not valid JSON ({error}); correct it there") from None
+    try:
+        return (parse_toml if ending == ".toml" else parse_yaml)(text, source, what="recipe")
+    except ConfigError as error:
+        raise RecipeError(str(error)) from None
+
+
+def read(path: str | os.PathLike[str]) -> Any:
+    """The values in a file of bounded size."""
+    from poolish.files.yaml_toml import read_text
+
+    ending = ending_of(path)
+    try:
+        text = read_text(path, what="recipe")
+    except ConfigError as error:
+        raise RecipeError(str(error)) from None
+    return parse(text, ending, os.fspath(path))
+
+
+def ending_of(path: str | os.PathLike[str]) -> str:
+    """How the name of a recipe file ends."""
+    ending = os.path.splitext(os.fspath(path))[1].lower()
+    if ending not in ENDINGS:
+        raise RecipeError(f"{os.fspath(path)}: a recipe is kept in a file that ends in {', '.join(ENDINGS)}")
+    return ending
