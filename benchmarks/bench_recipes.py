@@ -55,9 +55,10 @@ def bake() -> None:
     }
     compare(name, "rows/s", warm_rate(ours), fast, rounds=5)
     others = {
-        "datasets, Arrow batches": peers.hf_datasets,
-        "datasets, Arrow batches, parquet converted before": peers.hf_datasets_converted,
-        "datasets, batches of lists, parquet converted before": peers.hf_datasets_lists,
+        "datasets, as its guide writes it": peers.hf_datasets,
+        "datasets, as its guide writes it, parquet converted before": peers.hf_datasets_converted,
+        "datasets, Arrow batches": peers.hf_datasets_arrow,
+        "datasets, Arrow batches, parquet converted before": peers.hf_datasets_arrow_converted,
     }
     slow: dict[str, Measure | Missing] = {each: needs("datasets", rate(make, folder)) for each, make in others.items()}
     compare(name, "rows/s", warm_rate(ours), slow, rounds=3)

@@ -185,19 +185,33 @@ def arrow_mapped(table: Any) -> Any:
 
 
 def hf_datasets(folder: Path, datasets: Any) -> Callable[[], None]:
-    """Filter and map over Arrow batches, its fastest way; parquet is converted to its own files each time."""
+    """Filter and map over batches of Python lists, as its guide writes it; parquet becomes its own files each time."""
+    return _hf_from_parquet(_hf_lists, folder, datasets)
 
-    def bake() -> None:
-        with tempfile.TemporaryDirectory() as cache:
-            _hf_arrow(_hf_rows(folder, datasets, cache), datasets)
 
-    return bake
+def hf_datasets_arrow(folder: Path, datasets: Any) -> Callable[[], None]:
+    """The same over Arrow batches, its fastest way."""
+    return _hf_from_parquet(_hf_arrow, folder, datasets)
 
 
 def hf_datasets_converted(folder: Path, datasets: Any) -> Callable[[], None]:
-    """The same without the conversion, which was done before."""
+    """As its guide writes it, without the conversion, which was done before."""
+    rows = _hf_rows(folder, datasets)
+    return lambda: _hf_lists(rows, datasets)
+
+
+def hf_datasets_arrow_converted(folder: Path, datasets: Any) -> Callable[[], None]:
+    """Its fastest way, without the conversion."""
     rows = _hf_rows(folder, datasets)
     return lambda: _hf_arrow(rows, datasets)
+
+
+def _hf_from_parquet(bake: Callable[[Any, Any], None], folder: Path, datasets: Any) -> Callable[[], None]:
+    def bake_all() -> None:
+        with tempfile.TemporaryDirectory() as cache:
+            bake(_hf_rows(folder, datasets, cache), datasets)
+
+    return bake_all
 
 
 def _hf_arrow(dataset: Any, datasets: Any) -> None:
@@ -208,15 +222,10 @@ def _hf_arrow(dataset: Any, datasets: Any) -> None:
         answers: list[bool] = found.to_pylist()
         return answers
 
-    web = rows.filter(partial(kept, "web", 0.5), batched=True, load_from_cache_file=False)
-    books = rows.filter(partial(kept, "books", 0.2), batched=True, load_from_cache_file=False)
-    _hf_finish(web, books, arrow_mapped, datasets)
+    _hf_bake(rows, kept, arrow_mapped, datasets)
 
 
-def hf_datasets_lists(folder: Path, datasets: Any) -> Callable[[], None]:
-    """The same as its guide writes it, in batches of Python lists; the conversion was done before."""
-    rows = _hf_rows(folder, datasets)
-
+def _hf_lists(rows: Any, datasets: Any) -> None:
     def kept(name: str, border: float, batch: Any) -> list[bool]:
         pairs = zip(batch["source"], batch["score"], strict=True)
         return [source == name and score > border for source, score in pairs]
@@ -226,12 +235,7 @@ def hf_datasets_lists(folder: Path, datasets: Any) -> Callable[[], None]:
         scores = [score * 2 - 1 for score in batch["score"]]
         return {"text": [text.lower() for text in texts], "length": [len(text) for text in texts], "score": scores}
 
-    def bake() -> None:
-        web = rows.filter(partial(kept, "web", 0.5), batched=True, load_from_cache_file=False)
-        books = rows.filter(partial(kept, "books", 0.2), batched=True, load_from_cache_file=False)
-        _hf_finish(web, books, mapped, datasets)
-
-    return bake
+    _hf_bake(rows, kept, mapped, datasets)
 
 
 def _hf_rows(folder: Path, datasets: Any, cache: str | None = None) -> Any:
@@ -240,7 +244,9 @@ def _hf_rows(folder: Path, datasets: Any, cache: str | None = None) -> Any:
     return datasets.Dataset.from_parquet(files, cache_dir=cache or str(folder / "hf"))
 
 
-def _hf_finish(web: Any, books: Any, mapped: Callable[[Any], Any], datasets: Any) -> None:
+def _hf_bake(rows: Any, kept: Callable[..., list[bool]], mapped: Callable[[Any], Any], datasets: Any) -> None:
+    web = rows.filter(partial(kept, "web", 0.5), batched=True, load_from_cache_file=False)
+    books = rows.filter(partial(kept, "books", 0.2), batched=True, load_from_cache_file=False)
     web = web.shuffle(seed=7).select(range(round(len(web) * FRACTION)))
     books = books.shuffle(seed=7).select(range(N_BOOKS))
     both = datasets.concatenate_datasets([web, books])
