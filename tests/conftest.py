@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -51,6 +52,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if any(item.get_closest_marker(name) and not on for name, on in left_out.items())]
     items[:] = [item for item in items if item not in others]
     config.hook.pytest_deselected(items=others)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Modules and tests are no garbage: a collection that looks at them all takes 0.3 s, and copies them in a fork."""
+    gc.collect()
+    gc.freeze()
 
 
 def room_of(path: Path) -> str:

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from poolish import DatasetBuffer, DatasetRecipe, StreamStore, col, register_step
 from poolish.errors import RecipeError
 from poolish.guards.suite import Suite
+from poolish.recipes.cache import Cache
 from poolish.recipes.chain import Chain
 from tests.canary import Canary
 from tests.effort import times
@@ -629,6 +630,105 @@ def test_fewer_rows_of_what_was_kept_are_what_a_bake_from_nothing_gives(function
 
         assert content(warm) == content(cold)
         assert counts(warm) == counts(cold)
+
+
+def swapped(row):
+    return {"y": row["y"], "x": row["x"]}
+
+
+def swapped_later(row):
+    return {"x": row["x"], "y": row["y"]} if row["x"] < 1 else {"y": row["y"], "x": row["x"]}
+
+
+def set_once(row):
+    return {"x": row["x"], "y": 5 if row["x"] == 1 else None}
+
+
+#: A recipe of which first all is baked and then ``take``; what it is made of may be nothing but nulls in some files.
+FEWER = {
+    "no columns": lambda web, take: web(take).prepare_step("s", "drop", columns=["x", "y"]),
+    "an order of columns": lambda web, take: web(take).prepare_step("s", swapped, where="x > 2"),
+    "another order in the first row": lambda web, take: web(take).prepare_step("s", swapped_later),
+    "a type that one row tells": lambda web, take: web(take).prepare_step("s", set_once),
+}
+
+
+@pytest.mark.parametrize("take", [0.0, 0.1, 0.3, 0.6])
+@pytest.mark.parametrize("name", FEWER)
+def test_fewer_rows_are_those_of_a_bake_from_nothing(name, take, tmp_path):
+    """Whatever the rows that are not chosen any more have decided: columns, their order, their types."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "1.jsonl").write_text('{"x": 0, "y": 0}\n')
+    (folder / "2.jsonl").write_text("".join(f'{{"x": {i}, "y": null}}\n' for i in range(20)))
+
+    def recipe(fraction):
+        return FEWER[name](lambda take: DatasetRecipe("r", seed=3).add_ingredient("a", folder, take=take), fraction)
+
+    recipe(1.0).bake(cache=tmp_path / "cache")
+    again, fresh = recipe(take).bake(cache=tmp_path / "cache"), recipe(take).bake()
+
+    assert content(again) == content(fresh)
+    assert again.table.schema == fresh.table.schema
+    assert again.report.shares == fresh.report.shares
+
+
+def test_a_kept_fragment_of_which_no_row_is_left_says_nothing(tmp_path):
+    """Its columns are not those of the other ingredient, which matters only where there are rows."""
+    shelf(tmp_path / "data", 1, 9)
+    other = pa.table({"n": [1, 2]})
+    first = DatasetRecipe("r").add_ingredient("a", tmp_path / "data", take=1.0)
+    first.bake(cache=tmp_path / "cache")
+    recipe = DatasetRecipe("r").add_ingredient("a", tmp_path / "data", take=0.0).add_ingredient("b", other)
+
+    assert content(recipe.bake(cache=tmp_path / "cache")) == content(recipe.bake())
+
+
+def test_columns_of_nothing_do_not_depend_on_who_was_read_with_it(tmp_path):
+    """Two ingredients of one file, one of which needs a column only."""
+    write(tmp_path / "a.parquet", numbers(9))
+
+    def bake(is_alone):
+        recipe = DatasetRecipe("r").add_ingredient("a", tmp_path / "a.parquet", where="x > 100")
+        recipe.prepare_step("s", "select", columns=["x"])
+        if not is_alone:
+            recipe.add_ingredient("b", tmp_path / "a.parquet", where="x > 200")
+        return recipe.bake(cache=tmp_path / "cache").table.schema
+
+    assert bake(False) == bake(True) == bake(False)
+    assert bake(True).names == ["x"]
+
+
+def test_many_kept_fragments_hold_no_files_open(tmp_path):
+    """Nor does a result that is made of them."""
+    folder = shelf(tmp_path / "data", 40, 3)
+    recipe = DatasetRecipe("r").add_ingredient("a", folder).prepare_step("m", "map", columns={"b": "x + 1"})
+    recipe.bake(cache=tmp_path / "cache")
+    before = len(os.listdir("/proc/self/fd"))
+
+    result = recipe.bake(cache=tmp_path / "cache")
+
+    assert cached(result) == (40, 40)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert result.lineage.why(5).row == 2
+
+
+def test_an_entry_that_cannot_be_opened_now_is_not_removed(tmp_path, monkeypatch):
+    """Too many open files are no damage."""
+    folder = shelf(tmp_path / "data", 4, 3)
+    recipe = DatasetRecipe("r").add_ingredient("a", folder)
+    recipe.bake(cache=tmp_path / "cache")
+    entries = sorted((tmp_path / "cache").rglob("*.piece"))
+
+    def busy(place):
+        raise OSError(24, "Too many open files", place)
+
+    cache = Cache(tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        patch.setattr("poolish.recipes.cache._mapped", busy)
+        assert [cache.get(entry.stem) for entry in entries] == [None] * len(entries)
+
+    assert sorted((tmp_path / "cache").rglob("*.piece")) == entries
 
 
 def test_a_choice_looks_only_at_what_is_new(tmp_path, monkeypatch):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from poolish import DatasetRecipe, col
+from poolish import DatasetBuffer, DatasetRecipe, col
 from poolish.errors import UnknownColumn
 
 
@@ -51,3 +52,41 @@ def test_a_column_that_a_step_does_not_find_is_told_with_those_there_are(tmp_pat
 
     with pytest.raises(UnknownColumn, match=r"there are \['lang', 'text'\]"):
         recipe.prepare_step("s", "select", columns=["texts"]).bake()
+
+
+def test_slices_of_lists_of_one_length_in_such_lists():
+    """Arrow's own filter takes other rows than it should, or what lies behind them."""
+    boxes = [[[4 * i, 4 * i + 1], [4 * i + 2, 4 * i + 3]] for i in range(6)]
+    table = pa.table({"n": range(6), "box": pa.array(boxes, pa.list_(pa.list_(pa.int64(), 2), 2))}).slice(3)
+
+    for recipe in (
+        DatasetRecipe("r").add_ingredient("a", table, where="n != 4"),
+        DatasetRecipe("r").add_ingredient("a", table).prepare_step("f", "filter", keep="n != 4"),
+        DatasetRecipe("r").add_ingredient("a", table).prepare_step("s", "shuffle").prepare_step("d", "dedup"),
+    ):
+        rows = {row["n"]: row["box"] for row in recipe.bake().table.to_pylist()}
+        assert rows == {n: boxes[n] for n in rows}
+        assert set(rows) >= {3, 5}
+
+
+def test_a_filter_beside_tensors_of_arrow(tmp_path):
+    """Arrow itself has no empty ones of those that it makes of NumPy's arrays."""
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(6, dtype=np.float32).reshape(3, 2))
+    pq.write_table(pa.table({"n": [1, 2, 3], "t": tensors}), tmp_path / "t.parquet")
+
+    result = DatasetRecipe("r").add_ingredient("a", tmp_path / "t.parquet", where="n > 1").bake()
+
+    assert result.buffer.to_numpy()["t"].tolist() == [[2, 3], [4, 5]]
+    nothing = DatasetRecipe("r").add_ingredient("a", tmp_path / "t.parquet", where="n > 9")
+    assert len(nothing.bake().buffer) == 0
+
+
+def test_differences_of_arrays():
+    """Row by row, as of anything else."""
+    before, after = DatasetBuffer(), DatasetBuffer()
+    before.append_columns({"x": np.ones((5, 4), np.float32)})
+    after.append_columns({"x": np.ones((5, 4), np.float32) + np.eye(5, 4, dtype=np.float32)})
+    baked = [DatasetRecipe("r").add_ingredient("a", buffer).bake() for buffer in (before, after)]
+
+    assert baked[1].diff(baked[0]).changed == 4
+    assert baked[0].diff(baked[0]).changed == 0

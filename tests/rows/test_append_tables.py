@@ -6,14 +6,16 @@ import datetime as dt
 import re
 from decimal import Decimal
 
+import datasets
 import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from poolish import DatasetBuffer, Schema, Suite
+from poolish import DatasetBuffer, Field, Schema, Suite
 from poolish.errors import LimitExceeded, SchemaError
 from poolish.schema import describe
 from tests.rows.facts import column, facts, plain
@@ -670,3 +672,78 @@ def test_a_guard_looks_at_chosen_rows_only():
 
     assert column(buffer, "x") == [1]
     assert buffer.rejected.rows.column("x").to_pylist() == [60]
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"x": pa.timestamp("ns")}, pa.array([0, 2**55], pa.timestamp("s"))),
+        ({"x": pa.duration("ns")}, pa.array([0, 2**60], pa.duration("s"))),
+        ({"x": pa.date32()}, pa.array([0, 2**60], pa.date64())),
+        ([Field("x", "int64", shape=(None, None))], pa.array([[[1, 2]], [[1], [1, 2]]])),
+        ([Field("x", "int64", shape=(None, None))], pa.array([[[1, 2]], [[1, None]]])),
+    ],
+    ids=["time", "duration", "date", "lists of several lengths", "null in an array"],
+)
+def test_a_value_that_python_cannot_say_is_told_with_its_row(schema, values):
+    """It is an error of the schema as any other, and none at all if the row is not meant."""
+    with pytest.raises(SchemaError, match="row 1, column 'x'"):
+        DatasetBuffer(schema=schema).append(table_of(values))
+
+    buffer = DatasetBuffer(schema=schema)
+    buffer.append_where(table_of(values), [True, False])
+    assert len(buffer) == 1
+
+
+@pytest.mark.parametrize("way", ["append_where", "guarded", "filter"])
+def test_slices_of_lists_of_one_length_in_such_lists(way):
+    """Arrow's own filter takes other rows than it should, or what lies behind them."""
+    boxes = [[[4 * i, 4 * i + 1], [4 * i + 2, 4 * i + 3]] for i in range(6)]
+    table = pa.table({"n": range(6), "x": pa.array(boxes, pa.list_(pa.list_(pa.int64(), 2), 2))})
+    buffer = DatasetBuffer(guard=Suite("any").expect("n", at_least=0) if way == "guarded" else None)
+    if way == "filter":
+        buffer.append(table)
+        buffer.retain(0.5)
+        buffer = buffer.filter(pc.field("n") != 4)
+    else:
+        buffer.append_where(table.slice(3), [True, False, True])
+
+    assert buffer.to_arrow().column("x").to_pylist() == [boxes[3], boxes[5]]
+
+
+@pytest.mark.parametrize("kind", ["pandas", "named index", "polars", "hugging face", "batch"])
+def test_chosen_rows_of_other_tables(kind):
+    """Whatever ``append`` takes as a table, and with the same columns."""
+    frame = pd.DataFrame({"x": [1, 2, 3]}, index=pd.Index([5, 6, 9], name="k" if kind == "named index" else None))
+    table = {
+        "polars": lambda: pl.DataFrame({"x": [1, 2, 3]}),
+        "hugging face": lambda: datasets.Dataset.from_dict({"x": [1, 2, 3]}),
+        "batch": lambda: pa.record_batch({"x": [1, 2, 3]}),
+    }.get(kind, lambda: frame)()
+    chosen, whole = DatasetBuffer(), DatasetBuffer()
+
+    chosen.append_where(table, [True, False, True])
+    whole.append(table)
+
+    assert chosen.schema == whole.schema
+    assert column(chosen, "x") == [1, 3]
+
+
+def test_only_tables_have_chosen_rows():
+    """Polars' objects are addresses, and a list of samples has no columns."""
+    with pytest.raises(TypeError, match="append_where takes a table, got list; append takes samples"):
+        DatasetBuffer().append_where([{"x": 1}], [True])
+    with pytest.raises(SchemaError, match="Object"):
+        DatasetBuffer().append_where(pl.DataFrame({"x": pl.Series([object()], dtype=pl.Object)}), [True])
+
+
+def test_slices_of_lists_of_structs_with_nothing_in_a_column():
+    """Arrow's own cast ends the process, or says that a child is too short."""
+    nothing = pa.struct([("a", pa.null()), ("b", pa.string())])
+    lists = pa.array([[{"a": None, "b": str(i)}] for i in range(6)], pa.list_(nothing))
+    fixed = pa.StructArray.from_arrays([lists.cast(pa.list_(nothing, 1))], ["c"])
+    buffer = DatasetBuffer()
+
+    buffer.append(pa.table({"x": lists, "y": fixed}).slice(5, 1))
+
+    assert buffer.to_pydict() == {"x": [[{"a": None, "b": "5"}]], "y": [{"c": [{"a": None, "b": "5"}]}]}

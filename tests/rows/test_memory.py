@@ -362,6 +362,42 @@ def test_no_more_is_kept_than_a_part_of_the_machine(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_spares")
+def test_what_is_written_behind_is_counted_or_not_kept():
+    """Small appends behind a large one, and a small region where a large one was: never more than is told."""
+    region = filled_region(2 * MB)
+    for _ in range(20):
+        region.append(some_bytes(MB))
+    del region
+    assert memory.give_back() is False
+
+    filled_region(8 * MB)
+    filled_region(5 * MB)
+    assert [spare.n_written for spare in memory._spares._known.values()] == [8 * MB]
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_a_thread_that_comes_too_late_takes_nothing():
+    """What another has taken and registered anew is not put back: by then it may be somebody else's."""
+    region = filled_region(4 * MB)
+    del region
+    known, found = memory._spares._known, {}
+
+    class Late(dict):
+        def pop(self, *arguments):
+            if "b" not in found:
+                found["b"] = None
+                found["b"] = filled_region(4 * MB, 2)
+            return super().pop(*arguments)
+
+    memory._spares._known = Late(known)
+    a = filled_region(4 * MB, 9)
+    c = filled_region(4 * MB, 5)
+
+    assert len({address(each.export()) for each in (a, found["b"], c)}) == 3
+    assert (found["b"].export() == some_bytes(4 * MB, 2)).all()
+
+
+@pytest.mark.usefixtures("no_spares")
 def test_threads_never_get_the_same_memory():
     """Each writes its own number all over, looks again, and lets go."""
 

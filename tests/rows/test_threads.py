@@ -16,6 +16,7 @@ import pytest
 from poolish import DatasetBuffer
 from poolish.rows import buffer as buffer_module
 from poolish.rows import stored
+from poolish.rows.snapshot import Snapshot
 from tests.effort import times
 from tests.rows.children import HANGS_AFTER_S, in_child
 
@@ -291,6 +292,30 @@ def test_a_fork_finds_a_whole_buffer_and_no_lock():
     forking.join(HANGS_AFTER_S)
     assert not forking.is_alive()
     check(buffer)
+
+
+def test_a_fork_while_somebody_reads_can_read():
+    """Columns that one thread is gathering keep nobody in the child from those of another buffer."""
+    large, small = DatasetBuffer(), DatasetBuffer()
+    large.append_columns({"x": np.arange(1_000_000)})
+    large.retain(0.9, by="random")
+    small.append({"x": 1})
+    is_reading, may_go_on = threading.Event(), threading.Event()
+
+    def slowly(rows: Any, places: Any) -> Any:
+        is_reading.set()
+        may_go_on.wait(HANGS_AFTER_S)
+        return whole(rows, places)
+
+    whole = Snapshot.get_batch
+    with mock.patch.object(Snapshot, "get_batch", slowly):
+        reader = threading.Thread(target=large.to_arrow, daemon=True)
+        reader.start()
+        assert is_reading.wait(HANGS_AFTER_S)
+        assert in_child(lambda: small.to_arrow().num_rows) == 1
+        may_go_on.set()
+        reader.join(HANGS_AFTER_S)
+    assert not reader.is_alive()
 
 
 def test_forks_from_several_threads_do_not_wait_for_each_other():

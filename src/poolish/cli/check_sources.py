@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from poolish.errors import ConfigError, PoolishError
 from poolish.files import checksum_hex
 from poolish.guards.leaves import Rows
 from poolish.guards.levels import Findings
+from poolish.lazy import cached_property
 
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"POOLROW1": "saved buffer", b"\xff\xff\xff\xff": "arrow stream"}
 _ENDINGS = {

@@ -22,13 +22,13 @@ import secrets
 import stat
 import sys
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
 from poolish.errors import DurabilityLost
 from poolish.files.held import is_held, let_go, open_held, try_lock
 from poolish.files.space import explain_full
+from poolish.lazy import cached_property
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

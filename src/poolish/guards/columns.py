@@ -15,7 +15,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from poolish.errors import SchemaError, UnknownColumn
 from poolish.guards.bins import MAX_DISCRETE, N_BINS, Bins, Histogram, histogram_of_values
 from poolish.kernels import scan, sort, tally
+from poolish.lazy import cached_property
 
 Kind = Literal["number", "bool", "text", "list", "tensor", "null", "other"]
 Array = NDArray[Any]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
+from poolish.lazy import cached_property
 from poolish.schema import canonical, describe, dtype_and_shape, is_tensor, readable, tensor_type
 from poolish.schema.tensor import NATIVE, TENSOR_DTYPES, carriers_per_value, numpy_dtype
 

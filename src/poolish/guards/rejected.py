@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from poolish.guards.leaves import Mask
 from poolish.guards.verdicts import Result
+from poolish.schema.arrow import unsliced
 
 MAX_ROWS = 1_000
 MAX_BYTES = 64 * 2**20
@@ -31,7 +32,7 @@ class Rejected:
     def add(self, table: pa.Table, result: Result, which: Mask) -> None:
         """Count and keep some rows of an append."""
         told = result.rejected(which)
-        bad = table.filter(pa.array(which)).combine_chunks()
+        bad = unsliced(table).filter(pa.array(which)).combine_chunks()
         with self._lock:
             front = {
                 "rejected_append": pa.array([self.n_appends] * len(bad), pa.int64()),

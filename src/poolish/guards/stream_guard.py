@@ -26,6 +26,7 @@ from poolish.files import checksum_hex
 from poolish.guards.leaves import Rows
 from poolish.guards.suite import Suite
 from poolish.guards.verdicts import Result, Verdict
+from poolish.schema.arrow import unsliced
 
 VERSION = 1
 
@@ -78,7 +79,7 @@ class StreamGuard:
             return []
         passing = found.kept if found.action != "log" else None
         table = rows.to_arrow(self._watched(rows))
-        self._open.append(table if passing is None else table.filter(pa.array(passing)))
+        self._open.append(table if passing is None else unsliced(table).filter(pa.array(passing)))
         self._n_open += self._open[-1].num_rows
         if self._n_open < self.window:
             return []

@@ -22,7 +22,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -31,6 +30,7 @@ import pyarrow as pa
 from poolish import html
 from poolish.errors import DataRefused
 from poolish.guards.leaves import Mask, Rows, Unfit
+from poolish.lazy import cached_property
 
 Severity = Literal["warn", "error", "fatal"]
 Action = Literal["log", "drop", "skip", "refuse", "raise"]

@@ -16,11 +16,11 @@ import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from poolish.errors import ConfigError
+from poolish.lazy import cached_property
 from poolish.load.dataset import Dataset, check_index
 from poolish.load.transformed import fingerprint
 

@@ -8,13 +8,13 @@ The files are memory-mapped: nothing is read before it is needed, and processes 
 from __future__ import annotations
 
 import os
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from poolish.errors import CorruptDataError
+from poolish.lazy import cached_property
 from poolish.load.base import Transform
 from poolish.load.vision import VisionDataset
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
 from poolish.errors import SchemaError
+from poolish.lazy import cached_property
 from poolish.recipes.identity import Int64
 from poolish.recipes.joining import TypesDiffer, joined_tables
 from poolish.recipes.piece import Mask, Origin, Piece, canonical_table
@@ -47,10 +47,8 @@ class Rows:
 
     def poured(self, buffer: DatasetBuffer) -> Rows:
         """Append the rows to a buffer that has none; the same rows, as they are now there."""
-        if self.mask is not None:
-            buffer.append_where(self.table, self.mask)
-        elif self.table.num_columns:
-            buffer.append(self.table)
+        if self.table.num_columns:
+            buffer.append(self.table) if self.mask is None else buffer.append_where(self.table, self.mask)
         return replace(self, table=buffer.snapshot().to_arrow(), mask=None)
 
     def __len__(self) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from poolish.errors import RecipeError, UnknownColumn
+from poolish.lazy import cached_property
 from poolish.recipes.fingerprints import options_print
 from poolish.recipes.identity import Int64, mixed, row_hashes
 from poolish.recipes.piece import Mask, Piece, canonical_table, selected_rows

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from poolish.lazy import cached_property
 from poolish.recipes.fingerprints import fingerprint_of
 from poolish.recipes.piece import Mask, Piece
 from poolish.recipes.steps import Rejected, place_of, raise_at, reason_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,15 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import RecipeError, UnknownColumn
+from poolish.lazy import cached_property
 from poolish.recipes.cache import Baked, Cache, is_one_to_one, key_of
 from poolish.recipes.callables import RowPredicate
 from poolish.recipes.expressions import Expression
 from poolish.recipes.identity import Int64, below, part_numbers, row_hashes
 from poolish.recipes.piece import Mask, Piece, canonical_table, joined, selected_rows, workable
 from poolish.recipes.selection import Candidates
-from poolish.recipes.sources import Fragment, Source
+from poolish.recipes.sources import Fragment, Source, no_rows, selected
 from poolish.recipes.steps import Rejected, place_of, raise_at
-from poolish.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -90,19 +89,12 @@ class Chain:
             return None
         mask = below(self._hashes(found.piece), self.threshold)
         n_left = int(np.count_nonzero(mask))
-        if self.works and not (n_left and self._tells_types(found.piece.table, mask)):
+        if self.works and not (n_left and _tells_types(found, mask)):
             return None
         after = {"in": n_left, "out": n_left, "alike": 1}
         counts = [{**found.counts[0], "out": n_left}, *(dict(after) for _ in self.works)]
-        return replace(found, piece=replace(found.piece, mask=mask), counts=counts, threshold=self.threshold)
-
-    def _tells_types(self, table: pa.Table, mask: Mask) -> bool:
-        """Whether any of the rows that are meant would give the columns the types they have."""
-        source = Schema.of(self.source.schema())
-        return all(
-            (field.name in source and source[field.name].type == field.type) or _tells_its_type(table.column(i), mask)
-            for i, field in enumerate(table.schema)
-        )
+        piece = replace(found.piece, mask=mask) if n_left else found.piece.keep(mask)
+        return replace(found, piece=piece, counts=counts, threshold=self.threshold)
 
     def in_recipe(self, piece: Piece) -> Piece:
         """The piece with its steps numbered as they stand in the recipe."""
@@ -121,7 +113,7 @@ class Chain:
 
     def nothing(self, name: str) -> Piece:
         """No rows, with the columns that the source has."""
-        table = canonical_table(self.source.schema().empty_table())
+        table = canonical_table(selected(no_rows(self.source.schema()), self.columns()))
         return Piece.read(self.ingredient, name, table, np.empty(0, np.int64))
 
     def columns(self) -> list[str] | None:
@@ -164,7 +156,7 @@ class Chain:
     def candidates_key(self, fragment: Fragment, column: str | None, tokens: str | None) -> str:
         """The name under which they are kept."""
         about = [fragment.name, fragment.number, fragment.fingerprint, column, tokens]
-        return key_of("candidates", self.ingredient, str(self.where), *about)
+        return key_of("candidates", self.ingredient, str(self.where), self.on_error, *about)
 
     def _candidates(self, fragment: Fragment, column: str | None, tokens: str | None) -> Piece:
         needed = {"value": column, "tokens": tokens}
@@ -197,6 +189,15 @@ class Chain:
         if not isinstance(self.where, Expression):
             return None
         return list(dict.fromkeys([*names, *self.where.top_columns(self.source.schema())]))
+
+
+def _tells_types(found: Baked, mask: Mask) -> bool:
+    """Whether any of the rows that are meant would give the columns the types they have."""
+    table = found.piece.table
+    return all(
+        found.given.get(field.name) == str(field.type) or _tells_its_type(table.column(i), mask)
+        for i, field in enumerate(table.schema)
+    )
 
 
 def _tells_its_type(column: Any, mask: Mask) -> bool:
@@ -244,19 +245,24 @@ def prepared(piece: Piece, work: Work, on_error: str, rejects: list[dict[str, An
     if not len(piece):  # whatever the step would make of rows, there are none
         return piece
     try:
-        selected = selected_rows(piece, work.where)
+        chosen = selected_rows(piece, work.where)
     except Exception as error:
         raise_at(place_of(piece, work.name), error)
-    if not selected.any():
+    if not chosen.any():
         return piece
-    part = piece.keep(selected)
+    part = piece.keep(chosen)
     made = work.step.prepare(part, on_error)
     rejects += [reject_of(piece, work.name, rejected) for rejected in made.rejected]
     is_one_to_one = len(made.parents) == len(part) and np.array_equal(made.parents, np.arange(len(part)))
     done = part if is_one_to_one else part.rows_of(made.parents)
     subs = done.subs if is_one_to_one else part_numbers(done.subs, work.name, _nth_of_parent(made.parents))
     done = replace(done, table=made.table, subs=subs, steps=done.steps | (1 << work.bit))
-    return done if selected.all() else _back_in_place(piece, selected, done, made.parents, work.name)
+    if not chosen.all():
+        return _back_in_place(piece, chosen, done, made.parents, work.name)
+    names = piece.table.column_names
+    if work.where is not None and set(names) == set(done.table.column_names):
+        return done.with_table(done.table.select(names))  # as it would be if some rows had not been asked about
+    return done
 
 
 def _nth_of_parent(parents: Int64) -> Int64:
@@ -293,7 +299,7 @@ class _Portion:
     """One fragment on its way through a chain, a table at a time."""
 
     def __init__(self, chain: Chain, fragment: Fragment) -> None:
-        self._chain, self._fragment = chain, fragment
+        self._chain, self._fragment, self._columns = chain, fragment, chain.columns()
         self._count = {"in": 0, "null": 0, "filtered": 0, "out": 0}
         self._pieces: list[Piece] = []
         self._rejects: list[dict[str, Any]] = []
@@ -301,7 +307,8 @@ class _Portion:
     def add(self, table: pa.Table, rows: Int64) -> None:
         """Choose among rows that were read."""
         self._count["in"] += len(rows)
-        piece = Piece.read(self._chain.ingredient, self._fragment.name, table, rows)
+        # Others may have asked for more columns.
+        piece = Piece.read(self._chain.ingredient, self._fragment.name, selected(table, self._columns), rows)
         chosen = self._chain.choose(piece, self._fragment, self._count, self._rejects)
         self._pieces.append(chosen.with_table(canonical_table(chosen.table)))
 
@@ -313,14 +320,14 @@ class _Portion:
             count["filtered"] += fragment.n_rows - count["in"]
             count["in"] = fragment.n_rows
         count["out"] = len(piece)
-        counts = [count]
+        counts, given = [count], {field.name: str(field.type) for field in piece.table.schema}
         for i, work in enumerate(chain.works):
             before = piece
             # Numbered as they stand here: where they stand in the recipe is not part of what is kept.
             piece = prepared(piece, replace(work, bit=i), chain.on_error, self._rejects)
             alike = np.array_equal(piece.rows, before.rows) and np.array_equal(piece.subs, before.subs)
             counts.append({"in": len(before), "out": len(piece), "alike": int(alike)})
-        baked = Baked(piece, counts, self._rejects, chain.threshold)
+        baked = Baked(piece, counts, self._rejects, chain.threshold, given=given)
         if cache is not None:
             cache.put(chain.key(fragment), baked)
         return baked

@@ -263,7 +263,7 @@ def differing(left: pa.Array, right: pa.Array) -> Mask:
     array([False, False,  True])
     """
     type_: Any = left.type
-    if isinstance(type_, pa.ExtensionType):
+    if isinstance(type_, pa.BaseExtensionType):
         return differing(left.storage, right.storage)
     if kinds.is_dictionary(type_):
         return differing(left.dictionary_decode(), right.dictionary_decode())

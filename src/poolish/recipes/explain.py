@@ -37,7 +37,7 @@ from poolish.recipes.identity import below, row_hashes, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
 from poolish.recipes.piece import Piece, canonical_table, joined, selected_rows
 from poolish.recipes.row_steps import RowStep
-from poolish.recipes.sources import Fragment, Source, as_source
+from poolish.recipes.sources import Fragment, Source, as_source, no_rows
 
 __all__ = ["Estimate", "ExplainedLine", "Explanation", "explain", "remember"]
 
@@ -438,7 +438,7 @@ def _total(fragments: Sequence[Fragment], n_read: int, n_fragments: int, is_all:
 def _smallest(pieces: list[Piece], hashes: list[Any], n_rows: int, chain: Chain) -> Piece:
     """The rows with the smallest hashes, in their order."""
     if not pieces:
-        table = canonical_table(chain.source.schema().empty_table())
+        table = canonical_table(no_rows(chain.source.schema()))
         return Piece.read(chain.ingredient, "", table, np.empty(0, np.int64))
     together = np.concatenate(hashes)
     if n_rows < len(together):

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
 from poolish.grammar import Node, parse_node, walk
+from poolish.lazy import cached_property
 from poolish.recipes.expression_binding import bound, is_bool
 from poolish.recipes.expression_evaluation import build, column_names, plain, type_at
 from poolish.recipes.expression_nodes import (

@@ -30,7 +30,7 @@ from poolish.recipes.file_formats import FORMATS, format_of, table_of, unpacked
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import workable
 from poolish.recipes.pruning import can_prune, is_out_of_range
-from poolish.recipes.sources import Fragment, selected, without_columns
+from poolish.recipes.sources import Fragment, no_rows, selected, without_columns
 from poolish.recipes.stamps import changed, local_stamp, remote_stamp
 
 #: Row groups are read together until they have this many rows: small enough to share work, large enough to be quick.
@@ -270,12 +270,12 @@ class _Parquet(_File):
         first = fragment.place["first"]
         with self._opened() as (raw, file):
             schema = file.schema_arrow
-            names = None if columns is None else selected(schema.empty_table(), columns).column_names
+            names = None if columns is None else selected(no_rows(schema), columns).column_names
             with self._explained():
                 file, coded = _coded(raw, file, fragment.place["groups"])
             prunes = can_prune(where, schema)
             if not fragment.place["groups"]:
-                yield selected(schema.empty_table(), columns), np.arange(0)
+                yield selected(no_rows(schema), columns), np.arange(0)
             for group in fragment.place["groups"]:
                 with self._explained():
                     told = file.metadata.row_group(group)

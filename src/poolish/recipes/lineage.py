@@ -8,11 +8,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
+from poolish.lazy import cached_property
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.identity import Int64
 from poolish.recipes.nested import RecipeSource, identity_numbers

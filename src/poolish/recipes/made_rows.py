@@ -82,7 +82,8 @@ def _together(rows: Sequence[Mapping[str, Any]], known: Schema) -> pa.Table:
     empty = {i: ("", _NO_COLUMNS) for i, row in enumerate(rows) if not row}
     if empty:
         raise RowsRefused(empty)
-    names = list(rows[0])
+    # What was there keeps its order: rows may tell the same columns in several.
+    names = [*(name for name in known.names if name in rows[0]), *(name for name in rows[0] if name not in known)]
     other = next((i for i, row in enumerate(rows) if row.keys() != rows[0].keys()), None)
     if other is not None:
         what = f"one has columns {names}, the other {list(rows[other])}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from poolish.recipes.content import is_rare
 from poolish.recipes.identity import Int64
 from poolish.schema import Schema
-from poolish.schema.arrow import spelled_out
+from poolish.schema.arrow import spelled_out, unsliced
 
 Mask = NDArray[np.bool_]
 
@@ -91,7 +91,7 @@ class Piece:
         chosen = slice(first, first + n_rows)
         return replace(
             self,
-            table=self.table.slice(first, n_rows),
+            table=unsliced(self.table.slice(first, n_rows)),
             rows=self.rows[chosen],
             subs=self.subs[chosen],
             steps=self.steps[chosen],
@@ -122,7 +122,7 @@ def canonical_table(table: pa.Table) -> pa.Table:
 
 def workable(table: pa.Table) -> pa.Table:
     """The same values in types that Arrow can filter: it cannot take rows of the views that polars keeps text in."""
-    return canonical_table(table) if any(map(is_rare, table.schema.types)) else table
+    return unsliced(canonical_table(table) if any(map(is_rare, table.schema.types)) else table)
 
 
 def selected_rows(piece: Piece, where: Any) -> Mask:

@@ -23,6 +23,7 @@ import pyarrow.types as kinds
 from poolish.errors import PoolishError
 from poolish.grammar import COMPARISONS, FLIPPED, Node
 from poolish.recipes.expressions import Expression
+from poolish.recipes.sources import no_rows
 
 Answers = frozenset[bool | None]
 
@@ -54,7 +55,7 @@ def can_prune(where: Any, schema: pa.Schema) -> bool:
         return False
     try:
         # A filter that does not fit the columns is told by who evaluates it, so nothing is skipped.
-        where.mask(schema.empty_table())
+        where.mask(no_rows(schema))
     except PoolishError:
         return False
     return True

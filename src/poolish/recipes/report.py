@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import pyarrow as pa
 from poolish import html
 from poolish.guards import ColumnProfile, Profile
 from poolish.guards.bins import Bins
+from poolish.lazy import cached_property
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.baking import Line
 from poolish.recipes.differences import Told

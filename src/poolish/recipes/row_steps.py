@@ -8,7 +8,6 @@ compared with a number) is no row's fault, and an error whatever ``on_error`` sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from poolish.errors import RecipeError, UnknownColumn
+from poolish.lazy import cached_property
 from poolish.recipes.expressions import as_expression
 from poolish.recipes.fingerprints import options_print
 from poolish.recipes.identity import Int64

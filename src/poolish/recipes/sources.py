@@ -24,6 +24,7 @@ from poolish.recipes.identity import Int64
 from poolish.recipes.piece import workable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
+from poolish.schema import arrow
 from poolish.tokens.fields import schema_of
 from poolish.tokens.starts import View
 from poolish.tokens.steps import read_ordinals
@@ -246,6 +247,11 @@ def selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
         return table
     tops = [name if name in table.column_names else col[name].top_columns(table.schema)[0] for name in columns]
     return table.select(list(dict.fromkeys(tops)))
+
+
+def no_rows(schema: pa.Schema) -> pa.Table:
+    """The columns of a schema with nothing in them."""
+    return pa.Table.from_batches([arrow.no_rows(schema)])
 
 
 def without_columns(n_rows: int) -> pa.Table:

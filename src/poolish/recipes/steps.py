@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from poolish.errors import RecipeError, SchemaError
+from poolish.lazy import cached_property
 from poolish.recipes.fingerprints import fingerprint_of, options_print
 from poolish.recipes.identity import Int64
 from poolish.recipes.joining import TypesDiffer, joined_tables

@@ -17,7 +17,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,17 +26,17 @@ import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 from poolish import seeds
-from poolish.errors import ConfigError, LimitExceeded, SchemaError
+from poolish.errors import ConfigError
 from poolish.rows import arrays, normalizers, retention, show
 from poolish.rows.codec import RowCodec, kept_types
-from poolish.rows.draft import Draft, joined
-from poolish.rows.fit import rows_where
+from poolish.rows.draft import Draft, joined, runs_of
 from poolish.rows.limits import Limits
 from poolish.rows.normalizers import ROWS
 from poolish.rows.reading import ReadsSnapshots
 from poolish.rows.snapshot import Snapshot, check_mask, checked_ids
 from poolish.rows.stored import StoredRows
 from poolish.schema import Schema
+from poolish.schema.arrow import unsliced
 
 if TYPE_CHECKING:
     from poolish.guards.guard import Guard
@@ -201,17 +201,27 @@ class DatasetBuffer(ReadsSnapshots):
         """
         retention.n_kept(0, retain_prior)
         retention.named(retention.RETENTION, retain_prior_by, "retain_prior_by")
-        table, chosen = pa.table(table), check_mask(mask)
-        if chosen.shape != (table.num_rows,):
-            raise IndexError(f"a mask has one value per row ({table.num_rows}), got shape {chosen.shape}")
-        if guard is None and self._guard is None:
-            with suppress(SchemaError, LimitExceeded):  # maybe for a row that is not meant
-                draft = Draft(self.schema, self._kind, self.limits, self._may_be_missing).read(table)
-                draft.keep(chosen)
-                with self._lock:
-                    self._commit(draft, retain_prior, retain_prior_by)
-                return
-        self.append(rows_where(table, chosen), retain_prior, retain_prior_by, guard=guard)
+        batches = normalizers.batches_of(table)
+        if batches is None:
+            raise TypeError(f"append_where takes a table, got {type(table).__name__}; append takes samples of any kind")
+        draft = self._draft_where(list(batches), check_mask(mask))
+        if guard is not None or self._guard is not None:
+            self._append_guarded(draft, retain_prior, retain_prior_by, guard)
+            return
+        with self._lock:
+            self._commit(draft, retain_prior, retain_prior_by)
+
+    def _draft_where(self, batches: list[pa.RecordBatch], mask: NDArray[np.bool_]) -> Draft:
+        n_rows = sum(batch.num_rows for batch in batches)
+        if mask.shape != (n_rows,):
+            raise IndexError(f"a mask has one value per row ({n_rows}), got shape {mask.shape}")
+        draft = Draft(self.schema, self._kind, self.limits, self._may_be_missing)
+        try:
+            draft.read(batches)
+        except Exception:  # maybe for a row that is not meant: without those it shows
+            return Draft(self.schema, self._kind, self.limits, self._may_be_missing).read(runs_of(batches, mask))
+        draft.keep(mask)
+        return draft
 
     def _append_row(self, row: dict[str, Any]) -> None:
         """The short way of one row into a buffer whose schema is settled: checked now, stored with others later.
@@ -404,7 +414,7 @@ class DatasetBuffer(ReadsSnapshots):
         if len(rows.schema) == 0:
             return self._derived([])
         if isinstance(keep, pc.Expression):
-            chosen = rows.to_arrow().filter(keep)
+            chosen = unsliced(rows.to_arrow()).filter(keep)
         else:
             mask = np.fromiter(map(bool, self._calls(keep, rows)), bool, len(rows)) if callable(keep) else keep
             chosen = rows[check_mask(mask)]

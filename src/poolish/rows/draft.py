@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from poolish.errors import SchemaError
 from poolish.rows.codec import RowCodec, columns_of, schema_of
+from poolish.rows.gather import taker
 from poolish.rows.infer import ragged, settle
 from poolish.rows.limits import Limits
 from poolish.rows.normalizers import ROWS, TABLE, Part, parts_of
@@ -63,6 +64,7 @@ class Draft:
         """The rows as they would enter the buffer, for a guard to look at; None if there are none."""
         if self.schema is None or self.n_rows == 0:
             return None
+        self._settle_choice()
         self._chunks = self.arrays(self.schema, self._limits)
         columns = [
             pa.chunked_array([chunk[i] for chunk in self._chunks], type=field.type)
@@ -72,10 +74,18 @@ class Draft:
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
         """Leave only the rows where ``mask`` is true; the others are left out when the rows are copied."""
+        self._settle_choice()
         ends = np.cumsum([len(chunk[0]) for chunk in self._chunks])
         parts = np.split(mask, ends[:-1]) if len(ends) else []
         self._chosen = [None if part.all() else np.flatnonzero(part) for part in parts]
         self.n_rows = int(np.count_nonzero(mask))
+
+    def _settle_choice(self) -> None:
+        """Rows that are not meant go now, for somebody who wants to see the others."""
+        for i, positions in enumerate(self._chosen or ()):
+            if positions is not None:
+                self._chunks[i] = [taker(array)(positions) for array in self._chunks[i]]
+        self._chosen = None
 
     @property
     def chosen(self) -> Sequence[NDArray[np.int64] | None] | None:
@@ -163,3 +173,19 @@ def joined(known: Schema | None, drafted: Schema) -> Schema:
     if known is None:
         return drafted
     return Schema(_settled(field, drafted[field.name]) if field.name in drafted else field for field in known)
+
+
+def runs_of(batches: Sequence[pa.RecordBatch], mask: NDArray[np.bool_]) -> list[pa.RecordBatch]:
+    """The rows for which ``mask`` is true, in batches of consecutive ones: of a slice Arrow does not copy anything.
+
+    >>> batch = pa.record_batch({"x": [1, 2, 3, 4]})
+    >>> [run["x"].to_pylist() for run in runs_of([batch], np.array([True, True, False, True]))]
+    [[1, 2], [4]]
+    """
+    found, first = [], 0
+    for batch in batches:
+        part = mask[first : first + batch.num_rows]
+        borders = np.flatnonzero(np.diff(part, prepend=False, append=False)).reshape(-1, 2).tolist() or [[0, 0]]
+        found += [batch.slice(begin, end - begin) for begin, end in borders]
+        first += batch.num_rows
+    return found

@@ -97,9 +97,15 @@ def _as_large_list(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if kinds.is_list_view(given) or kinds.is_large_list_view(given):  # Arrow's own cast loses their values
         lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), array.sizes.to_numpy(), 0)
         return _large_list(array, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))), array.flatten())
-    if not (kinds.is_nested(given) and hasattr(given, "value_type")):
-        raise _refused(array, type_)
-    return array.cast(pa.large_list(given.value_type))
+    if kinds.is_list(given):  # nor does it slice the null columns of structs
+        if not len(array):  # which may leave its offsets out
+            return _large_list(array, np.zeros(1, np.int64), array.values)
+        offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset :][: len(array) + 1].astype(np.int64)
+        return _large_list(array, offsets, array.values)
+    if kinds.is_fixed_size_list(given):
+        numbers = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64)
+        return _large_list(array, numbers * given.list_size, array.values)
+    raise _refused(array, type_)
 
 
 def _large_list(array: pa.Array, offsets: NDArray[np.int64], elements: pa.Array) -> pa.Array:
@@ -182,9 +188,10 @@ def _ragged_from_lists(lists: pa.Array, array: pa.Array, type_: pa.DataType) -> 
     parts = []
     number = pa.bool_() if dtype == "bool" else carrier(dtype)
     for i, row in enumerate(fit(lists, _nested_list(number, len(wanted))).to_pylist()):
-        part = (
-            np.array(row, numpy_dtype(dtype)) if row else np.empty([size or 0 for size in wanted], numpy_dtype(dtype))
-        )
+        try:
+            part = np.array(row or np.empty([size or 0 for size in wanted]), numpy_dtype(dtype))
+        except (TypeError, ValueError):  # a null, or lists of several lengths
+            raise _refused(array, type_, i) from None
         if not _has_sizes(part.shape, wanted):
             raise _refused(array, type_, i)
         parts.append(part)
@@ -234,7 +241,7 @@ def _fit_scalar(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if inexact is not None:
         rule = f"this column holds {describe(type_)}, and this value would not survive"
         advice = "declare a wider dtype with schema=, or round it yourself"
-        raise Refusal(rule, array[inexact].as_py(), advice).with_index(inexact)
+        raise Refusal(rule, _value(array, inexact), advice).with_index(inexact)
     return array.cast(type_, safe=False)
 
 
@@ -293,8 +300,16 @@ def _refused(array: pa.Array, type_: pa.DataType, index: int = 0) -> Refusal:
     if is_tensor(type_) and is_tensor(given) and dtype_and_shape(type_)[0] == dtype_and_shape(given)[0]:
         (dtype, wanted), (_, got) = dtype_and_shape(type_), dtype_and_shape(given)
         return Refusal(rule, given, shape_advice(dtype, wanted, got)).with_index(index)
-    value = array[index].as_py() if len(array) else None
+    value = _value(array, index) if len(array) else None
     return Refusal(rule, value, "cast the column first").with_index(index)
+
+
+def _value(array: pa.Array, index: int) -> Any:
+    """A value for a message; of a time that Python has no number for, what is stored."""
+    try:
+        return array[index].as_py()
+    except (OverflowError, ValueError):
+        return array[index].cast(pa.int64()).as_py()
 
 
 def validity(array: pa.Array) -> pa.Buffer | None:
@@ -309,12 +324,3 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else _nulls(0, column.type)
-
-
-def rows_where(table: pa.Table, mask: NDArray[np.bool_]) -> pa.Table:
-    """The rows of a table for which ``mask`` is true, also of types that Arrow cannot filter."""
-    try:
-        return table.filter(pa.array(mask))
-    except pa.ArrowNotImplementedError:
-        ends = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
-        return pa.concat_tables([table.slice(0, 0), *(table.slice(first, end - first) for first, end in ends)])

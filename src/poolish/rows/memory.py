@@ -50,11 +50,12 @@ class Region:
     b'rye flour'
     """
 
-    __slots__ = ("_bytes", "_pages", "_token", "used")
+    __slots__ = ("_bytes", "_pages", "_room", "_token", "used")
 
     def __init__(self) -> None:
         self._bytes: Bytes = np.empty(0, np.uint8)
         self._pages: _Pages | None = None
+        self._room = 0
         self._token: weakref.ref[Bytes] | None = None
         self.used = 0
 
@@ -78,15 +79,21 @@ class Region:
         self.reserve(self.used + n_bytes)
         if self._pages is not None and n_bytes >= _LEAST_FILLED:
             self._pages.fill(self.used, self.used + n_bytes)
-            _spares.expect(self._pages, self.used + n_bytes)
+            self._room = self.used + n_bytes  # what is written behind it must not be kept without being counted
+            _spares.expect(self._pages, self._room)
 
     def reserve(self, n_bytes: int) -> None:
         """Make room for ``n_bytes`` in all; MemoryError leaves the region as it was."""
-        if n_bytes <= len(self._bytes):
+        if n_bytes <= self._room:
             return
-        grown, pages = _allocate(n_bytes)
-        grown[: self.used] = self._bytes[: self.used]
-        self._bytes, self._pages, self._token = grown, pages, None
+        if n_bytes <= len(self._bytes):
+            assert self._pages is not None
+            _spares.forget(self._pages)
+        else:
+            grown, pages = _allocate(n_bytes)
+            grown[: self.used] = self._bytes[: self.used]
+            self._bytes, self._pages, self._token = grown, pages, None
+        self._room = len(self._bytes)
 
     @property
     def writable(self) -> Bytes:
@@ -134,13 +141,14 @@ class _Pages(NamedTuple):
     memory: Bytes
     reserved: mmap.mmap
     n_skipped: int
+    n_written: int = 0
 
     @classmethod
-    def of(cls, reserved: mmap.mmap, n_bytes: int) -> _Pages:
-        """So many of the reserved bytes."""
+    def of(cls, reserved: mmap.mmap, n_bytes: int, n_written: int = 0) -> _Pages:
+        """So many of the reserved bytes, of which some were written before."""
         whole = np.frombuffer(reserved, np.uint8)
         n_skipped = -whole.ctypes.data % _HUGE
-        return cls(whole[n_skipped : n_skipped + n_bytes], reserved, n_skipped)
+        return cls(whole[n_skipped : n_skipped + n_bytes], reserved, n_skipped, n_written)
 
     def fill(self, start: int, end: int) -> None:
         """Use large pages where the bytes from ``start`` to ``end``, which are written next, will fill them."""
@@ -172,7 +180,8 @@ class _Spares:
 
     def expect(self, pages: _Pages, n_written: int) -> None:
         """A reservation is being written up to here."""
-        self._known.pop(id(pages.reserved), None)
+        self.forget(pages)
+        n_written = max(n_written, pages.n_written)
         self._known[id(pages.reserved)] = _Spare(weakref.ref(pages.memory.base), pages.reserved, n_written)
         known = list(self._known.values())
         n_bytes = sum(each.n_written for each in known)
@@ -182,18 +191,17 @@ class _Spares:
             self._known.pop(id(oldest.reserved), None)
             n_bytes -= oldest.n_written
 
+    def forget(self, pages: _Pages) -> None:
+        """A reservation is not to be kept."""
+        self._known.pop(id(pages.reserved), None)
+
     def take(self, n_bytes: int, n_reserved: int) -> _Pages | None:
         """One that nobody looks at any more, and of which not more than twice what is needed now was written."""
         fitting = [each for each in list(self._known.values()) if each.fits(n_bytes, n_reserved)]
         best = max(fitting, key=lambda each: (min(each.n_written, n_bytes), -each.n_written), default=None)
-        if best is None:
-            return None
-        found = self._known.pop(id(best.reserved), None)
-        if found is not best:  # another thread took it, and may have written to it by now
-            if found is not None:
-                self._known[id(best.reserved)] = found
-            return None
-        return _Pages.of(best.reserved, n_reserved)
+        if best is None or self._known.pop(id(best.reserved), None) is not best:
+            return None  # or another thread was quicker; what it has registered since is not put back: it may be gone
+        return _Pages.of(best.reserved, n_reserved, best.n_written)
 
     def clear(self) -> bool:
         """Keep none of them; whether there were any."""

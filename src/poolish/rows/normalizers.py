@@ -21,6 +21,7 @@ from poolish.errors import SchemaError
 from poolish.rows import arrays, hf_bridge, images
 from poolish.rows.refusal import shown
 from poolish.schema import features
+from poolish.schema.arrow import no_rows
 
 Row = Mapping[str, Any]
 Normalizer = Callable[[Any], Any]
@@ -83,7 +84,7 @@ def parts_of(samples: Any) -> Iterator[Part]:
     >>> [len(part.rows) for part in parts_of([{"flour": "rye"}] * 10_000)]
     [8192, 1808]
     """
-    batches = _batches(samples)
+    batches = batches_of(samples)
     if batches is not None:
         yield from (Part(TABLE, [], batch) for batch in batches)
     elif is_sample(samples):
@@ -98,7 +99,7 @@ def _parts_of_many(samples: Iterable[Any]) -> Iterator[Part]:
     rows: list[Row] = []
     are_kept = isinstance(samples, (list, tuple))  # whoever hands out samples one by one may use the same one again
     for i, sample in enumerate(samples):
-        batches = _batches(sample)
+        batches = batches_of(sample)
         next_kind, normalize = (TABLE, _as_it_is) if batches is not None else _normalizer_of(sample, i)
         if rows and (next_kind != kind or batches is not None or len(rows) == CHUNK_ROWS):
             yield Part(kind, rows)
@@ -186,7 +187,7 @@ def _normalized(sample: Any, normalize: Normalizer, i: int) -> Row:
     return row
 
 
-def _batches(value: Any) -> Iterable[pa.RecordBatch] | None:
+def batches_of(value: Any) -> Iterable[pa.RecordBatch] | None:
     """The Arrow batches of anything tabular; None for anything else."""
     if type(value) is dict or images.is_image(value) or _registered_for(type(value)) is not None:
         return None  # images speak Arrow too, but mean pixels
@@ -214,7 +215,7 @@ def _imported(value: Any) -> Iterator[pa.RecordBatch]:
         else:
             batches, schema = iter([pa.record_batch(value)]), None
         first = next(batches, None)
-        yield pa.RecordBatch.from_pylist([], schema=schema) if first is None else first
+        yield no_rows(schema) if first is None and schema is not None else first
         yield from batches
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SchemaError(
@@ -243,4 +244,4 @@ def _with_index(value: Any) -> Any:
 
 def _kept_empty(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
     """A table without rows still has columns, and they decide the schema."""
-    return batches or [pa.RecordBatch.from_pylist([], schema=schema)]
+    return batches or [no_rows(schema)]

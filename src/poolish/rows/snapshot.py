@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from poolish import kernels
 from poolish.errors import UnknownColumn
+from poolish.lazy import cached_property
 from poolish.rows import show
 from poolish.rows.fit import one_chunk
 from poolish.rows.gather import Taker, taker

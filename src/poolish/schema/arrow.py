@@ -168,3 +168,43 @@ _WORDS = {
     pa.float64(): "float64",
     pa.bool_(): "bool",
 }
+
+
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of a schema with nothing in them; Arrow itself does not know how to do that for all tensors.
+
+    >>> no_rows(pa.schema({"x": pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0])})).num_rows
+    0
+    """
+    return pa.RecordBatch.from_arrays([_empty(field.type) for field in schema], schema=schema)
+
+
+def _empty(type_: pa.DataType) -> pa.Array:
+    if isinstance(type_, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(type_, _empty(type_.storage_type))
+    return pa.array([], type_)
+
+
+def unsliced(table: pa.Table) -> pa.Table:
+    """The same rows, to be filtered or taken from.
+
+    Of a slice of lists of one length in such lists Arrow takes the wrong ones: it counts the offset twice.
+
+    >>> boxes = pa.table({"box": pa.array([[[i, i]] for i in range(4)], pa.list_(pa.list_(pa.int64(), 2), 1))})
+    >>> unsliced(boxes.slice(2)).filter(pa.array([False, True]))["box"].to_pylist()
+    [[[3, 3]]]
+    """
+    for i, field in enumerate(table.schema):
+        if _is_taken_wrongly(field.type):
+            whole = [pa.concat_arrays([chunk, chunk.slice(0, 0)]) for chunk in table.column(i).chunks]
+            table = table.set_column(i, field, pa.chunked_array(whole, field.type))
+    return table
+
+
+def _is_taken_wrongly(type_: pa.DataType) -> bool:
+    if isinstance(type_, pa.BaseExtensionType):
+        return _is_taken_wrongly(type_.storage_type)
+    inner = [type_.field(i).type for i in range(type_.num_fields)]
+    if kinds.is_fixed_size_list(type_) and kinds.is_fixed_size_list(inner[0]):
+        return True
+    return any(map(_is_taken_wrongly, inner))

@@ -11,7 +11,7 @@ import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import xxhash
 
 from poolish import html
 from poolish.errors import BadText, LimitExceeded, SchemaError, UnknownColumn
+from poolish.lazy import cached_property
 from poolish.schema import features as hf
 from poolish.schema.arrow import canonical, check_names, describe
 from poolish.schema.tensor import (
