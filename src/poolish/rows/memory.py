@@ -87,8 +87,8 @@ class Region:
         if n_bytes <= self._room:
             return
         if n_bytes <= len(self._bytes):
-            assert self._pages is not None
-            _spares.forget(self._pages)
+            if self._pages is not None:
+                _spares.forget(self._pages)
         else:
             grown, pages = _allocate(n_bytes)
             grown[: self.used] = self._bytes[: self.used]
