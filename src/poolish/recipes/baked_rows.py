@@ -47,8 +47,10 @@ class Rows:
 
     def poured(self, buffer: DatasetBuffer) -> Rows:
         """Append the rows to a buffer that has none; the same rows, as they are now there."""
-        if self.table.num_columns:
-            buffer.append(self.table) if self.mask is None else buffer.append_where(self.table, self.mask)
+        if self.table.num_columns and self.mask is not None:
+            buffer.append_where(self.table, self.mask)
+        elif self.table.num_columns:
+            buffer.append(self.table)
         return replace(self, table=buffer.snapshot().to_arrow(), mask=None)
 
     def __len__(self) -> int:

@@ -9,11 +9,12 @@
     - {ingredient: rye, source: data/*.parquet, where: flour == 'rye', take: 100, pick: top(stars)}
     - {step: loud, use: shout, version: 2}
 
-A step is named: one of ``OPTIONS``, or what ``@register_step`` has registered; a file cannot name anything to import.
-What is wrong is listed at once, each with its place. Relative paths are relative to the file.
+A step is named: one of ``file_words.OPTIONS``, or what ``@register_step`` has registered; a file cannot name anything
+to import. What is wrong is listed at once, each with its place. Relative paths are relative to the file.
 
-The fingerprint is made of what the instructions mean, not of how they are written: a function and the name that it is
-registered by, an expression and its text, a path and the same path from elsewhere have one fingerprint.
+    file_telling   a recipe as plain values          file_words    the keys and options that there are
+    file_reading   plain values as a recipe          file_values   how each is checked, and where it stands
+    file_texts     plain values as text, and back    meaning       the fingerprint, whichever way it was written
 """
 
 from __future__ import annotations
