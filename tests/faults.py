@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+#: How long anything may take before a test gives up on it.
+PATIENCE_S = 60.0
 
 #: Everything through which a file or a directory can change, or a lock be taken.
 SYSTEM_CALLS = (
@@ -158,7 +162,7 @@ def signals() -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
     reading, writing = os.pipe()
 
     def wait() -> None:
-        assert select.select([reading], [], [], 60)[0], "nobody has said it"
+        assert select.select([reading], [], [], PATIENCE_S)[0], "nobody has said it"
         os.read(reading, 1)
 
     try:
@@ -166,3 +170,11 @@ def signals() -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def wait_until(is_so: Callable[[], object], what: str = "it") -> None:
+    """Until another thread or process has done something, but not for ever."""
+    end = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end, f"{what} did not happen"
+        time.sleep(0.001)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from poolish.errors import PoolishError
@@ -78,14 +76,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 def run(*arguments: str | Path, cwd: Path, program: tuple[str, ...] = ("-m", "poolish")) -> tuple[int, str]:
     """The command from beginning to end."""
     return finish(start(*arguments, cwd=cwd, program=program))
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Until something has happened."""
-    end = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def published(folder: Path, split: str = "train") -> int:

@@ -17,7 +17,8 @@ from poolish.cli.app import app
 from poolish.errors import ConfigError
 from poolish.serve import queue_status
 from poolish.serve.workspace import make_workspace
-from tests.cli.commands import finish, run, start, wait_until
+from tests.cli.commands import finish, run, start
+from tests.faults import wait_until
 
 
 def files_in(folder: Path) -> set[str]:

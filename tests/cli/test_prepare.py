@@ -28,9 +28,9 @@ from tests.cli.commands import (
     published,
     run,
     start,
-    wait_until,
     workspace,
 )
+from tests.faults import wait_until
 
 
 def here(*arguments: str | Path) -> tuple[int, str]:

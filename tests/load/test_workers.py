@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from poolish.errors import ConfigError
 from poolish.load import workers as workers_module
 from poolish.load.workers import ReadAhead, Workers
+from tests.faults import wait_until
 
 #: How long a test waits for what must happen. Nothing is judged by time: it only ends a test that would hang.
 PATIENCE_S = 30
@@ -31,13 +32,6 @@ def workers() -> Iterator[Workers]:
 
 def ahead(tasks, read=lambda part: part, *, workers, n_ahead=2, split=list, join=lambda task, pieces: pieces, **more):
     return ReadAhead(iter(tasks), split, read, join, workers=workers, n_ahead=n_ahead, **more)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 # Order ----------------------------------------------------------------------------------------------------------

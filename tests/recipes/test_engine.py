@@ -46,44 +46,42 @@ def test_a_stop_iteration_does_not_end_a_bake(n_workers):
 
 def test_a_failure_waits_for_nobody():
     """One task fails while an earlier one takes for ever: the error comes at once and nothing more is begun."""
-    release, begun = threading.Event(), []
+    release, begun, waited = threading.Event(), [], []
 
     def task(i):
         begun.append(i)
         if i == 0:
             release.wait(60)
+            waited.append(i)
         if i == 1:
             raise ValueError("one")
         return i
 
-    started = time.monotonic()
     with pytest.raises(ValueError, match="one"):
         list(LocalEngine(2).run(task, range(1000)))
-    took_s = time.monotonic() - started
-    release.set()
 
-    assert took_s < 10
+    assert not waited
+    release.set()
     assert len(begun) <= 4
 
 
 def test_who_stops_taking_results_waits_for_nobody():
     """Closing the results is enough."""
-    release, begun = threading.Event(), []
+    release, begun, waited = threading.Event(), [], []
 
     def task(i):
         begun.append(i)
         if i:
             release.wait(60)
+            waited.append(i)
         return i
 
-    started = time.monotonic()
     results = LocalEngine(2).run(task, range(1000))
     next(results)
     results.close()
-    took_s = time.monotonic() - started
-    release.set()
 
-    assert took_s < 10
+    assert not waited
+    release.set()
     assert len(begun) <= 4
 
 

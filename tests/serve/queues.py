@@ -19,12 +19,9 @@ from poolish import DataProviderBase, DatasetConsumer
 from poolish.files import read_json, write_json
 from poolish.serve.inspection import verify_queue
 from poolish.serve.queue_log import QueueLog
-from tests.faults import SYSTEM_CALLS
+from tests.faults import PATIENCE_S, SYSTEM_CALLS
 
 CONFIG = {"dataset": "counts", "batch_size": 2, "block_size": 3, "splits": ["train"], "max_backlog": 8, "seed": 5}
-
-#: How long anything may take before a test gives up on it.
-PATIENCE_S = 60.0
 
 #: One line of a ledger: the number in the queue, whose batch it is, which of its batches, and what was in it.
 Entry = list[int]

