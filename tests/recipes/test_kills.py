@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from poolish import DatasetBuffer, DatasetRecipe, col
 from poolish.recipes.engine import LocalEngine
 from tests.effort import times
+from tests.faults import signals
 from tests.recipes.kitchen import cached, content, shelf
 
 N_FILES = 12
@@ -32,12 +34,13 @@ def slow(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [row] * (1 + row["x"] % 2)
 
 
-def baking(folder: Path, cache: Path, n_workers: int) -> int:
+def baking(folder: Path, cache: Path, n_workers: int, say_begun: Callable[[], None]) -> int:
     """A child that bakes again and again, so that it is killed in the middle of it."""
     child = os.fork()
     if child == 0:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            say_begun()
             while True:
                 recipe_of(folder).bake(cache=cache, engine=LocalEngine(n_workers))
                 for entry in cache.rglob("*.piece"):  # so that there is something to do
@@ -63,7 +66,9 @@ def test_a_bake_that_was_killed_goes_on_from_what_it_finished(how, n_workers, tm
     rng = np.random.default_rng(int(how) + n_workers)
 
     for i in range(times(4)):
-        child = baking(folder, cache, n_workers)
+        with signals() as (say_begun, wait_begun):
+            child = baking(folder, cache, n_workers, say_begun)
+            wait_begun()
         time.sleep(float(rng.uniform(0.0, 0.12)))
         os.kill(child, how)
         _, status = os.waitpid(child, 0)

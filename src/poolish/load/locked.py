@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from typing import Any
+
+from poolish.alive import Alive
 
 
 class Locked:
@@ -31,11 +32,11 @@ class Locked:
         self._lock = threading.RLock()
 
 
-_all: weakref.WeakSet[Locked] = weakref.WeakSet()
+_all: Alive[Locked] = Alive()
 
 
 def _renew() -> None:
-    for locked in list(_all):
+    for locked in _all:
         locked._after_fork()
 
 

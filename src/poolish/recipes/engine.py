@@ -16,11 +16,11 @@ import contextlib
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
+from poolish.alive import Alive
 from poolish.errors import RecipeError
 
 Task = TypeVar("Task")
@@ -33,7 +33,7 @@ GRACE_S = 1.0
 LOOK_S = 0.2
 
 #: Crews at work, for the moment when the process ends.
-_crews: weakref.WeakSet[_Crew[Any, Any]] = weakref.WeakSet()
+_crews: Alive[_Crew[Any, Any]] = Alive()
 
 
 class Engine(Protocol):

@@ -15,7 +15,6 @@ import operator
 import os
 import threading
 import uuid
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 from poolish import seeds
+from poolish.alive import Alive
 from poolish.errors import ConfigError
 from poolish.rows import arrays, normalizers, retention, show
 from poolish.rows.codec import RowCodec, kept_types
@@ -567,7 +567,7 @@ def _n_rows(max_size: Any) -> int:
 
 # A fork copies the memory of all threads but only one of them runs on: whoever forks takes every buffer's lock first,
 # so that no child ever finds a buffer half-changed, or locked by a thread it does not have. One fork at a time.
-_all_buffers: weakref.WeakSet[DatasetBuffer] = weakref.WeakSet()
+_all_buffers: Alive[DatasetBuffer] = Alive()
 _fork_lock = threading.RLock()
 _held: list[DatasetBuffer] = []
 

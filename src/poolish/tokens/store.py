@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from poolish import kernels
+from poolish.alive import Alive
 from poolish.errors import ConfigError, SchemaError
 from poolish.seeds import generator
 from poolish.tokens import hf_bridge, show, temporary
@@ -37,7 +38,7 @@ _LAST = 2**63 - 1
 _NO_BOUND = 2**62
 
 #: Stores that write, for the moment after a fork.
-_writing: weakref.WeakSet[StreamStore] = weakref.WeakSet()
+_writing: Alive[StreamStore] = Alive()
 
 
 class StreamStore:
@@ -565,7 +566,7 @@ def _width(width: Any) -> int:
 
 
 def _after_fork() -> None:
-    for store in list(_writing):
+    for store in _writing:
         store._become_reader()
     _writing.clear()
 
