@@ -63,6 +63,19 @@ def in_child(function: Callable[[], object]) -> int:
     return ended(fork(function))
 
 
+@contextmanager
+def children(*functions: Callable[[], object]) -> Iterator[list[int]]:
+    """Run functions in children of their own, which are gone when the block is left, however it is left."""
+    pids = [fork(lambda function=function: (signal.alarm(120), function())) for function in functions]
+    try:
+        yield pids
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                ended(pid)
+
+
 def kill(pid: int) -> None:
     """Kill a child and wait until it is gone."""
     os.kill(pid, signal.SIGKILL)

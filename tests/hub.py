@@ -19,6 +19,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 SILENCE_S = 30  # a client that is silent for so long is given up
+CLIENT_LIMIT_S = 90  # a client that takes longer has failed
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
@@ -134,6 +137,20 @@ class Hub:
         self.repos: dict[str, Repo] = {}
         self.objects: dict[str, bytes] = {}
         self._one_at_a_time = threading.Lock()
+
+    def told_by(self, program: str, home: Path, said: object = None) -> dict[str, Any]:
+        """The JSON that a client prints, a program in a process of its own that reads ``said``; and what it asked."""
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            input=json.dumps(said),
+            env=self.environment(home),
+            capture_output=True,
+            text=True,
+            timeout=CLIENT_LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stderr}\nrequests:\n" + "\n".join(self.requests)
+        return {**json.loads(done.stdout), "requests": self.requests}
 
     def environment(self, home: Path) -> dict[str, str]:
         """All variables for a child process whose clients know only this hub, and keep their files in ``home``.

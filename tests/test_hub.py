@@ -5,16 +5,11 @@ Importing ``datasets`` takes seconds, so one child process does all there is to 
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.hub import local_hub
-
-CLIENT_LIMIT_S = 60
 
 CLIENT = """
 import json, sys
@@ -98,17 +93,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a client met with that pushed and loaded, and what the hub was asked."""
     asked = {"features": FEATURES, "rows": ROWS, "few rows": FEW_ROWS}
     with local_hub() as hub:
-        done = subprocess.run(
-            [sys.executable, "-c", CLIENT],
-            input=json.dumps(asked),
-            env=hub.environment(tmp_path_factory.mktemp("home")),
-            capture_output=True,
-            text=True,
-            timeout=CLIENT_LIMIT_S,
-            check=False,
-        )
-    assert done.returncode == 0, f"{done.stderr}\nrequests:\n" + "\n".join(hub.requests)
-    return {**json.loads(done.stdout), "requests": hub.requests}
+        return hub.told_by(CLIENT, tmp_path_factory.mktemp("home"), asked)
 
 
 def loaded(rows: dict[str, list[Any]]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -15,26 +14,13 @@ import pytest
 from poolish import StreamStore
 from poolish.load import order
 from tests.effort import times
-from tests.faults import ended, fork
+from tests.faults import children, ended, wait_until
 from tests.load.loaders import extend, load, saved, stream
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(order, "BLOCK_ROWS", 16)
-
-
-@contextlib.contextmanager
-def children(functions):
-    """Run functions in children of their own, which are gone when the block is left, however it is left."""
-    pids = [fork(lambda function=function: (signal.alarm(60), function())) for function in functions]
-    try:
-        yield pids
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                ended(pid)
 
 
 def rank_of(folder: Path, rank: int, world_size: int, state=None, *, batch_size=2, n_steps=10**6, seed=0):
@@ -92,7 +78,7 @@ def test_ranks_in_processes_see_each_row_once_while_a_writer_appends(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         stream(40, folder / "stream").close()
-        with children([writer_of(folder, 160), *(rank_of(folder, rank, 3) for rank in range(3))]) as pids:
+        with children(writer_of(folder, 160), *(rank_of(folder, rank, 3) for rank in range(3))) as pids:
             assert [ended(pid) for pid in pids] == [0] * 4
         logs = [logged(folder, rank) for rank in range(3)]
         seen = [id_ for log in logs for line in log for id_ in line["ids"]]
@@ -111,12 +97,12 @@ def test_killed_ranks_go_on_from_the_last_common_state_on_another_world_size(tmp
         folder.mkdir()
         stream(40, folder / "stream").close()
         state, trained, world_size, is_over = None, [], 3, False
-        with children([writer_of(folder, 130)]):
+        with children(writer_of(folder, 130)):
             for turn in range(3):
                 for old in folder.glob("rank-*"):
                     old.unlink()
                 runs = [rank_of(folder, rank, world_size, state, seed=turn) for rank in range(world_size)]
-                with children(runs) as pids:
+                with children(*runs) as pids:
                     if turn < 2:
                         _wait_for(folder, world_size, chance.randint(1, 5), pids)
                     else:
@@ -137,12 +123,13 @@ def test_killed_ranks_go_on_from_the_last_common_state_on_another_world_size(tmp
 
 def _wait_for(folder: Path, world_size: int, n_steps: int, pids: list[int]) -> None:
     """Until every rank has written down some steps, or has ended."""
-    deadline = time.monotonic() + 30
-    while min(len(logged(folder, rank)) for rank in range(world_size)) < n_steps:
-        assert time.monotonic() < deadline
-        if all(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in pids):
-            return
-        time.sleep(0.001)
+
+    def is_so() -> bool:
+        if min(len(logged(folder, rank)) for rank in range(world_size)) >= n_steps:
+            return True
+        return all(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in pids)
+
+    wait_until(is_so)
 
 
 def test_a_rank_killed_while_it_holds_the_journal_stops_nobody(tmp_path):
@@ -151,7 +138,7 @@ def test_a_rank_killed_while_it_holds_the_journal_stops_nobody(tmp_path):
         folder, chance = tmp_path / str(number), random.Random(number)
         folder.mkdir()
         stream(60, folder / "stream").close()
-        with children([rank_of(folder, rank, 2) for rank in range(2)]) as pids:
+        with children(*(rank_of(folder, rank, 2) for rank in range(2))) as pids:
             time.sleep(chance.random() * 0.05)
             os.kill(pids[0], signal.SIGKILL)
             assert ended(pids[0]) in (0, -signal.SIGKILL)

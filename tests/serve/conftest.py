@@ -1,4 +1,4 @@
-"""What the tests of kills and of exactly-once share."""
+"""What the tests of the queue share, as fixtures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from poolish.serve import split_reader
+from poolish.serve import provider, split_reader
 from tests.serve import queues
 
 
@@ -16,6 +16,12 @@ def few_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are deleted after every second batch, so that a short run does everything that a long one does."""
     monkeypatch.setattr(split_reader, "_TOGETHER", 2)
     monkeypatch.setattr(split_reader, "_LOOK_AROUND_S", 0.01)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider that has nothing to do looks again soon."""
+    monkeypatch.setattr(provider, "_WAIT_S", 0.01)
 
 
 @pytest.fixture

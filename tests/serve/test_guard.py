@@ -17,23 +17,10 @@ from safetensors.numpy import load_file
 from poolish import DataProviderBase, DatasetConsumer, DatasetProvider
 from poolish.errors import BudgetSpent, ConfigError, DataRefused
 from poolish.guards import CircuitBreaker, CircuitOpen, Retry, Suite, register_check
-from poolish.serve import provider as provider_module
 from poolish.serve import queue_status, rejections
 from tests.faults import die, fork, in_child, kill
-from tests.serve import queues
 
-
-@pytest.fixture
-def path(tmp_path):
-    """The folder of a dataset."""
-    with queues.in_memory(tmp_path) as folder:
-        yield folder / "data"
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """A provider that has nothing to do looks again soon."""
-    monkeypatch.setattr(provider_module, "_WAIT_S", 0.01)
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def suite(**actions) -> Suite:

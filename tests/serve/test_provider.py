@@ -17,25 +17,13 @@ import pytest
 from poolish import DatasetBuffer, DatasetProvider, StreamStore
 from poolish.errors import ConfigError, QueueError, SchemaError, StaleSchema
 from poolish.serve import DataProviderBase, provider_notes, queue_status
-from poolish.serve import provider as provider_module
 from poolish.serve.queue_meta import QueueMeta
 from tests.effort import times
 from tests.faults import die, fork, in_child, kill, wait_until
 from tests.serve import queues
 from tests.serve.queues import Counting, check_ledger, check_log, consumer, provide, provider, publish, take, wanted
 
-
-@pytest.fixture
-def path(tmp_path):
-    """The folder of a dataset."""
-    with queues.in_memory(tmp_path) as folder:
-        yield folder / "data"
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """A provider that has nothing to do looks again soon."""
-    monkeypatch.setattr(provider_module, "_WAIT_S", 0.01)
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def raw_batches(path: Path, split: str = "train") -> list[bytes]:

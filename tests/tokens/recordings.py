@@ -16,6 +16,7 @@ import pytest
 
 from poolish import StreamStore
 from poolish.tokens import head, opening
+from tests.faults import die, in_child
 
 #: Only named, so that whether they hold one number or many is decided by what is appended first.
 FIELDS = ["action", "observation", "done"]
@@ -136,6 +137,19 @@ def make(path: Path, n_calls: int = 0) -> int:
         for _ in range(n_calls):
             step = go_on(store, step)
     return step
+
+
+def abandon(path: Path) -> None:
+    """A stream of ten steps that are committed and ten that are not, whose writer was killed."""
+
+    def leave() -> None:
+        store = StreamStore(path, FIELDS)
+        append(store, 0, 10)
+        store.commit()
+        append(store, 10, 20)
+        die()
+
+    in_child(leave)
 
 
 def another_boot(monkeypatch: pytest.MonkeyPatch, name: bytes) -> None:

@@ -26,7 +26,7 @@ from poolish.tokens import head as head_page
 from tests.effort import IS_SOAK, times
 from tests.faults import SYSTEM_CALLS, die, in_child
 from tests.tokens import recordings
-from tests.tokens.recordings import FIELDS, another_boot, append, append_many, assert_holds
+from tests.tokens.recordings import FIELDS, abandon, another_boot, append, append_many, assert_holds
 
 SECTOR = 512
 
@@ -458,15 +458,7 @@ def test_a_commit_that_was_dropped_never_comes_back(tmp_path):
 def test_a_stream_of_another_boot_is_what_was_committed_to_readers_too(tmp_path):
     """And once a writer has opened it, the rest is gone for good, also on the old boot."""
     path = tmp_path / "stream"
-
-    def leave():
-        store = StreamStore(path, FIELDS)
-        append(store, 0, 10)
-        store.commit()
-        append(store, 10, 20)
-        die()
-
-    in_child(leave)
+    abandon(path)
 
     with StreamStore.open(path) as reader:
         assert reader.n_steps == 20
@@ -616,15 +608,7 @@ def test_each_call_of_making_a_stream_may_fail(tmp_path, code):
 def test_each_call_of_opening_may_fail(tmp_path, code, next_boot):
     """To read or to write, after a kill or a power cut: the error leaves everything as it was, and no file open."""
     path = tmp_path / "stream"
-
-    def leave():
-        store = StreamStore(path, FIELDS)
-        append(store, 0, 10)
-        store.commit()
-        append(store, 10, 20)
-        die()
-
-    in_child(leave)
+    abandon(path)
     template, n_steps = tmp_path / "template", 10 if next_boot else 20
     path.rename(template)
 

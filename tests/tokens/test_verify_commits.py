@@ -20,9 +20,8 @@ from poolish.errors import ConfigError, CorruptDataError
 from poolish.files import checksum_hex
 from poolish.tokens import commits, memmap_buffer, writer
 from poolish.tokens.commits import Commit, CommitLog, blocks, chained, follows
-from tests.faults import die, in_child
 from tests.tokens import recordings
-from tests.tokens.recordings import FIELDS, append, append_many, assert_holds
+from tests.tokens.recordings import FIELDS, abandon, append, append_many, assert_holds
 
 ROOT = Path(__file__).resolve().parents[2]
 UUID_A, UUID_B = UUID(int=1), UUID(int=2)
@@ -192,15 +191,7 @@ def test_a_program_that_ends_commits(tmp_path, end, status):
 def test_what_a_killed_writer_appended_is_committed_by_the_next(tmp_path):
     """Until then it has no checksum, and ``verify`` says how much that is."""
     path = tmp_path / "stream"
-
-    def leave():
-        store = StreamStore(path, FIELDS)
-        append(store, 0, 10)
-        store.commit()
-        append(store, 10, 20)
-        die()
-
-    in_child(leave)
+    abandon(path)
 
     with StreamStore.open(path) as reader:
         verified = reader.verify()
