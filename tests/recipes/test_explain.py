@@ -12,7 +12,7 @@ import pytest
 
 from poolish import DatasetRecipe, col
 from poolish.recipes import explain as explaining
-from poolish.recipes import stratified, top
+from poolish.recipes import sampling, stratified, top
 
 
 def table_of(n_rows, first=0):
@@ -45,7 +45,7 @@ def files(tmp_path):
 @pytest.fixture
 def little_reading(monkeypatch):
     """A quarter of the files is all that is looked at."""
-    monkeypatch.setattr(explaining, "READ_ROWS", 2000)
+    monkeypatch.setattr(sampling, "READ_ROWS", 2000)
     monkeypatch.setattr(explaining, "SAMPLED_ROWS", 400)
 
 
@@ -313,12 +313,13 @@ def test_new_and_changed_files_are_told_apart(files, tmp_path):
     assert cache_line(make(files), cache) == (6, {"changed content": 1, "new content": 1})
 
 
-def test_a_damaged_index_costs_only_the_reasons(files, tmp_path):
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"a": 1}', '{"a": {"fragments": 1}}'])
+def test_a_damaged_index_costs_only_the_reasons(files, tmp_path, content):
     """The index explains; it decides nothing."""
     cache = tmp_path / "cache"
     make(files).bake(cache=cache)
     (index,) = (cache / "index").iterdir()
-    index.write_text("{")
+    index.write_text(content)
 
     assert cache_line(make(files), cache) == (8, {})
     assert cache_line(make(files, seed=3), cache) == (0, {"new content": 8})

@@ -13,30 +13,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from poolish.errors import BudgetSpent, RecipeError, UnknownColumn
 from poolish.guards.guard import ask, passed
 from poolish.recipes.baked_rows import Rows
-from poolish.recipes.built_in import BUILT_IN, Barrier, Fitted, Shuffle, built_in
+from poolish.recipes.built_in import Barrier, Fitted, Shuffle
 from poolish.recipes.cache import Baked, Cache, total
-from poolish.recipes.callables import RowPredicate
 from poolish.recipes.chain import Chain, Work, bake_together, fragments_of, prepared
 from poolish.recipes.choosing import look
 from poolish.recipes.engine import Engine, taken
-from poolish.recipes.expressions import Expression, as_expression
 from poolish.recipes.file_sources import FileSource
 from poolish.recipes.identity import Int64, part_numbers, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
+from poolish.recipes.interpretation import as_filter, quotas_of, step_of
 from poolish.recipes.nested import RecipeSource
 from poolish.recipes.piece import Piece, selected_rows
-from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, largest_remainder
+from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser
 from poolish.recipes.sources import Fragment, Source, as_source
-from poolish.recipes.steps import CalledStep, is_registered, registered
-from poolish.recipes.suites import SuiteStep, is_suite
+from poolish.recipes.suites import SuiteStep
 
 MAX_STEPS = 62
 
@@ -438,47 +435,3 @@ def _grouped(lots: list[Lot]) -> list[Group]:
 
 def _copy(piece: Piece, number: int) -> Piece:
     return replace(piece, subs=part_numbers(piece.subs, "repeat", np.full(len(piece), number)))
-
-
-# What instructions mean -----------------------------------------------------------------------------------------------
-
-
-def quotas_of(instructions: Sequence[Any], total: int | None) -> dict[str, int]:
-    """How much of the total each ingredient with a weight is to give, by its name."""
-    weighted = [each for each in instructions if isinstance(each, AddIngredient) and each.weight is not None]
-    if not weighted:
-        return {}
-    if total is None:
-        raise RecipeError("weights are shares of a total; give the recipe total=, or ingredients take=")
-    shares = largest_remainder([float(each.weight or 0) for each in weighted], total)
-    return {each.name: share for each, share in zip(weighted, shares, strict=True)}
-
-
-def step_of(instruction: PrepareStep) -> Any:
-    """The step that an instruction names: a suite, one that is built in or registered, or a function of the user's."""
-    step, name, options = instruction.step, instruction.name, dict(instruction.options)
-    if is_suite(step):
-        return SuiteStep(name, step)
-    if isinstance(step, str):
-        made = built_in(step, name, options, instruction.version)
-        if made is not None:
-            return made
-        step = registered(step) if is_registered(step) else _unknown(step)
-    if not callable(step):
-        raise RecipeError(f"step {name!r}: a function, the name of a step, or a suite, got {step!r}")
-    return CalledStep(name, step, instruction.version, options.pop("batched", False), options)
-
-
-def _unknown(step: str) -> NoReturn:
-    near = get_close_matches(step, BUILT_IN, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise RecipeError(f"no step {step!r}{hint} Steps by name are {', '.join(BUILT_IN)} and those of @register_step")
-
-
-def as_filter(where: Any) -> Any:
-    """What ``where=`` says as something that gives a mask, None if it says nothing."""
-    if where is None:
-        return None
-    if callable(where) and not isinstance(where, Expression):
-        return RowPredicate(where)
-    return as_expression(where)

@@ -6,7 +6,7 @@
 
 What is not exact is marked ``~``. Samples are chosen by hash, so the same recipe is always explained in the same way.
 A function of the user's is called with one row, and with more only if that is quick. Nothing is written: the index that
-tells why a fragment is not cached comes from ``remember``, which bakes call.
+tells why a fragment is not cached comes from ``last_bake``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -25,24 +25,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from poolish.errors import PoolishError
-from poolish.files import read_json, write_json
 from poolish.recipes.baked_rows import one_table
-from poolish.recipes.baking import Lot, as_filter, quotas_of, step_of
 from poolish.recipes.built_in import Dedup, Fitted, Limit, Shuffle
-from poolish.recipes.cache import Cache, key_of
+from poolish.recipes.cache import Cache
 from poolish.recipes.chain import Chain, Work, filtered, fragments_of, prepared
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explanation, duration_text
 from poolish.recipes.identity import below, row_hashes, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
-from poolish.recipes.piece import Piece, canonical_table, joined, selected_rows
+from poolish.recipes.interpretation import as_filter, quotas_of, step_of
+from poolish.recipes.last_bake import LastBake
+from poolish.recipes.piece import Piece, canonical_table, selected_rows
 from poolish.recipes.row_steps import RowStep
-from poolish.recipes.sources import Fragment, Source, as_source, no_rows
+from poolish.recipes.sampling import Look, border_of, looked, smallest, spread
+from poolish.recipes.sources import Fragment, Source, as_source
 
-__all__ = ["Estimate", "ExplainedLine", "Explanation", "explain", "remember"]
-
-#: What is read of an ingredient: whole fragments until so many rows, or so many bytes, were looked at.
-READ_ROWS, READ_BYTES, READ_FRAGMENTS = 262_144, 64 << 20, 256
 #: Rows that steps are tried on.
 SAMPLED_ROWS = 20_000
 #: Rows that a function is tried on after its first one, if they can be expected to take no longer than this.
@@ -90,27 +87,6 @@ class _Flow:
         return Estimate(counted / max(1, len(self.sample)) * self.rows.value, self.is_whole)
 
 
-@dataclass
-class _Look:
-    """What was read of a source: rows that passed the filter, of how many."""
-
-    pieces: list[Piece]
-    n_read: int
-    seconds: float
-    total: Estimate
-    is_all: bool
-
-    @property
-    def n_passed(self) -> int:
-        return sum(map(len, self.pieces))
-
-    def available(self, where: Any) -> Estimate:
-        """Rows that pass the filter."""
-        if where is None:
-            return self.total
-        return Estimate(self.n_passed / max(1, self.n_read) * self.total.value, self.is_all)
-
-
 class _Kitchen:
     """Follows the instructions with samples."""
 
@@ -120,7 +96,7 @@ class _Kitchen:
         # A cache is made by the first bake; looking for it does not make it.
         self._cache = Cache(cache) if cache is not None and Path(cache).is_dir() else None
         self._has_cache = cache is not None
-        self._index = _read_index(self._cache, recipe.name)
+        self._last = LastBake(self._cache, recipe.name)
         self._flows: list[_Flow] = []
         self._lines: list[ExplainedLine] = []
         self._problems: list[str] = []
@@ -168,7 +144,7 @@ class _Kitchen:
         if inner is not None:
             look = self._looked_inside(inner, chain, line)
         else:
-            look = _looked(chain, fragments, self._recipe.seed)
+            look = looked(chain, fragments, self._recipe.seed)
         flow = self._chosen(ingredient, quota, look, chain, fragments, line)
         line.rows_in, line.rows_out, line.n_bytes = look.total, flow.rows, flow.sized()
         line.tokens_out = flow.tokens(self._recipe.tokens)
@@ -176,7 +152,7 @@ class _Kitchen:
         flow.work.append((line, look.seconds / max(1, look.n_read) * look.total.value / n_parallel))
         self._flows.append(flow)
 
-    def _looked_inside(self, recipe: Any, chain: Chain, line: ExplainedLine) -> _Look:
+    def _looked_inside(self, recipe: Any, chain: Chain, line: ExplainedLine) -> Look:
         """A nested recipe is explained, not baked: its sample is the source."""
         kitchen = _Kitchen(recipe, None, self._on_error)
         kitchen.look()
@@ -189,13 +165,13 @@ class _Kitchen:
         piece = piece if chain.where is None else piece.keep(filtered(piece, chain.where, chain.on_error, [])[0])
         is_all = found.rows.is_exact and found.rows.value == table.num_rows
         spent = time.perf_counter() - started + found.seconds * table.num_rows / max(1, found.rows.value)
-        return _Look([piece], table.num_rows, spent, found.rows, is_all)
+        return Look([piece], table.num_rows, spent, found.rows, is_all)
 
     def _chosen(
         self,
         ingredient: AddIngredient,
         quota: int | None,
-        look: _Look,
+        look: Look,
         chain: Chain,
         fragments: Sequence[Fragment],
         line: ExplainedLine,
@@ -218,16 +194,16 @@ class _Kitchen:
         elif take is not None or quota is not None:
             asked = quota if quota is not None else int(take or 0)
             rows = self._counted(asked, look, available, ingredient, line)
-            threshold = _threshold(asked, look, available, hashes) if how == "hash" else None
+            threshold = border_of(asked, look, available, hashes) if how == "hash" else None
         n_sampled = min(SAMPLED_ROWS, round(rows.value))
-        sample = _smallest(look.pieces, hashes, n_sampled, chain)
+        sample = smallest(look.pieces, hashes, n_sampled, chain)
         by_hash = how == "hash" or rows.value == look.n_passed
         is_whole = look.is_all and rows.is_exact and len(sample) == rows.value and by_hash and not is_nested
         is_known = look.is_all or take is None or isinstance(take, float)
         return _Flow(ingredient.name, rows, sample, is_whole, chain, fragments, line, threshold, is_known)
 
     def _counted(
-        self, asked: int, look: _Look, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
+        self, asked: int, look: Look, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
     ) -> Estimate:
         # Having seen so many rows is as good as having seen all.
         if asked <= available.value:
@@ -241,7 +217,7 @@ class _Kitchen:
         self._problems.append(f"{text}; ask for fewer, or pass on_short='accept' or 'repeat'")
         return available
 
-    def _rows_of_tokens(self, quota: int, look: _Look, available: Estimate, line: ExplainedLine) -> Estimate:
+    def _rows_of_tokens(self, quota: int, look: Look, available: Estimate, line: ExplainedLine) -> Estimate:
         column = self._recipe.tokens
         known = [piece.table.column(column) for piece in look.pieces if column in piece.table.column_names]
         counted = sum(pc.sum(each).as_py() or 0 for each in known)
@@ -347,13 +323,13 @@ class _Kitchen:
 
         One row, then 64, then a thousand, so that the answer seldom depends on how busy the machine is.
         """
-        tried = _spread(sample, 1)
+        tried = spread(sample, 1)
         # The first call pays for imports and the like.
         seconds = min(_seconds(tried, work), _seconds(tried, work))
         for n_rows in TRIED_ROWS:
             if seconds * n_rows > STEP_SECONDS:
                 return tried
-            tried = _spread(sample, n_rows)
+            tried = spread(sample, n_rows)
             if len(tried) == len(sample):
                 return sample
             seconds = _seconds(tried, work) / len(tried)
@@ -385,81 +361,15 @@ class _Kitchen:
             return "new content"
         kept = self._cache.look(flow.chain.key(fragment))
         if flow.threshold is not None and kept is not None:
-            return _chosen_otherwise(flow, *kept)
-        told = self._index.get(flow.name)
-        reason = "new content" if told is None else _changed(told, _index_of(flow.chain, [fragment]), fragment)
-        return reason or ("chosen while baking" if flow.threshold is None else "not kept")
+            return _chosen_otherwise(flow.threshold, *kept, is_known=flow.is_known)
+        otherwise = "chosen while baking" if flow.threshold is None else "not kept"
+        return self._last.changed(flow.chain, fragment) or otherwise
 
 
 def _seconds(piece: Piece, work: Work) -> float:
     started = time.perf_counter()
     prepared(piece, work, "skip", [])
     return time.perf_counter() - started
-
-
-def _looked(chain: Chain, fragments: Sequence[Fragment], seed: int) -> _Look:
-    """Read fragments in the order of a hash until there is enough to tell."""
-    order = sorted(fragments, key=lambda each: key_of("explain", seed, each.name, each.number))
-    pieces: list[Piece] = []
-    n_read = n_bytes = n_fragments = 0
-    started = time.perf_counter()
-    is_all = True
-    for fragment in order:
-        if n_read >= READ_ROWS or n_bytes >= READ_BYTES or n_fragments >= READ_FRAGMENTS:
-            is_all = False
-            break
-        n_here = 0
-        n_fragments += 1
-        for table, rows in chain.source.read(fragment, None, chain.where):
-            if n_bytes >= READ_BYTES:
-                # Rows before these were read, or left out because the filter cannot hold for them.
-                n_here = int(rows[0]) - fragment.place.get("first", 0)
-                is_all = False
-                break
-            n_here, n_bytes = n_here + len(rows), n_bytes + table.nbytes
-            piece = Piece.read(chain.ingredient, fragment.name, canonical_table(table), rows)
-            pieces.append(
-                piece if chain.where is None else piece.keep(filtered(piece, chain.where, chain.on_error, [])[0])
-            )
-        else:
-            n_here = n_here if fragment.n_rows is None else fragment.n_rows
-        n_read += n_here
-    seconds = time.perf_counter() - started
-    return _Look(pieces, n_read, seconds, _total(fragments, n_read, n_fragments, is_all), is_all)
-
-
-def _total(fragments: Sequence[Fragment], n_read: int, n_fragments: int, is_all: bool) -> Estimate:
-    known = [fragment.n_rows for fragment in fragments if fragment.n_rows is not None]
-    if len(known) == len(fragments):
-        return Estimate(sum(known), True)
-    return Estimate(n_read * len(fragments) / max(1, n_fragments), is_all)
-
-
-def _smallest(pieces: list[Piece], hashes: list[Any], n_rows: int, chain: Chain) -> Piece:
-    """The rows with the smallest hashes, in their order."""
-    if not pieces:
-        table = canonical_table(no_rows(chain.source.schema()))
-        return Piece.read(chain.ingredient, "", table, np.empty(0, np.int64))
-    together = np.concatenate(hashes)
-    if n_rows < len(together):
-        cut = np.partition(together, n_rows)[n_rows]
-        pieces = [piece.keep(own < cut) for piece, own in zip(pieces, hashes, strict=True)]
-    return joined(pieces)
-
-
-def _threshold(asked: int, look: _Look, available: Estimate, hashes: list[Any]) -> int:
-    """The hash below which a count of rows is: the lowest that is not chosen, or else what it is not likely below."""
-    if asked >= available.value:
-        return 2**64
-    if look.is_all:
-        return int(np.partition(np.concatenate(hashes), asked)[asked])
-    return int(asked / available.value * max(0.0, 1 - 3 / max(1, asked) ** 0.5) * 2**64)
-
-
-def _spread(sample: Piece, n_rows: int) -> Piece:
-    if n_rows >= len(sample):
-        return sample
-    return sample.take(np.linspace(0, len(sample) - 1, n_rows).astype(np.int64))
 
 
 def _selected(flow: _Flow, where: Any) -> Estimate:
@@ -481,65 +391,8 @@ def _together(parts: Sequence[Estimate | None]) -> Estimate | None:
     return reduce(Estimate.__add__, known) if known and len(known) == len(parts) else None
 
 
-# Why something is not cached ----------------------------------------------------------------------------------------
-
-
-_INDEX = "index"
-
-
-def remember(cache: Cache, recipe: str, lots: Sequence[Lot]) -> None:
-    """Write down what was baked, so that ``explain`` can tell what changed since: one small file for each recipe."""
-    told = {lot.name: _index_of(lot.chain, lot.fragments) for lot in lots}
-    cache.folder(_INDEX)
-    write_json(_index_place(cache, recipe), told, durable=False)
-
-
-def _index_place(cache: Cache, recipe: str) -> Path:
-    return cache.path / _INDEX / f"{key_of('recipe', recipe)}.json"
-
-
-def _read_index(cache: Cache | None, recipe: str) -> dict[str, Any]:
-    if cache is None:
-        return {}
-    try:
-        found = read_json(_index_place(cache, recipe))
-    except (OSError, PoolishError):
-        return {}  # only reasons are lost with it
-    return found if isinstance(found, dict) else {}
-
-
-def _index_of(chain: Chain, fragments: Sequence[Fragment]) -> dict[str, Any]:
-    return {
-        "filter": str(chain.where),
-        "seed": str(chain.seed),
-        "steps": [work.fingerprint for work in chain.works],
-        "on_error": chain.on_error,
-        "fragments": {_fragment_name(fragment): fragment.fingerprint for fragment in fragments},
-    }
-
-
-def _fragment_name(fragment: Fragment) -> str:
-    return f"{fragment.number} {fragment.name}"
-
-
-def _chosen_otherwise(flow: _Flow, kept: int, holds_for_fewer: bool) -> str | None:
+def _chosen_otherwise(threshold: int, kept: int, holds_for_fewer: bool, *, is_known: bool) -> str | None:
     """Why a kept result does not hold for this choice: it has too few rows, or more and nobody knows which to leave."""
-    assert flow.threshold is not None
-    if kept < flow.threshold:
+    if kept < threshold:
         return "more rows asked for"
-    return "fewer rows asked for" if kept > flow.threshold and flow.is_known and not holds_for_fewer else None
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any], fragment: Fragment) -> str | None:
-    """What is not as it was when this was baked last."""
-    name = _fragment_name(fragment)
-    if before["fragments"].get(name) != now["fragments"][name]:
-        return "new content" if name not in before["fragments"] else "changed content"
-    for word in ("filter", "seed", "on_error"):
-        if before[word] != now[word]:
-            return f"changed {word}"
-    if before["steps"] != now["steps"]:
-        old = {step[0]: step for step in before["steps"]}
-        other = [step[0] for step in now["steps"] if old.get(step[0]) != step]
-        return f"changed step {other[0]}" if other else "changed steps"
-    return None
+    return "fewer rows asked for" if kept > threshold and is_known and not holds_for_fewer else None

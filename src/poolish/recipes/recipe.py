@@ -14,9 +14,10 @@ from poolish.recipes.baking import Bake, Progress
 from poolish.recipes.cache import Cache
 from poolish.recipes.differences import RecipeDifference, recipe_difference, told
 from poolish.recipes.engine import as_engine
-from poolish.recipes.explain import explain, remember
+from poolish.recipes.explain import explain
 from poolish.recipes.explanation import Explanation
 from poolish.recipes.instructions import ON_SHORT, AddIngredient, Instruction, Pick, PrepareStep
+from poolish.recipes.last_bake import remember
 from poolish.recipes.lineage import Lineage
 from poolish.recipes.report import Report, reasons_of
 from poolish.recipes.result import BakeResult, rejects_table

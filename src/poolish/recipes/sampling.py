@@ -1,0 +1,107 @@
+"""What is looked at of a source to tell what a bake will do: fragments and rows in the order of a hash."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from poolish.recipes.cache import key_of
+from poolish.recipes.chain import Chain, filtered
+from poolish.recipes.explanation import Estimate
+from poolish.recipes.piece import Piece, canonical_table, joined
+from poolish.recipes.sources import Fragment, no_rows
+
+#: What is read of an ingredient: whole fragments until so many rows, or so many bytes, were looked at.
+READ_ROWS, READ_BYTES, READ_FRAGMENTS = 262_144, 64 << 20, 256
+
+
+@dataclass
+class Look:
+    """What was read of a source: rows that passed the filter, of how many."""
+
+    pieces: list[Piece]
+    n_read: int
+    seconds: float
+    total: Estimate
+    is_all: bool
+
+    @property
+    def n_passed(self) -> int:
+        """How many rows passed."""
+        return sum(map(len, self.pieces))
+
+    def available(self, where: Any) -> Estimate:
+        """Rows that pass the filter."""
+        if where is None:
+            return self.total
+        return Estimate(self.n_passed / max(1, self.n_read) * self.total.value, self.is_all)
+
+
+def looked(chain: Chain, fragments: Sequence[Fragment], seed: int) -> Look:
+    """Read fragments in the order of a hash until there is enough to tell."""
+    order = sorted(fragments, key=lambda each: key_of("explain", seed, each.name, each.number))
+    pieces: list[Piece] = []
+    n_read = n_bytes = n_fragments = 0
+    started = time.perf_counter()
+    is_all = True
+    for fragment in order:
+        if n_read >= READ_ROWS or n_bytes >= READ_BYTES or n_fragments >= READ_FRAGMENTS:
+            is_all = False
+            break
+        n_here = 0
+        n_fragments += 1
+        for table, rows in chain.source.read(fragment, None, chain.where):
+            if n_bytes >= READ_BYTES:
+                # Rows before these were read, or left out because the filter cannot hold for them.
+                n_here = int(rows[0]) - fragment.place.get("first", 0)
+                is_all = False
+                break
+            n_here, n_bytes = n_here + len(rows), n_bytes + table.nbytes
+            piece = Piece.read(chain.ingredient, fragment.name, canonical_table(table), rows)
+            pieces.append(
+                piece if chain.where is None else piece.keep(filtered(piece, chain.where, chain.on_error, [])[0])
+            )
+        else:
+            n_here = n_here if fragment.n_rows is None else fragment.n_rows
+        n_read += n_here
+    seconds = time.perf_counter() - started
+    return Look(pieces, n_read, seconds, _total(fragments, n_read, n_fragments, is_all), is_all)
+
+
+def _total(fragments: Sequence[Fragment], n_read: int, n_fragments: int, is_all: bool) -> Estimate:
+    known = [fragment.n_rows for fragment in fragments if fragment.n_rows is not None]
+    if len(known) == len(fragments):
+        return Estimate(sum(known), True)
+    return Estimate(n_read * len(fragments) / max(1, n_fragments), is_all)
+
+
+def smallest(pieces: list[Piece], hashes: list[Any], n_rows: int, chain: Chain) -> Piece:
+    """The rows with the smallest hashes, in their order."""
+    if not pieces:
+        table = canonical_table(no_rows(chain.source.schema()))
+        return Piece.read(chain.ingredient, "", table, np.empty(0, np.int64))
+    together = np.concatenate(hashes)
+    if n_rows < len(together):
+        cut = np.partition(together, n_rows)[n_rows]
+        pieces = [piece.keep(own < cut) for piece, own in zip(pieces, hashes, strict=True)]
+    return joined(pieces)
+
+
+def border_of(asked: int, look: Look, available: Estimate, hashes: list[Any]) -> int:
+    """The hash below which a count of rows is: the lowest that is not chosen, or else what it is not likely below."""
+    if asked >= available.value:
+        return 2**64
+    if look.is_all:
+        return int(np.partition(np.concatenate(hashes), asked)[asked])
+    return int(asked / available.value * max(0.0, 1 - 3 / max(1, asked) ** 0.5) * 2**64)
+
+
+def spread(sample: Piece, n_rows: int) -> Piece:
+    """So many of the rows, as far from each other as can be."""
+    if n_rows >= len(sample):
+        return sample
+    return sample.take(np.linspace(0, len(sample) - 1, n_rows).astype(np.int64))
