@@ -14,7 +14,8 @@ from poolish import html
 from poolish.errors import ConfigError, CorruptDataError, PoolishError, UnknownColumn
 from poolish.files import parse_json
 from poolish.guards.bins import N_BINS, Bins
-from poolish.guards.column_profile import SKETCHES, ColumnProfile, profile_of
+from poolish.guards.column_profile import ColumnProfile
+from poolish.guards.column_profiling import SKETCHES, profile_of
 from poolish.guards.columns import column_of, columns_of
 
 VERSION = 1

@@ -25,9 +25,8 @@ import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 from poolish import seeds
-from poolish.alive import Alive
 from poolish.errors import ConfigError
-from poolish.rows import arrays, normalizers, retention, show
+from poolish.rows import arrays, forks, normalizers, retention, show
 from poolish.rows.codec import RowCodec, kept_types
 from poolish.rows.draft import Draft, joined, runs_of
 from poolish.rows.limits import Limits
@@ -104,8 +103,7 @@ class DatasetBuffer(ReadsSnapshots):
         if schema is not None:
             declared = Schema.of(schema)
             self._declare(declared, may_be_missing=frozenset(field.name for field in declared if field.nullable))
-        with _fork_lock:
-            _all_buffers.add(self)
+        forks.protect(self)
 
     def _declare(self, schema: Schema, may_be_missing: frozenset[str]) -> None:
         self._may_be_missing = may_be_missing
@@ -563,26 +561,3 @@ def _n_rows(max_size: Any) -> int:
     if n_rows < 1 or isinstance(max_size, (bool, np.bool_)):
         raise ConfigError(f"max_size is a whole number of rows above 0, or None for no bound, got {max_size!r}")
     return n_rows
-
-
-# A fork copies the memory of all threads but only one of them runs on: whoever forks takes every buffer's lock first,
-# so that no child ever finds a buffer half-changed, or locked by a thread it does not have. One fork at a time.
-_all_buffers: Alive[DatasetBuffer] = Alive()
-_fork_lock = threading.RLock()
-_held: list[DatasetBuffer] = []
-
-
-def _hold_all() -> None:
-    _fork_lock.acquire()
-    _held.extend(_all_buffers)
-    for buffer in _held:
-        buffer._lock.acquire()
-
-
-def _release_all() -> None:
-    while _held:
-        _held.pop()._lock.release()
-    _fork_lock.release()
-
-
-os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)
