@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 from poolish import DatasetBuffer, DatasetRecipe, col
 from poolish.errors import CorruptDataError, PoolishError, RecipeError
-from poolish.recipes import stratified, top
+from poolish.recipes import stamps, stratified, top
 from poolish.recipes.engine import LocalEngine
 from poolish.recipes.sources import as_source
 from tests.canary import Canary
-from tests.effort import times
+from tests.effort import IS_SOAK, times
 from tests.recipes.kitchen import (
     arrow_file,
     content,
@@ -486,6 +486,22 @@ def test_random_damage_is_one_typed_error_or_rows(tmp_path):
         path.write_bytes(damaged)
         try:
             baked(path)
+        except PoolishError as error:
+            assert "a.parquet" in message_of(error)  # noqa: PT017
+
+
+def test_no_bit_of_a_footer_ends_the_process(tmp_path, monkeypatch):
+    """Arrow does not survive to be asked for columns that contradict the schema; we do not ask."""
+    monkeypatch.setattr(stamps, "TICK_NS", 0)  # nobody writes within the tick of the clock
+    path = write(tmp_path / "a.parquet", numbers(20))
+    whole = path.read_bytes()
+    n_footer = int.from_bytes(whole[-8:-4], "little")
+    for bit in range(0, 8 * n_footer, 1 if IS_SOAK else 3):
+        damaged = bytearray(whole)
+        damaged[len(whole) - 8 - n_footer + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            baked(path, where=(col.x > 3) & (col.group == "g1"))
         except PoolishError as error:
             assert "a.parquet" in message_of(error)  # noqa: PT017
 

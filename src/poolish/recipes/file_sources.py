@@ -272,6 +272,7 @@ class _Parquet(_File):
             schema = file.schema_arrow
             names = None if columns is None else selected(no_rows(schema), columns).column_names
             with self._explained():
+                _check_columns(raw, file, fragment.place["groups"])
                 file, coded = _coded(raw, file, fragment.place["groups"])
             prunes = can_prune(where, schema)
             if not fragment.place["groups"]:
@@ -300,6 +301,24 @@ def _footer(raw: Any) -> bytes:
     raw.seek(-8 - n_bytes, os.SEEK_END)
     footer: bytes = raw.read(n_bytes)
     return footer
+
+
+def _check_columns(raw: Any, file: Any, groups: Sequence[int]) -> None:
+    """Raise if the columns of a footer contradict its schema.
+
+    Asked what such a footer says of a column, Arrow ends the process; asked to read the column, it raises. So it is
+    asked to read no rows of them all, through a stream, for which it makes readers and reads nothing (25 us a group).
+    """
+    import pyarrow.parquet as pq
+
+    reader = pq.ParquetFile(raw, metadata=file.metadata, buffer_size=4096, pre_buffer=False).reader
+    columns = list(range(file.metadata.num_columns))
+    for group in groups:
+        next(reader.iter_batches(0, row_groups=[group], column_indices=columns, use_threads=False), None)
+        for i in columns:  # the type decides how its statistics are read, where the same would happen
+            known, told = file.metadata.schema.column(i), file.metadata.row_group(group).column(i).physical_type
+            if told != known.physical_type:
+                raise pa.ArrowInvalid(f"column {known.path!r} is {told} in group {group}, {known.physical_type} above")
 
 
 def _coded(raw: Any, file: Any, groups: Sequence[int]) -> tuple[Any, set[str]]:
