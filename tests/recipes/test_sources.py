@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poolish import DatasetBuffer, DatasetRecipe, col
-from poolish.errors import CorruptDataError, PoolishError, RecipeError
+from poolish.errors import CorruptDataError, PoolishError, RecipeError, SchemaError, UnknownColumn
 from poolish.recipes import stamps, stratified, top
 from poolish.recipes.engine import LocalEngine
 from poolish.recipes.sources import as_source
@@ -474,20 +474,37 @@ def test_a_file_that_is_not_what_it_is_called_is_told(name, tmp_path):
         assert name in message
 
 
-def test_random_damage_is_one_typed_error_or_rows(tmp_path):
-    """Bits that flip in a parquet file: an error of ours that names the file, or rows; never another error."""
-    path = write(tmp_path / "a.parquet", numbers(300))
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow", "a.jsonl.gz", "a.csv"])
+def test_random_damage_is_one_typed_error_or_rows(tmp_path, monkeypatch, name):
+    """Bits that flip in a file: an error of ours that names the file, or rows; never another error, or no process."""
+    monkeypatch.setattr(stamps, "TICK_NS", 0)  # nobody writes within the tick of the clock
+    path = FILES[name](tmp_path / name, numbers(300))
     whole = path.read_bytes()
     rng = np.random.default_rng(5)
-    for _ in range(times(40)):
+    for i in range(times(200)):
         damaged = bytearray(whole)
         for place in rng.integers(0, len(whole), 3):
             damaged[place] ^= 1 << int(rng.integers(0, 8))
         path.write_bytes(damaged)
         try:
-            baked(path)
+            baked(path, where=col.text.length() > 3 if i % 2 else None)
         except PoolishError as error:
-            assert "a.parquet" in message_of(error)  # noqa: PT017
+            if not isinstance(error, UnknownColumn):  # its name was damaged
+                assert name in message_of(error)  # noqa: PT017
+
+
+def test_nulls_in_a_column_that_is_declared_to_have_none_are_told(tmp_path):
+    """Arrow lets anybody say so; ours are told as such, with the ingredient and the file."""
+    schema = pa.schema([pa.field("x", pa.int32(), nullable=False)])
+    table = pa.Table.from_arrays([pa.array([1, None, 3], pa.int32())], schema=schema)
+    arrow_file(tmp_path / "a.arrow", table)
+
+    for source in (table, tmp_path / "a.arrow"):
+        with pytest.raises(SchemaError, match=r"'oats'.*'x' is declared not nullable and has 1 nulls"):
+            baked(source)
+        with pytest.raises(SchemaError, match=r"'oats'.*'x' is declared not nullable and has 1 nulls"):
+            DatasetRecipe("r").add_ingredient("oats", source).explain()
+        assert xs(baked(source, where=col.x > 1)) == [3]
 
 
 def test_no_bit_of_a_footer_ends_the_process(tmp_path, monkeypatch):

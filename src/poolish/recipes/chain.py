@@ -16,7 +16,7 @@ from poolish.recipes.cache import Baked, Cache, is_one_to_one, key_of
 from poolish.recipes.callables import RowPredicate
 from poolish.recipes.expressions import Expression
 from poolish.recipes.identity import Int64, below, part_numbers, row_hashes
-from poolish.recipes.piece import Mask, Piece, canonical_table, joined, selected_rows, workable
+from poolish.recipes.piece import Mask, Piece, canonical, canonical_table, joined, selected_rows, workable
 from poolish.recipes.selection import Candidates
 from poolish.recipes.sources import Fragment, Source, no_rows, selected
 from poolish.recipes.steps import Rejected, place_of, raise_at
@@ -310,7 +310,7 @@ class _Portion:
         # Others may have asked for more columns.
         piece = Piece.read(self._chain.ingredient, self._fragment.name, selected(table, self._columns), rows)
         chosen = self._chain.choose(piece, self._fragment, self._count, self._rejects)
-        self._pieces.append(chosen.with_table(canonical_table(chosen.table)))
+        self._pieces.append(canonical(chosen))
 
     def baked(self, cache: Cache | None) -> Baked:
         """What the steps make of the rows that were chosen."""

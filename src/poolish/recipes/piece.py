@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish.errors import SchemaError
 from poolish.recipes.content import is_rare
 from poolish.recipes.identity import Int64
 from poolish.schema import Schema
@@ -109,8 +110,23 @@ def joined(pieces: list[Piece]) -> Piece:
     return Piece(first.ingredient, first.name, table, **arrays)
 
 
+def canonical(piece: Piece) -> Piece:
+    """The same rows in the types that poolish keeps them in; an error names where they are from."""
+    try:
+        return piece.with_table(canonical_table(piece.table))
+    except SchemaError as error:
+        where = ", ".join([f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])])
+        raise SchemaError(f"{where}: {error}") from None
+
+
 def canonical_table(table: pa.Table) -> pa.Table:
     """The same values in the types that poolish keeps them in, so that a step gives the same for all sources."""
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if not field.nullable and column.null_count:  # Arrow lets anybody say so
+            raise SchemaError(
+                f"column {field.name!r} is declared not nullable and has {column.null_count:,} nulls; declare it "
+                "nullable, or fill them"
+            )
     wanted = Schema.of(table.schema).to_arrow()
     if table.schema.equals(wanted):
         return table

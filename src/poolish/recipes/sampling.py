@@ -12,7 +12,7 @@ import numpy as np
 from poolish.recipes.cache import key_of
 from poolish.recipes.chain import Chain, filtered
 from poolish.recipes.explanation import Estimate
-from poolish.recipes.piece import Piece, canonical_table, joined
+from poolish.recipes.piece import Piece, canonical, canonical_table, joined
 from poolish.recipes.sources import Fragment, no_rows
 
 #: What is read of an ingredient: whole fragments until so many rows, or so many bytes, were looked at.
@@ -61,7 +61,7 @@ def looked(chain: Chain, fragments: Sequence[Fragment], seed: int) -> Look:
                 is_all = False
                 break
             n_here, n_bytes = n_here + len(rows), n_bytes + table.nbytes
-            piece = Piece.read(chain.ingredient, fragment.name, canonical_table(table), rows)
+            piece = canonical(Piece.read(chain.ingredient, fragment.name, table, rows))
             pieces.append(
                 piece if chain.where is None else piece.keep(filtered(piece, chain.where, chain.on_error, [])[0])
             )
