@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolish import seeds
-from poolish.recipes import file_sources, nested, sources, steps
+from poolish.recipes import nested, parquet_file, sources, steps
 from poolish.recipes.file_sources import FileSource
 from poolish.recipes.piece import Piece, canonical_table
 from poolish.recipes.result import BakeResult
@@ -165,7 +165,7 @@ def cut(fragment_rows: int = 65_536, grouped_rows: int = 131_072, batch_rows: in
         for module in (sources, nested):
             if hasattr(module, "FRAGMENT_ROWS"):
                 patch.setattr(module, "FRAGMENT_ROWS", fragment_rows)
-        patch.setattr(file_sources, "GROUPED_ROWS", grouped_rows)
+        patch.setattr(parquet_file, "GROUPED_ROWS", grouped_rows)
         patch.setattr(steps, "BATCH_ROWS", batch_rows)
         yield
 

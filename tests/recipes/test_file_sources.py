@@ -12,8 +12,8 @@ import pytest
 
 from poolish import DatasetRecipe, col
 from poolish.errors import CorruptDataError, PoolishError, RecipeError
-from poolish.recipes import file_sources
 from poolish.recipes.file_sources import FileSource
+from poolish.recipes.parquet_file import ParquetFile
 from poolish.recipes.sources import as_source
 from tests.recipes.kitchen import file_source, message_of, read_all, write
 
@@ -106,16 +106,16 @@ def test_errors_of_sources_are_errors_of_poolish(tmp_path):
 def test_a_file_replaced_between_stamp_and_opening_is_refused(tmp_path, monkeypatch):
     """The stamp is taken first, so old row groups never go with a new stamp."""
     path = write(tmp_path / "a.parquet", pa.table({"x": [1, 2, 3, 4]}), 1)
-    opened = file_sources._Parquet._opened
+    opened = ParquetFile._opened
 
     @contextmanager
     def replaced(self):
-        monkeypatch.setattr(file_sources._Parquet, "_opened", opened)
+        monkeypatch.setattr(ParquetFile, "_opened", opened)
         with opened(self) as file:
             os.replace(write(tmp_path / "new", pa.table({"x": [5]})), path)
             yield file
 
-    monkeypatch.setattr(file_sources._Parquet, "_opened", replaced)
+    monkeypatch.setattr(ParquetFile, "_opened", replaced)
 
     with pytest.raises(RecipeError, match="changed while it was read"):
         read_all(file_source(str(path)))
