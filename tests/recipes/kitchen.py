@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolish import seeds
-from poolish.recipes import nested, parquet_file, sources, steps
-from poolish.recipes.file_sources import FileSource
+from poolish.recipes import steps
 from poolish.recipes.piece import Piece, canonical_table
 from poolish.recipes.result import BakeResult
-from poolish.recipes.sources import Source
+from poolish.recipes.sources import Source, nested, parquet_file
+from poolish.recipes.sources import source as sources
+from poolish.recipes.sources.files import FileSource
 from poolish.recipes.steps import CalledStep, Prepared
 
 Row = dict[str, Any]

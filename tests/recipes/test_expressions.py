@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from poolish.errors import ConfigError, LimitExceeded, RecipeError, UnknownColumn
 from poolish.recipes.expressions import Expression, as_expression, col, parse
-from poolish.recipes.pruning import Range, answers, can_prune
+from poolish.recipes.sources.pruning import Range, answers, can_prune
 from tests.effort import times
 
 # A model: each expression beside a function of one row, in Python's own numbers ----------------------------------

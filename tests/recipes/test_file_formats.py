@@ -10,7 +10,7 @@ import pytest
 
 from poolish import DatasetRecipe, col
 from poolish.errors import CorruptDataError
-from poolish.recipes import file_formats
+from poolish.recipes.sources import formats
 from tests.recipes.kitchen import file_source, read_all, rows_of
 
 
@@ -44,10 +44,10 @@ def test_a_row_of_csv_may_have_many_lines(tmp_path):
 @pytest.mark.parametrize("size", [1, 100, (1 << 20) + 1])
 def test_the_longest_line_is_found(size, monkeypatch):
     """However the bytes are cut while looking for it."""
-    monkeypatch.setattr(file_formats, "_SCANNED_BYTES", 1000)
-    monkeypatch.setattr(file_formats, "_BLOCK_BYTES", 10)
+    monkeypatch.setattr(formats, "_SCANNED_BYTES", 1000)
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", 10)
     for data in (b"x" * size, b"x" * size + b"\n", b"\n" + b"x" * size + b"\n\nb", b"a\n" * 2000 + b"x" * size + b"\n"):
-        assert file_formats._longest_line(data) == size
+        assert formats._longest_line(data) == size
 
 
 def test_text_stays_text(tmp_path):

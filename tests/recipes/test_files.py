@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from poolish import DatasetBuffer, DatasetRecipe, col, register_step
 from poolish.errors import LimitExceeded, PoolishError, RecipeError
 from poolish.guards import Suite
-from poolish.recipes import files, steps, stratified, top
+from poolish.recipes import steps, stratified, top
 from poolish.recipes.built_in import BUILT_IN
-from poolish.recipes.file_words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS
-from poolish.recipes.json_schema import json_schema
+from poolish.recipes.written import from_dict, parse
+from poolish.recipes.written.json_schema import json_schema
+from poolish.recipes.written.words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS
 from tests.effort import times
 
 ENDINGS = (".yaml", ".toml", ".json")
@@ -66,7 +67,7 @@ def written(folder: Path, text: str, name: str = "recipe.yaml") -> Path:
 def problems(told: Any) -> list[str]:
     """What is said to be wrong."""
     with pytest.raises(RecipeError) as error:
-        files.from_dict(told)
+        from_dict(told)
     lines = str(error.value).splitlines()
     return [line.strip() for line in lines[1:]] or [lines[0].removeprefix("recipe: ")]
 
@@ -117,7 +118,7 @@ def test_a_file_is_what_a_person_would_write():
         "  version: 2\n"
         "  mark: '?'\n"
     )
-    assert json.loads(recipe.to_json()) == recipe.to_dict() == files.parse(recipe.to_toml(), ".toml")
+    assert json.loads(recipe.to_json()) == recipe.to_dict() == parse(recipe.to_toml(), ".toml")
 
 
 plain = st.recursive(
@@ -204,7 +205,7 @@ def test_every_recipe_comes_back_with_its_fingerprint(recipe: DatasetRecipe, end
         again = DatasetRecipe.load(path)
 
     assert again.fingerprint == recipe.fingerprint
-    assert files.from_dict(again.to_dict()).fingerprint == recipe.fingerprint
+    assert from_dict(again.to_dict()).fingerprint == recipe.fingerprint
 
 
 def test_relative_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -565,7 +566,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path):
 def test_no_document_raises_anything_else(told: Any):
     """Whatever a document says, it is a recipe or a PoolishError."""
     try:
-        files.from_dict(told)
+        from_dict(told)
     except PoolishError:
         pass
 
@@ -577,11 +578,11 @@ def test_no_document_raises_anything_else(told: Any):
 def test_no_instruction_raises_anything_else(entry: Any):
     """The same, for what looks more like a recipe; and what is accepted can be told again."""
     try:
-        recipe = files.from_dict({"name": "r", "instructions": [entry]})
+        recipe = from_dict({"name": "r", "instructions": [entry]})
     except PoolishError:
         return
 
-    assert files.from_dict(recipe.to_dict()).fingerprint == recipe.fingerprint
+    assert from_dict(recipe.to_dict()).fingerprint == recipe.fingerprint
 
 
 # The schema for editors -------------------------------------------------------------------------------------------
@@ -662,7 +663,7 @@ def test_what_editors_refuse_is_refused(entry: Any):
     """No document that can be read is marked as wrong."""
     told = {"name": "r", "instructions": [entry]}
     try:
-        files.from_dict(told)
+        from_dict(told)
     except PoolishError:
         return
 

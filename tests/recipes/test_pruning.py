@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poolish.recipes import col
-from poolish.recipes.file_sources import FileSource
-from poolish.recipes.pruning import Range, answers, can_prune, is_out_of_range
+from poolish.recipes.sources.files import FileSource
+from poolish.recipes.sources.pruning import Range, answers, can_prune, is_out_of_range
 
 DAY = date(2020, 1, 1)
 MOMENT = datetime(2020, 1, 1)

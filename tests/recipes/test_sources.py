@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from poolish import DatasetBuffer, DatasetRecipe, col
 from poolish.errors import CorruptDataError, PoolishError, RecipeError, SchemaError, UnknownColumn
-from poolish.recipes import stamps, stratified, top
+from poolish.recipes import stratified, top
 from poolish.recipes.engine import LocalEngine
-from poolish.recipes.sources import as_source
+from poolish.recipes.sources import as_source, stamps
 from tests.canary import Canary
 from tests.effort import IS_SOAK, times
 from tests.recipes.kitchen import (

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolish import DatasetRecipe
-from poolish.recipes import stamps
+from poolish.recipes.sources import stamps
 from tests.recipes.kitchen import file_source, fingerprints, rows_of, write
 
 

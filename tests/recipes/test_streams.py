@@ -9,8 +9,8 @@ import textwrap
 import numpy as np
 
 from poolish import DatasetRecipe, StreamStore, col
-from poolish.recipes import sources
 from poolish.recipes.sources import StreamSource
+from poolish.recipes.sources import source as sources
 from tests.recipes.kitchen import fingerprints
 
 

@@ -25,14 +25,14 @@ from poolish.recipes.cache import Baked, Cache, total
 from poolish.recipes.chain import Chain, Work, bake_together, fragments_of, prepared
 from poolish.recipes.choosing import look
 from poolish.recipes.engine import Engine, taken
-from poolish.recipes.file_sources import FileSource
 from poolish.recipes.identity import Int64, part_numbers, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
 from poolish.recipes.interpretation import as_filter, quotas_of, step_of
-from poolish.recipes.nested import RecipeSource
 from poolish.recipes.piece import Piece, selected_rows
 from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser
 from poolish.recipes.sources import Fragment, Source, as_source
+from poolish.recipes.sources.files import FileSource
+from poolish.recipes.sources.nested import RecipeSource
 from poolish.recipes.suites import SuiteStep
 
 MAX_STEPS = 62

@@ -15,8 +15,8 @@ import pyarrow as pa
 from poolish.lazy import cached_property
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.identity import Int64
-from poolish.recipes.nested import RecipeSource, identity_numbers
 from poolish.recipes.sources import Source
+from poolish.recipes.sources.nested import RecipeSource, identity_numbers
 
 
 @dataclass(frozen=True)

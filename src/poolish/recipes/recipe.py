@@ -93,56 +93,56 @@ class DatasetRecipe:
     @property
     def fingerprint(self) -> str:
         """16 digits that change with everything that decides the result, except what the sources hold."""
-        from poolish.recipes import files
+        from poolish.recipes import written
 
-        return files.fingerprint(self)
+        return written.fingerprint(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as plain values; a RecipeError lists what cannot be told so, such as rows in memory."""
-        from poolish.recipes import files
+        from poolish.recipes import written
 
-        return files.to_dict(self)
+        return written.to_dict(self)
 
     @classmethod
     def from_dict(cls, told: Any) -> DatasetRecipe:
         """The recipe that ``to_dict`` told of; all that is wrong is listed at once, each with its place."""
-        from poolish.recipes import files
+        from poolish.recipes import written
 
-        return files.from_dict(told)
+        return written.from_dict(told)
 
     def to_yaml(self) -> str:
         """The recipe as YAML text."""
-        from poolish.recipes import files
+        from poolish.recipes import written
 
-        return files.to_text(self.to_dict(), ".yaml")
+        return written.to_text(self.to_dict(), ".yaml")
 
     def to_toml(self) -> str:
         """The recipe as TOML text."""
-        from poolish.recipes import files
+        from poolish.recipes import written
 
-        return files.to_text(self.to_dict(), ".toml")
+        return written.to_text(self.to_dict(), ".toml")
 
     def to_json(self) -> str:
         """The recipe as JSON text."""
-        from poolish.recipes import files
+        from poolish.recipes import written
 
-        return files.to_text(self.to_dict(), ".json")
+        return written.to_text(self.to_dict(), ".json")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recipe into a ``.yaml``, ``.yml``, ``.toml`` or ``.json`` file, whole or not at all.
 
         Paths of sources become relative to the file if they were relative, or lie in its folder.
         """
-        from poolish.recipes import files
+        from poolish.recipes import written
 
-        files.write(self, path)
+        written.write(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DatasetRecipe:
         """The recipe in a file. Nothing in it is executed: steps are built in, or were registered before."""
-        from poolish.recipes import files
+        from poolish.recipes import written
 
-        return files.load(path)
+        return written.load(path)
 
     def bake(
         self,

@@ -20,8 +20,8 @@ import pyarrow.types as kinds
 
 from poolish.errors import RecipeError
 from poolish.grammar import COMPARISONS, FLIPPED, Node
-from poolish.recipes.expression_nodes import type_named
-from poolish.recipes.expression_parts import Part, as_array, constant_part, is_bytes, kind_of, need_kind
+from poolish.recipes.expressions.nodes import type_named
+from poolish.recipes.expressions.parts import Part, as_array, constant_part, is_bytes, kind_of, need_kind
 
 Found = tuple[pa.DataType, Any]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from poolish.errors import RecipeError
-from poolish.recipes.file_formats import format_of
+from poolish.recipes.sources.formats import format_of
 
 #: Where data may come from besides the local disk; a path never loads a file system that is not named here.
 PROTOCOLS = ("file", "memory", "s3", "s3a", "gs", "gcs", "abfs", "az", "hf", "http", "https")

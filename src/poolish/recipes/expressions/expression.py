@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
 from poolish.grammar import Node, parse_node, walk
 from poolish.lazy import cached_property
-from poolish.recipes.expression_binding import bound, is_bool
-from poolish.recipes.expression_evaluation import build, column_names, plain, type_at
-from poolish.recipes.expression_nodes import (
+from poolish.recipes.expressions.binding import bound, is_bool
+from poolish.recipes.expressions.evaluation import build, column_names, plain, type_at
+from poolish.recipes.expressions.nodes import (
     FUNCTIONS,
     check_limits,
     checked_argument,
@@ -41,8 +41,8 @@ from poolish.recipes.expression_nodes import (
     negative_node,
     utf8,
 )
-from poolish.recipes.expression_parts import Part, as_array, kind_of
-from poolish.recipes.expression_text import canonical, short, text_of
+from poolish.recipes.expressions.parts import Part, as_array, kind_of
+from poolish.recipes.expressions.text import canonical, short, text_of
 
 __all__ = ["Expression", "as_expression", "col", "parse"]
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.grammar import Node
-from poolish.recipes.expression_parts import Part, constant_part
-from poolish.recipes.expression_rules import BY_WORD, RULES
+from poolish.recipes.expressions.parts import Part, constant_part
+from poolish.recipes.expressions.rules import BY_WORD, RULES
 from poolish.schema.arrow import spelled_out
 
 

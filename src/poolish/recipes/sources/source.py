@@ -71,7 +71,7 @@ def as_source(value: Any, what: str) -> Source:
         source: Source = value
         return source
     if isinstance(value, (str, bytes)) or hasattr(value, "__fspath__"):
-        from poolish.recipes.file_sources import FileSource
+        from poolish.recipes.sources.files import FileSource
 
         return FileSource(value, what)
     if (
@@ -79,7 +79,7 @@ def as_source(value: Any, what: str) -> Source:
         and value
         and all(isinstance(v, (str, bytes)) or hasattr(v, "__fspath__") for v in value)
     ):
-        from poolish.recipes.file_sources import FileSource
+        from poolish.recipes.sources.files import FileSource
 
         return FileSource(value, what)
     if isinstance(value, (DatasetBuffer, Snapshot)):
@@ -87,7 +87,7 @@ def as_source(value: Any, what: str) -> Source:
     if isinstance(value, StreamStore):
         return StreamSource(value)
     if hasattr(value, "instructions") and hasattr(value, "bake"):
-        from poolish.recipes.nested import RecipeSource
+        from poolish.recipes.sources.nested import RecipeSource
 
         nested: Source = RecipeSource(value)
         return nested

@@ -9,11 +9,11 @@ from poolish.errors import RecipeError
 from poolish.recipes import steps
 from poolish.recipes.built_in import BUILT_IN
 from poolish.recipes.expressions import Expression
-from poolish.recipes.file_values import listed, plain
-from poolish.recipes.file_words import OPTIONS, STEP_KEYS
 from poolish.recipes.instructions import AddIngredient, Instruction, Pick, PrepareStep
 from poolish.recipes.recipe import DatasetRecipe
 from poolish.recipes.suites import is_suite
+from poolish.recipes.written.values import listed, plain
+from poolish.recipes.written.words import OPTIONS, STEP_KEYS
 
 
 def to_dict(recipe: DatasetRecipe, folder: str | None = None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from poolish.recipes.cache import Cache
 from poolish.recipes.content import content_of
 from poolish.recipes.engine import Engine
 from poolish.recipes.identity import Int64, row_hashes
-from poolish.recipes.sources import FRAGMENT_ROWS, Fragment, selected
+from poolish.recipes.sources.source import FRAGMENT_ROWS, Fragment, selected
 
 
 class RecipeSource:

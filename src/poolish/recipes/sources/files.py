@@ -20,13 +20,13 @@ from typing import Any
 import pyarrow as pa
 
 from poolish.errors import PoolishError, RecipeError
-from poolish.recipes.file_formats import FORMATS, format_of
-from poolish.recipes.file_paths import named_files
 from poolish.recipes.identity import Int64
-from poolish.recipes.one_file import OneFile, WholeFile
-from poolish.recipes.parquet_file import ParquetFile
-from poolish.recipes.sources import Fragment
-from poolish.recipes.stamps import changed
+from poolish.recipes.sources.formats import FORMATS, format_of
+from poolish.recipes.sources.one_file import OneFile, WholeFile
+from poolish.recipes.sources.parquet_file import ParquetFile
+from poolish.recipes.sources.paths import named_files
+from poolish.recipes.sources.source import Fragment
+from poolish.recipes.sources.stamps import changed
 
 
 class FileSource:

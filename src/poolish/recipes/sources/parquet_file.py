@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from poolish.files import checksum_hex
 from poolish.recipes.identity import Int64
-from poolish.recipes.one_file import OneFile
-from poolish.recipes.pruning import can_prune, is_out_of_range
-from poolish.recipes.sources import Fragment, no_rows, selected, without_columns
+from poolish.recipes.sources.one_file import OneFile
+from poolish.recipes.sources.pruning import can_prune, is_out_of_range
+from poolish.recipes.sources.source import Fragment, no_rows, selected, without_columns
 
 #: Row groups are read together until they have this many rows: small enough to share work, large enough to be quick.
 GROUPED_ROWS = 131_072

@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from poolish.errors import CorruptDataError, RecipeError
 from poolish.files import checksum_hex
-from poolish.recipes.file_formats import table_of, unpacked
-from poolish.recipes.file_paths import file_system
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import workable
-from poolish.recipes.sources import Fragment, selected
-from poolish.recipes.stamps import local_stamp, remote_stamp
+from poolish.recipes.sources.formats import table_of, unpacked
+from poolish.recipes.sources.paths import file_system
+from poolish.recipes.sources.source import Fragment, selected
+from poolish.recipes.sources.stamps import local_stamp, remote_stamp
 
 #: Texts up to this size are read to see whether they have any rows.
 _SHORT_BYTES = 1 << 14

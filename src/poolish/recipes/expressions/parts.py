@@ -14,7 +14,7 @@ import pyarrow.types as kinds
 
 from poolish.errors import RecipeError
 from poolish.grammar import Node
-from poolish.recipes.expression_text import constant_text, short, text_of
+from poolish.recipes.expressions.text import constant_text, short, text_of
 from poolish.schema.arrow import spelled_out
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from poolish.errors import ConfigError, LimitExceeded
 from poolish.grammar import MAX_NESTING, Functions, Node
-from poolish.recipes.expression_text import nesting
+from poolish.recipes.expressions.text import nesting
 
 MAX_WIDTH = 20_000  # x + x, sixty times over, has 2**60 parts
 

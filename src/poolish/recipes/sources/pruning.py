@@ -23,7 +23,7 @@ import pyarrow.types as kinds
 from poolish.errors import PoolishError
 from poolish.grammar import COMPARISONS, FLIPPED, Node
 from poolish.recipes.expressions import Expression
-from poolish.recipes.sources import no_rows
+from poolish.recipes.sources.source import no_rows
 
 Answers = frozenset[bool | None]
 

@@ -12,8 +12,9 @@ from poolish.errors import ConfigError, LimitExceeded, PoolishError, RecipeError
 from poolish.files.documents import MAX_DEPTH
 from poolish.recipes import steps
 from poolish.recipes.built_in import built_in
-from poolish.recipes.file_texts import read
-from poolish.recipes.file_values import (
+from poolish.recipes.recipe import DatasetRecipe
+from poolish.recipes.written.texts import read
+from poolish.recipes.written.values import (
     KINDS,
     Place,
     Reading,
@@ -26,8 +27,7 @@ from poolish.recipes.file_values import (
     short,
     text_at,
 )
-from poolish.recipes.file_words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS, TOP_KEYS, VERSION
-from poolish.recipes.recipe import DatasetRecipe
+from poolish.recipes.written.words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS, TOP_KEYS, VERSION
 
 #: Recipes that one file may bring along, and how deep: files that name each other twice would double with each level.
 MAX_FILES = 256

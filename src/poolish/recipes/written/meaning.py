@@ -19,11 +19,11 @@ from poolish.recipes import steps
 from poolish.recipes.built_in import BUILT_IN
 from poolish.recipes.callables import RowPredicate
 from poolish.recipes.expressions import Expression, as_expression
-from poolish.recipes.file_telling import are_paths, is_path, options_of
-from poolish.recipes.file_values import plain
 from poolish.recipes.instructions import AddIngredient, Instruction, PrepareStep
 from poolish.recipes.recipe import DatasetRecipe
 from poolish.recipes.suites import is_suite
+from poolish.recipes.written.telling import are_paths, is_path, options_of
+from poolish.recipes.written.values import plain
 
 
 def fingerprint(recipe: DatasetRecipe) -> str:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolish.recipes.file_words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS, TOP_KEYS, VERSION, Option
 from poolish.recipes.instructions import ON_SHORT
 from poolish.recipes.recipe import UNITS
+from poolish.recipes.written.words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS, TOP_KEYS, VERSION, Option
 
 Schema = dict[str, Any]
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from poolish.errors import RecipeError
 from poolish.grammar import Node
-from poolish.recipes.expression_evaluation import build
-from poolish.recipes.expression_nodes import negative_node
-from poolish.recipes.expression_text import short, text_of
+from poolish.recipes.expressions.evaluation import build
+from poolish.recipes.expressions.nodes import negative_node
+from poolish.recipes.expressions.text import short, text_of
 
 
 def is_bool(node: Node) -> bool:
