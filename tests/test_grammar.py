@@ -103,6 +103,31 @@ def test_walk_meets_every_node_in_the_order_of_the_text():
     assert [node.value for node in walk(root) if node.what == "column"] == ["a", "b", "c", "b"]
 
 
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("a = 1", "write '=='"),
+        ("a && b", "write 'and'"),
+        ("a || b", "write 'or'"),
+        ("!a", "write 'not'"),
+        ("a > 1 Or b", "write 'or' for 'Or'"),
+        ("NOT a", "write 'not' for 'NOT'"),
+        ("a IN [1]", "write 'in' for 'IN'"),
+    ],
+)
+def test_signs_and_words_of_other_languages_are_told(text, instead):
+    """The error says what stands for them here."""
+    with pytest.raises(ConfigError, match=f"{instead}$"):
+        parse_node(text, functions={})
+
+
+def test_what_is_no_word_gets_no_advice():
+    """Nothing is said of a word that was not written, or that is a column in backquotes."""
+    for text in ("a b", "`AND` b", "a and b c"):
+        with pytest.raises(ConfigError, match=r"the end was expected here$"):
+            parse_node(text, functions={})
+
+
 def test_flipped_twice_is_the_same():
     """Sides may be exchanged, and exchanged back."""
     assert {sign: FLIPPED[FLIPPED[sign]] for sign in FLIPPED} == {sign: sign for sign in FLIPPED}

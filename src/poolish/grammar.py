@@ -51,6 +51,8 @@ _TOKEN = re.compile(
 )
 _SPACE = re.compile(r"\s*")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+#: Signs of other languages, and what stands for them here.
+_MEANT = {"=": "==", "&": "and", "|": "or", "!": "not", "~": "not"}
 
 
 @dataclass(frozen=True)
@@ -111,16 +113,22 @@ class _Parser:
     def __init__(self, text: str, functions: Functions) -> None:
         self._text, self._place, self._nesting = text, 0, 0
         self._functions = functions
-        self._kind, self._token, self._start = "", "", 0
+        self._kind, self._token, self._start, self._token_before = "", "", 0, ""
         self._next()
 
     def whole(self) -> Node:
         root = self._or()
         if self._kind != "end":
-            self._fail("the end was expected here")
+            self._fail(f"the end was expected here{self._lower_case()}")
         return root
 
+    def _lower_case(self) -> str:
+        """What to write, where AND or NOT was taken for a column; nothing where that is not what is wrong."""
+        words = (word for word in (self._token, self._token_before) if word.lower() in WORDS and word not in WORDS)
+        return "".join(f"; write {word.lower()!r} for {word!r}" for word in words)
+
     def _next(self) -> None:
+        self._token_before = self._token
         rest = _SPACE.match(self._text, self._place).end()  # type: ignore[union-attr]
         if rest == len(self._text):
             self._kind, self._token, self._start = "end", "", len(self._text)
@@ -128,7 +136,8 @@ class _Parser:
         match = _TOKEN.match(self._text, self._place)
         self._start = rest
         if match is None:
-            self._fail(f"{self._text[rest]!r} has no meaning here")
+            sign = self._text[rest]
+            self._fail(f"{sign!r} has no meaning here{f'; write {_MEANT[sign]!r}' if sign in _MEANT else ''}")
         self._kind, self._token, self._place = str(match.lastgroup), match[str(match.lastgroup)], match.end()
 
     def _take(self, *tokens: str) -> str | None:

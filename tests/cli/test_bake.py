@@ -131,6 +131,20 @@ def test_explain_bakes_nothing():
     assert sorted(os.listdir()) == ["data", "r.yaml"]
 
 
+def test_explain_fails_where_it_tells_of_problems(kitchen: Path):
+    """So that a script can ask before it bakes; a bake that skips bad rows has none."""
+    (kitchen / "r.yaml").write_text(RECIPE + "- {step: kept, use: select, columns: [nothing]}\n")
+    wrong = run("r.yaml", "--explain")
+    path = with_step("return row if row['n'] < 40 else 1 / 0")
+    rejecting, skipping = (
+        run("r.yaml", "--explain", "--steps", path, *options) for options in ((), ("--on-error", "skip"))
+    )
+
+    assert (wrong.exit_code, rejecting.exit_code, skipping.exit_code) == (1, 1, 0), wrong.output
+    assert "problem: step 'kept'" in wrong.stdout
+    assert "problem: step 'mine'" in rejecting.stdout
+
+
 def test_the_schema_for_editors_is_printed():
     """It needs no recipe."""
     assert json.loads(run("--schema").stdout)["title"] == "poolish recipe"

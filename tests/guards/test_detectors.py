@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
 from poolish.guards import AutoencoderOutliers, IsolationForestOutliers, OneClassSVMOutliers
+from poolish.guards.arrays_file import sealed
 from poolish.guards.detector import Detector, scaling, standardized
 from poolish.guards.outliers_forest import as_arrays
 
@@ -159,7 +161,10 @@ def test_constant_columns_do_no_harm(kind: type[Detector]):
 
 @each
 def test_damaged_files_are_refused(kind: type[Detector], tmp_path: Path):
-    """Cut short, another kind, other shapes: one error, and no array is reached outside of itself."""
+    """Cut short, another kind, other shapes: one error, and no array is reached outside of itself.
+
+    The checksum is right where there is one, so that what stands behind it is looked at.
+    """
     path = tmp_path / "detector"
     fitted(kind).save(path)
     whole = path.read_bytes()
@@ -168,20 +173,53 @@ def test_damaged_files_are_refused(kind: type[Detector], tmp_path: Path):
 
     def with_header(changed: dict[str, Any]) -> bytes:
         text = json.dumps(changed).encode()
-        return struct.pack("<Q", len(text)) + text + whole[8 + length :]
+        return sealed(struct.pack("<Q", len(text)) + text + whole[8 + length :])
 
+    metadata = header["__metadata__"]
     name = next(key for key in header if key != "__metadata__")
     damages = [b"", whole[:5], whole[:100], whole[:-8], struct.pack("<Q", 2**60) + whole[8:]]
-    damages.append(with_header({**header, "__metadata__": {"poolish": "something", "settings": "{}"}}))
-    damages.append(with_header({**header, "__metadata__": {**header["__metadata__"], "settings": "{}"}}))
+    damages.append(with_header({**header, "__metadata__": {**metadata, "poolish": "something"}}))
+    damages.append(with_header({**header, "__metadata__": {**metadata, "settings": "{}"}}))
     damages.append(with_header({key: entry for key, entry in header.items() if key != name}))
     damages.append(with_header({**header, name: {**header[name], "data_offsets": [0, 10**9]}}))
     damages.append(with_header({**header, name: {**header[name], "shape": [-1]}}))
+    damages.append(with_header({**header, name: {**header[name], "shape": [2**70]}}))
     damages.append(with_header({**header, name: {**header[name], "dtype": "O"}}))
     for damage in damages:
         path.write_bytes(damage)
         with pytest.raises(CorruptDataError):
             kind.load(path)
+
+
+@each
+def test_one_flipped_bit_anywhere_is_found(kind: type[Detector], tmp_path: Path):
+    """In the numbers too, where every bit means something: the checksum is that of the whole file."""
+    path = tmp_path / "detector"
+    fitted(kind).save(path)
+    whole = path.read_bytes()
+
+    for place in np.linspace(0, len(whole) - 1, 300).astype(int).tolist():
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+        with pytest.raises(CorruptDataError, match="detector"):
+            kind.load(path)
+
+
+def test_a_file_without_checksum_is_refused(tmp_path: Path):
+    """Nobody knows whether it is what was saved."""
+    path = tmp_path / "detector"
+    text = json.dumps({"__metadata__": {"poolish": IsolationForestOutliers.kind, "settings": "{}"}}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+    with pytest.raises(CorruptDataError, match=r"detector: it has no checksum .*; save it again"):
+        IsolationForestOutliers.load(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path):
+    """What is no regular file is an error at once."""
+    os.mkfifo(tmp_path / "detector")
+
+    with pytest.raises(CorruptDataError, match="detector: not a regular file"):
+        IsolationForestOutliers.load(tmp_path / "detector")
 
 
 def test_trees_that_lead_nowhere_are_refused(tmp_path: Path):

@@ -534,6 +534,14 @@ def test_a_resumed_run_goes_on_towards_the_same_budget():
         read(second, Source({1}), [0, 1])
 
 
+def nested(depth: int) -> list:
+    """Lists in each other, deeper than Python's stack."""
+    found: list = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -546,6 +554,9 @@ def test_a_resumed_run_goes_on_towards_the_same_budget():
         {"seen": 1, "failed": 0, "kinds": {}, "examples": {"a": [1]}, "done": {}},
         {"seen": 1, "failed": 0, "kinds": {}, "examples": {"a": "b"}, "done": {}},
         {"seen": True, "failed": 0, "kinds": {}, "examples": {}, "done": {}},
+        {"seen": 5, "failed": 10**400, "kinds": {}, "examples": {}, "done": {}},
+        nested(100_000),
+        {"seen": nested(100_000)},
     ],
 )
 def test_a_state_of_something_else_is_refused(state):

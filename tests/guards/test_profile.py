@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from poolish import DatasetBuffer
 from poolish.errors import ConfigError, CorruptDataError, SchemaError, UnknownColumn
 from poolish.guards import ColumnProfile, Profile
+from poolish.guards.profile import checksum_of
 
 pytestmark = pytest.mark.kernels
 
@@ -412,6 +413,15 @@ DAMAGES: list[tuple[str, Any]] = [
         {"bins": {"convention": "values", "values": []}, "counts": [1], "beside": [0, 0, 0], "is_exact": True},
     ),
     ("lengths", {"kind": "number"}),
+    ("count", 10**400),
+    ("n_bins", 10**9),
+    ("moments", [10**400, 0, 0, 0, 0]),
+    ("moments", [2**63, 0, 0, 0, 0]),
+    ("moments", [1, 10**400, 0, 0, 0]),
+    ("range", [0, 10**400]),
+    ("categories", [[1], [2**63]]),
+    ("categories", [[10**400], [1]]),
+    ("categories", [["text"], [1]]),
 ]
 
 
@@ -420,10 +430,33 @@ def test_damaged_profiles_are_refused(key: str, value: Any):
     """With the name of the column, and as one kind of error."""
     state = json.loads(Profile.of({"x": [1.0, 2.0, 2.0]}).to_json())
     state["columns"]["x"][key] = value
+    state["checksum"] = checksum_of(state["columns"])  # right, so that what stands behind it is looked at
 
     with pytest.raises(CorruptDataError) as caught:
         Profile.from_json(json.dumps(state))
     assert caught.value.__notes__ == ["in column 'x'"]
+
+
+@pytest.mark.parametrize("name", ["columns", "checksum"])
+def test_a_profile_that_was_changed_is_refused(name: str):
+    """However likely its numbers look: the checksum is that of others, or is gone."""
+    profile = Profile.of({"x": [1.0, 2.0, 2.0]})
+    state = json.loads(profile.to_json())
+    state["columns"]["x"]["moments"][1] *= 2 if name == "columns" else 1
+    if name == "checksum":
+        del state["checksum"]
+
+    with pytest.raises(CorruptDataError, match="without its checksum"):
+        Profile.from_json(json.dumps(state))
+
+
+def test_a_profile_may_be_indented_and_its_keys_be_sorted():
+    """Other tools write JSON their own way, and the profile is the same."""
+    profile = Profile.of({"x": [1.0, 2.0, 2.0], "ü": ["a", "\N{SNOWMAN}", None]})
+
+    again = json.dumps(json.loads(profile.to_json()), indent=2, sort_keys=True)
+
+    assert Profile.from_json(again) == profile
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,7 @@ def test_a_state_is_no_larger_than_a_window():
         ({"seen": -1}, "no state of a guard"),
         ({"streaks": {"a": "b"}}, "streaks are numbers"),
         ({"streaks": None}, "no state of a guard"),
+        ({"rows": "\ud800"}, "damaged"),
     ],
 )
 def test_a_state_that_does_not_belong_is_refused(change, why):
@@ -160,6 +161,18 @@ def test_a_state_that_does_not_belong_is_refused(change, why):
         guard.load_state_dict({**before, **change})
 
     assert guard.state_dict() == before
+
+
+def test_a_state_that_is_nested_without_end_is_refused():
+    """Its text would end Python's stack."""
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    guard = suite().guard(REFERENCE)
+
+    for state in (deep, {**guard.state_dict(), "seen": deep}):
+        with pytest.raises(ResumeError, match="no state of a guard"):
+            guard.load_state_dict(state)
 
 
 def test_a_state_whose_rows_are_no_rows_is_refused():

@@ -342,6 +342,8 @@ def test_a_suite_in_a_file_reads_like_a_page():
         ("expect: [{column: a, matches: '(?=a)'}]", "is no pattern of RE2"),
         ("expect: [{column: a, matches: '('}]", "is no pattern of RE2"),
         ("expect: [{column: a, type: flaot32}]", "unknown dtype 'flaot32'"),
+        (f"stat: [{{column: a, mean: [0, 1{400 * '0'}]}}]", "mean: a number of 1,329 bits is beyond float64"),
+        ("schema: [{column: a, type: {b: x}}]", "type: the name of one type, got {'b': 'x'}"),
         ("expect: [{column: a, check: os.system}]", "check 'os.system' is not registered here"),
         ("checks: [{check: builtins.eval}]", "is not registered here"),
         ("rows: [{rule: '__import__(\"os\")'}]", "is no function here"),
@@ -426,6 +428,11 @@ def test_a_file_of_references_does_not_expand(tmp_path):
         ({"min_length": -1}, "a whole number from 0"),
         ({"finit": True}, "did you mean 'finite'"),
         ({"type": "no such"}, "or one of number, integer"),
+        ({"type": {"a": "x"}}, "type: the name of one type, got {'a': 'x'}"),
+        ({"dtype": [("a", "int32")]}, "dtype: the name of one type, got"),
+        ({"between": (0, 10**400)}, "between: a number of 1,329 bits is beyond float64"),
+        ({"at_least": -(10**400)}, "at_least: a number of 1,329 bits is beyond float64"),
+        ({"one_of": [10**400]}, "one_of: a number of 1,329 bits is beyond float64"),
     ],
 )
 def test_wrong_arguments_are_refused_where_they_enter(arguments, why):

@@ -300,8 +300,23 @@ def test_a_checkpoint_inside_a_group_is_refused():
     restored = GradientAccumulator(optimizer, steps=2)
     restored.load_state_dict(state)
     assert (state, restored.n_steps) == ({"n_steps": 1}, 1)
-    with pytest.raises(ResumeError, match="no state of a GradientAccumulator"):
-        restored.load_state_dict({"steps": 1})
+
+
+@pytest.mark.parametrize(
+    "state", [None, [], {}, {"steps": 1}, {"n_steps": []}, {"n_steps": "nan"}, {"n_steps": -5}, {"n_steps": True}]
+)
+def test_what_is_no_state_is_refused(state):
+    """And the group that has begun is still there."""
+    x, y = tokens(6, seed=13)
+    model, optimizer = model_and_optimizer()
+    accumulator = GradientAccumulator(optimizer, steps=2)
+    add(accumulator, model, x, y)
+
+    with pytest.raises(ResumeError, match=r"no state of a GradientAccumulator.*pass what state_dict"):
+        accumulator.load_state_dict(state)
+
+    assert (accumulator.n_pending, accumulator.n_steps) == (1, 0)
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("count", [float("nan"), float("inf"), -1])

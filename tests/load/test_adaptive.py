@@ -190,8 +190,17 @@ def test_the_size_survives_a_restart():
     assert (again.size, [len(part) for part in again.split(list(range(9)))]) == (4, [4, 4, 1])
     again.load_state_dict(AdaptiveBatches().state_dict())
     assert (again.size, repr(again)) == (None, "<AdaptiveBatches: no batch seen yet>")
-    with pytest.raises(ResumeError, match=r"it has \['n'\]"):
-        again.load_state_dict({"n": 1})
+
+
+@pytest.mark.parametrize("state", [None, 0.5, [], {"n": 1}, {"size": 0}, {"size": "4"}, {"size": True}, {"size": [[]]}])
+def test_what_is_no_state_is_refused(state):
+    """And the size stays what it was."""
+    adaptive = AdaptiveBatches(initial=16)
+
+    with pytest.raises(ResumeError, match=r"no state of AdaptiveBatches.*pass what state_dict"):
+        adaptive.load_state_dict(state)
+
+    assert adaptive.size == 16
 
 
 # What counts as out of memory -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -479,6 +480,30 @@ def test_damaged_files_are_misses(tmp_path):
     assert len(source.reads) == 5 == cached.stats.damaged
     assert same(list(cached), [row(n) for n in range(6)])
     assert len(source.reads) == 5
+
+
+def test_files_under_each_others_names_are_misses(tmp_path):
+    """A copy that mixed them up gives no other row: an entry knows whose it is."""
+    CachedDataset(Rows(2), path=tmp_path).eager()
+    first, second = sorted(tmp_path.glob("*.sample"))
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    source = Rows(2)
+    cached = CachedDataset(source, path=tmp_path)
+
+    assert same(list(cached), [row(0), row(1)])
+    assert len(source.reads) == 2 == cached.stats.damaged
+
+
+def test_a_pipe_under_the_name_of_a_file_is_a_miss(tmp_path):
+    """Nobody waits for what will never come out of it."""
+    CachedDataset(Rows(1), path=tmp_path).eager()
+    (path,) = tmp_path.glob("*.sample")
+    path.unlink()
+    os.mkfifo(path)
+
+    assert same(list(CachedDataset(Rows(1), path=tmp_path)), [row(0)])
 
 
 @given(st.binary(max_size=60), st.integers(0, 30))

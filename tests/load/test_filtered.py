@@ -146,7 +146,10 @@ def test_states_of_something_else_are_refused():
     ):
         with pytest.raises(ResumeError, match=match):
             other.load_state_dict(state)
-    for blocks in (None, {"0": "?"}, {"0": "AAAA"}, {"0": 5}):
+    for nonsense in (None, [], 3, {}, {**state, "version": 1}, {**state, "code": [[]]}):
+        with pytest.raises(ResumeError, match="no state of a FilteredDataset"):
+            filtered.load_state_dict(nonsense)
+    for blocks in (None, {"0": "?"}, {"0": "AAAA"}, {"0": 5}, {"x": state["blocks"]["0"]}, {0: state["blocks"]["0"]}):
         with pytest.raises(ResumeError):
             filtered.load_state_dict({**state, "blocks": blocks})
     assert filtered.n_scanned == 90

@@ -9,9 +9,9 @@ from itertools import islice
 
 import pytest
 
-from poolish import StreamStore
+from poolish import DatasetBuffer, StreamStore
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
-from poolish.load import order
+from poolish.load import order, walk
 from tests.effort import IS_SOAK
 from tests.faults import every_kill_point
 from tests.load.loaders import buffer, extend, ids, load, plain, ranks, rows, saved, step, stream, walked, whole
@@ -150,6 +150,18 @@ def test_a_rank_that_is_behind_waits_for_what_the_others_have_seen(tmp_path):
     assert [batch.ids.tolist() for batch in ahead] == [[0, 2], [4, 6]]
     assert [batch["n"].tolist() for batch in behind] == [[1, 3], [5, 7]]
     assert behind.n_skipped == 0
+
+
+def test_an_older_copy_of_the_dataset_is_told_with_the_journal(tmp_path, monkeypatch):
+    """Its rows end before those that the journal knows: whoever reads it learns which journal, and what to do."""
+    monkeypatch.setattr(walk, "_CATCH_UP_S", 0.0)
+    source, options = buffer(6), {"follow": True, "journal": tmp_path / "journal"}
+    source.save(tmp_path / "older")
+    extend(source, 6)
+    ids(load(source, 2, **options))
+
+    with pytest.raises(ResumeError, match=r"journal .*journal: block .*here they reach 6; .*as it was, or later"):
+        ids(load(DatasetBuffer.load(tmp_path / "older"), 2, **options))
 
 
 def test_a_damaged_line_is_told(store, tmp_path):

@@ -300,6 +300,22 @@ def test_what_is_no_state_is_refused(nonsense):
     assert ids(loader) == [2, 3]
 
 
+def test_states_that_are_nested_without_end_are_refused():
+    """Their text would end Python's stack; so would the JSON that their checksum is taken of."""
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    source = buffer(4)
+    loader = load(source, 2)
+
+    for state in (deep, {**state_of(source), "version": deep}, {**state_of(source), "epoch": deep}):
+        with pytest.raises(ResumeError):
+            loader.load_state_dict(state)
+    with pytest.raises(ResumeError, match="changed or cut"):
+        loader.load_state_dict({**state_of(source), "epoch": {1, 2}})
+    assert ids(loader) == [0, 1, 2, 3]
+
+
 def test_a_buffer_that_went_back_in_time_is_refused(tmp_path):
     """An older save of the same buffer: rows that the state has dealt out are not there yet."""
     source = buffer(6)

@@ -164,6 +164,8 @@ def cooked(menu: list[dict[str, Any]], seed: int, folder: Path) -> tuple[Dataset
         n_left = sum(plain is None or bool(plain(row)) for part in numbered(dish).values() for _, row in part)
         if not n_left:
             chosen["on_short"] = "accept"
+        if dish["take"] is None:  # of all rows there is nothing to pick
+            chosen["pick"] = "hash"
         recipe.add_ingredient(dish["name"], source_of(dish, folder), where=where, **chosen)
         model.add(dish["name"], numbered(dish), plain, **chosen)
     return recipe, model

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -44,6 +46,13 @@ def test_a_stop_iteration_does_not_end_a_bake(n_workers):
         list(LocalEngine(n_workers).run(fails, range(5)))
 
 
+def wait_for_bakers():
+    """Until nobody is at work any more."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("poolish-bake"):
+            thread.join(60)
+
+
 def test_a_failure_waits_for_nobody():
     """One task fails while an earlier one takes for ever: the error comes at once and nothing more is begun."""
     release, begun, waited = threading.Event(), [], []
@@ -62,7 +71,8 @@ def test_a_failure_waits_for_nobody():
 
     assert not waited
     release.set()
-    assert len(begun) <= 4
+    wait_for_bakers()
+    assert sorted(begun) == [0, 1]
 
 
 def test_who_stops_taking_results_waits_for_nobody():
@@ -82,7 +92,8 @@ def test_who_stops_taking_results_waits_for_nobody():
 
     assert not waited
     release.set()
-    assert len(begun) <= 4
+    wait_for_bakers()
+    assert len(begun) <= 3
 
 
 def test_ctrl_c_ends_a_bake_promptly():
@@ -140,3 +151,26 @@ def test_an_engine_is_whatever_gives_results_in_order(tmp_path, as_results):
     recipe.prepare_step("once", "dedup").prepare_step("more", "map", columns={"x": "x + 1"})
 
     assert content(recipe.bake(engine=Plain())) == content(recipe.bake())
+
+
+def doubled(row):
+    """A step that another process can import."""
+    return {"x": 2 * row["x"]}
+
+
+class Processes:
+    """An engine of somebody else."""
+
+    def run(self, function, tasks):
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+            return list(pool.map(function, tasks))
+
+
+def test_fragments_can_be_baked_in_other_processes(tmp_path):
+    """What an engine is given can be sent there: the function and its tasks."""
+    for i in range(3):
+        write(tmp_path / f"{i}.parquet", numbers(5, 5 * i))
+    recipe = DatasetRecipe("r").add_ingredient("a", tmp_path, take=8).prepare_step("double", doubled)
+    recipe.prepare_step("once", "dedup").prepare_step("again", doubled)
+
+    assert content(recipe.bake(engine=Processes())) == content(recipe.bake())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
@@ -11,8 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolish import DatasetRecipe, col
+from poolish.errors import PoolishError, RecipeError, SchemaError
+from poolish.guards import Suite
 from poolish.recipes import explain as explaining
 from poolish.recipes import sampling, stratified, top
+from poolish.recipes.explanation import Estimate
+from poolish.recipes.sources.files import FileSource
 
 
 def table_of(n_rows, first=0):
@@ -239,6 +244,233 @@ def test_columns_that_do_not_fit_are_told(files):
     assert "columns" in explanation.problems[0]
 
 
+@pytest.fixture
+def lines_of(tmp_path):
+    """JSON lines in files of their own, each with the types that its rows tell."""
+
+    def write(*rows):
+        for i, row in enumerate(rows):
+            (tmp_path / f"{i}.jsonl").write_text(json.dumps(row) + "\n")
+        return str(tmp_path / "*.jsonl")
+
+    return write
+
+
+def test_files_of_other_types_are_explained_as_they_are_baked(lines_of):
+    """Each file goes through the steps by itself, and one that casts makes them fit."""
+    recipe = DatasetRecipe("breads").add_ingredient("a", lines_of({"score": 1}, {"score": 0.5}, {"score": 2}))
+    recipe.prepare_step("cast", "cast", columns={"score": "float64"})
+
+    explanation = recipe.explain()
+
+    assert explanation.problems == ()
+    assert (str(explanation.rows), explanation.schema) == ("3", recipe.bake().table.schema)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [({"a": 1}, {"b": 2}), ({"a": 1}, {"a": 0.5}), ({"a": 1, "b": 1}, {"b": 1, "a": 1}, {"a": 1})],
+    ids=["columns", "types", "one column less"],
+)
+def test_files_that_do_not_fit_are_told_as_the_bake_tells_them(lines_of, rows):
+    """A problem with the words of the bake, and no figure that would be true."""
+    recipe = DatasetRecipe("breads").add_ingredient("a", lines_of(*rows))
+
+    explanation = recipe.explain()
+
+    with pytest.raises(SchemaError) as raised:
+        recipe.bake()
+    assert explanation.problems == (f"{raised.value}; the bake would stop there",)
+    assert explanation.schema is None
+    assert not explanation.rows.is_exact
+
+
+def test_columns_stand_in_the_order_of_the_first_file(lines_of):
+    """Although files are looked at in another order."""
+    rows = [{"a": 1, "b": 2}, *({"b": i, "a": 0} for i in range(9))]
+    recipe = DatasetRecipe("breads").add_ingredient("a", lines_of(*rows))
+
+    assert recipe.explain().schema == recipe.bake().table.schema
+
+
+def test_a_filter_is_asked_before_types_are_judged():
+    """Rows that it leaves out cannot be wrong, neither here nor in the bake."""
+    schema = pa.schema([pa.field("n", pa.int32(), nullable=False)])
+    table = pa.Table.from_arrays([pa.array([1, None, 3], pa.int32())], schema=schema)
+    recipe = DatasetRecipe("breads").add_ingredient("a", table, where=col.n > 1)
+
+    assert str(recipe.explain().rows) == "1"
+    assert recipe.bake().table.num_rows == 1
+
+
+def test_an_error_of_arrow_is_told_as_ours(monkeypatch):
+    """With the ingredient, whatever Arrow does not like about rows that were read."""
+
+    def refuse(pieces):
+        raise pa.ArrowTypeError("no type for both")
+
+    monkeypatch.setattr(sampling, "joined", refuse)
+
+    with pytest.raises(RecipeError, match="ingredient 'a': ArrowTypeError: no type for both; mend"):
+        DatasetRecipe("breads").add_ingredient("a", table_of(3)).explain()
+
+
+# What is called exact is exact --------------------------------------------------------------------------------------
+
+
+def unique(column):
+    return Suite("s").expect_unique(column)
+
+
+def half_of(files, **options):
+    return DatasetRecipe("inner").add_ingredient("a", files, take=4000, **options)
+
+
+MARKED = {
+    "filter above latest": lambda r, s: r.add_ingredient("b", half_of(s, pick="latest"), where=col.n < 5000),
+    "filter above top": lambda r, s: r.add_ingredient("b", half_of(s, pick=top("n")), where=col.n < 5000),
+    "filter above strata": lambda r, s: r.add_ingredient("b", half_of(s, pick=stratified("word")), where=col.n < 5000),
+    "count above latest": lambda r, s: r.add_ingredient(
+        "b", half_of(s, pick="latest"), where=col.n < 5000, take=1500, on_short="accept"
+    ),
+    "filter above repeat": lambda r, s: r.add_ingredient(
+        "b", DatasetRecipe("inner").add_ingredient("a", s, take=12_000, on_short="repeat"), where=col.n < 5000
+    ),
+    "share above latest": lambda r, s: r.add_ingredient("b", half_of(s, pick="latest"), where=col.n < 5000, take=1.0),
+    "first of its kind": lambda r, s: (
+        r.add_ingredient("a", s)
+        .prepare_step("mix", "shuffle")
+        .prepare_step("first", "dedup", columns=["word"])
+        .prepare_step("low", "filter", keep="n < 7")
+    ),
+    "whose is the first": lambda r, s: (
+        r.add_ingredient("a", s)
+        .add_ingredient("b", s)
+        .prepare_step("mix", "shuffle")
+        .prepare_step("first", unique("n"))
+        .prepare_step("none", lambda row: [], where=col.ingredient == "b")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_what_may_be_otherwise_in_the_bake_is_marked(files, name):
+    """Rows that are chosen while baking, or stand in another order, are not known before: each figure has its ~."""
+    recipe = MARKED[name](DatasetRecipe("breads", seed=5), files)
+
+    explanation = recipe.explain(on_error="skip")
+
+    assert not explanation.rows.is_exact
+    assert explanation.rows.value != recipe.bake(on_error="skip").table.num_rows
+
+
+def test_rows_that_are_compared_with_others_are_counted_across_ingredients(files):
+    """A key that stands in two ingredients is rejected in the second."""
+    recipe = DatasetRecipe("breads").add_ingredient("a", files, take=0.5).add_ingredient("b", files)
+    recipe.prepare_step("check", unique("n"))
+
+    explanation = recipe.explain(on_error="skip")
+
+    assert explanation.rows.is_exact
+    assert explanation.rows.value == recipe.bake(on_error="skip").table.num_rows == 8000
+    (problem,) = recipe.explain().problems
+    assert "sampled rows of b rejected" in problem
+    assert problem.endswith("the bake would stop there")
+
+
+def test_a_sample_does_not_tell_how_many_rows_a_step_will_reject(files, little_reading):
+    """A built-in step keeps rows, but not those that it fails for: here the last one, which is not in the sample."""
+    recipe = DatasetRecipe("breads").add_ingredient("a", files)
+    recipe.prepare_step("more", "map", columns={"n": col.n + (2**63 - 7999)})
+
+    assert str(recipe.explain().rows) == "8,000"
+    assert str(recipe.explain(on_error="skip").rows) == "~8,000"
+    assert recipe.bake(on_error="skip").table.num_rows == 7999
+
+
+def test_exact_figures_are_whole_numbers(files):
+    """They were counted: no share of a sample times the number of rows, which may be 178.99999999999997."""
+    recipe = DatasetRecipe("breads", tokens="tokens").add_ingredient("a", files, where="n % 7 == 0", take=0.3)
+    for i in (3, 11, 13):
+        recipe.prepare_step(f"not {i}", "filter", keep=f"n % {i} != 0")
+
+    explanation = recipe.explain()
+
+    assert explanation.rows == Estimate(recipe.bake().table.num_rows, True)
+    figures = [(line.rows_in, line.rows_out, line.tokens_out) for line in explanation.lines]
+    assert all(isinstance(figure.value, int) and figure.is_exact for line in figures for figure in line)
+
+
+def test_bytes_are_always_estimated(files):
+    """Arrow keeps the same rows in more or fewer bytes, and the result is put together anew."""
+    assert str(DatasetRecipe("breads").add_ingredient("a", files).explain()).startswith("breads: 8,000 rows, ~")
+
+
+def test_a_bake_stops_for_certain_only_at_rows_that_it_bakes(files):
+    """A sample that is not whole has rows that the choice may leave out."""
+
+    def picky(row):
+        if row["n"] < 4000:
+            raise ValueError("low")
+        return row
+
+    some = half_of(files, pick="latest").prepare_step("picky", picky)
+    all_ = DatasetRecipe("breads").add_ingredient("a", files).prepare_step("picky", picky)
+    wrong = half_of(files, pick="latest").prepare_step("x", "select", columns=["nothing"])
+
+    assert some.explain().problems[0].endswith("ValueError: low; the bake may stop there")
+    assert some.bake().table.num_rows == 4000
+    assert all_.explain().problems[0].endswith("ValueError: low; the bake would stop there")
+    assert "ingredient 'a', 0.parquet, step 'x'" in wrong.explain().problems[0]
+
+
+# Shares in tokens ---------------------------------------------------------------------------------------------------
+
+
+def mixture(rows, total=1000, tokens="n", **options):
+    recipe = DatasetRecipe("breads", total=total, unit="tokens", tokens=tokens)
+    return recipe.add_ingredient("a", rows, weight=1, **options)
+
+
+WORDS = [{"text": "x", "n": 5, "half": 0.5, "gap": None if i else 1} for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        (mixture(WORDS), "1,000 tokens asked for, there are 50; ask for fewer"),
+        (mixture(WORDS, tokens="n_tokens"), "no column 'n_tokens' to count tokens by, there are"),
+        (mixture(WORDS, 10, "half"), "column 'half' has double with 0 nulls"),
+        (mixture(WORDS, 10, "gap"), "column 'gap' has int64 with 9 nulls"),
+        (mixture(WORDS, 10, "text"), "column 'text' has large_string"),
+        (mixture(WORDS, 10, pick="latest"), "shares in tokens are picked by hash"),
+        (mixture(WORDS, 10, on_short="repeat"), "shares in tokens are picked by hash"),
+    ],
+    ids=["short", "no column", "halves", "nulls", "text", "pick", "repeat"],
+)
+def test_a_share_in_tokens_that_cannot_be_is_told(recipe, told):
+    """Before any work is done, as for rows."""
+    (problem,) = recipe.explain().problems
+
+    assert problem.startswith("ingredient 'a': ")
+    assert told in problem
+    with pytest.raises(PoolishError):
+        recipe.bake()
+
+
+def test_a_share_in_tokens_that_takes_what_there_is_is_exact():
+    """Where too few are accepted, all rows are taken."""
+    explanation = mixture(WORDS, on_short="accept").explain()
+
+    assert explanation.problems == ()
+    assert (str(explanation.rows), str(explanation.tokens)) == ("10", "50")
+
+
+def test_a_column_of_text_is_no_count_of_tokens(files):
+    """Nothing is added up, and nothing fails."""
+    assert DatasetRecipe("breads", tokens="word").add_ingredient("a", files).explain().tokens is None
+
+
 # Cached, or why not -------------------------------------------------------------------------------------------------
 
 
@@ -254,14 +486,41 @@ def cache_line(recipe, cache):
 
 
 def test_a_cached_recipe_says_so(files, tmp_path):
-    """After a bake nothing is left to do, and the seconds tell that too."""
+    """After a bake no step is left to do, and the seconds tell that too."""
     cache, recipe = tmp_path / "cache", make(files, take=300)
 
     assert cache_line(recipe, None) == (0, {"no cache": 8})
     assert cache_line(recipe, cache) == (0, {"new content": 8})
     recipe.bake(cache=cache)
     assert cache_line(recipe, cache) == (8, {})
-    assert recipe.explain(cache).seconds == 0 < recipe.explain().seconds
+    assert recipe.explain(cache).lines[1].seconds == 0 < recipe.explain().lines[1].seconds
+
+
+def test_looking_at_files_takes_time_whatever_is_cached(files, tmp_path, monkeypatch):
+    """A bake of which everything is kept still has to see which files there are."""
+    cache, recipe = tmp_path / "cache", make(files)
+    recipe.bake(cache=cache)
+    fragments = FileSource.fragments
+
+    def slow(source):
+        time.sleep(0.02)
+        return fragments(source)
+
+    monkeypatch.setattr(FileSource, "fragments", slow)
+
+    line = recipe.explain(cache).lines[0]
+
+    assert line.cached == line.fragments
+    assert line.seconds >= 0.02
+
+
+def test_steps_of_one_name_are_found_in_the_cache(files, tmp_path):
+    """They are called as the bake calls them."""
+    recipe = make(files).prepare_step("change", whisper)
+    recipe.bake(cache=tmp_path / "cache")
+
+    assert cache_line(recipe, tmp_path / "cache") == (8, {})
+    assert [line.name for line in recipe.explain().lines] == ["a", "change", "change (2)"]
 
 
 def test_counts_are_found_in_the_cache_too(files, tmp_path):

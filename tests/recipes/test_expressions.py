@@ -465,6 +465,16 @@ def test_unknown_column_names_the_nearest():
 
 
 @pytest.mark.parametrize(
+    ("text", "instead"),
+    [("n == None", r"is_null\(column\)"), ("n != NULL", r"not is_null\(column\)"), ("n == True", "write true")],
+)
+def test_words_of_other_languages_are_told_from_columns(text, instead):
+    """None, NULL and True read like columns that are not there; the error says what stands for them."""
+    with pytest.raises(UnknownColumn, match=instead):
+        parse(text).mask(TABLE)
+
+
+@pytest.mark.parametrize(
     ("expression", "message"),
     [
         (col.lang > 3, r"column 'lang' \(string\) cannot be compared with number 3"),
@@ -480,6 +490,9 @@ def test_unknown_column_names_the_nearest():
         (col.n + 1, r"'n \+ 1' gives int64, not true or false"),
         (col.lang.cast("int64") > 1, r"column 'lang' \(string\) cannot be cast to int64"),
         (col.when > "2024-01-01", r"column 'when' \(timestamp\[ns\]\) cannot be compared with text"),
+        (col.when > "2024-01-01", r"write cast\('2024-01-01', 'timestamp\[ns\]'\)$"),
+        (col.when.cast("timestamp[us, tz=UTC]") > "2024", r"write a time with its zone, .* 'timestamp\[us, tz=UTC\]'"),
+        (col.when.cast("date32") == "2024-01-01", r"write cast\('2024-01-01', 'date32'\)$"),
     ],
 )
 def test_types_that_do_not_fit_are_named(expression, message):
@@ -491,7 +504,8 @@ def test_types_that_do_not_fit_are_named(expression, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lang = 'en'", "at character 6: '=' has no meaning here"),
+        ("lang = 'en'", "at character 6: '=' has no meaning here; write '=='"),
+        ("n > 0 AND n < 3", "at character 7: the end was expected here; write 'and' for 'AND'$"),
         ("lang == 'en' and", "at character 17"),
         ("lang == 'en' quality > 1", "at character 14: the end was expected"),
         ("(a > 1", r"at character 7: '\)' was expected"),

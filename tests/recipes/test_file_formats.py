@@ -10,7 +10,7 @@ import pytest
 
 from poolish import DatasetRecipe, col
 from poolish.errors import CorruptDataError
-from poolish.recipes.sources import formats
+from poolish.recipes.sources import formats, one_file
 from tests.recipes.kitchen import file_source, read_all, rows_of
 
 
@@ -76,6 +76,35 @@ def test_empty_shards_have_no_rows(tmp_path):
     assert recipe.bake().table.to_pylist() == [{"x": 1}]
     assert file_source(str(tmp_path)).schema().names == ["x"]
     assert file_source(str(tmp_path / "0.jsonl")).fragments() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "is_plain"),
+    [
+        ("a.jsonl", '{"a": 1}', True),
+        ("a.jsonl", '\n{"a": 1}\r\n  { "a": 2, "b": {"c": []}} \n\n', True),
+        ("a.jsonl", '{"a": 1}{"a": 2} {"a": 3}\n{"a": 4}', False),
+        ("a.jsonl", '{"a": 1}null{"a": 2}\n', False),
+        ("a.jsonl", '{"a":\n1}\n{"b": [{"c": 1}\n,{"c": 2}]}', False),
+        ("a.jsonl", '{"a": "}{"}\n', False),
+        ("a.csv", "a,b\n1,2\n\n3,4", True),
+        ("a.csv", "a\r\n1\r\n \r\n", True),
+        ("a.csv", 'a\n"1\n2"\n', False),
+        ("a.csv", "\ufeff\na\n1\n", False),
+        ("a.csv", "a,b\n", False),
+    ],
+)
+def test_the_rows_of_a_short_text_are_counted(tmp_path, monkeypatch, name, data, is_plain):
+    """As many as reading it gives; where each line is a row, it is read only once, which is when it is baked."""
+    reads = []
+    monkeypatch.setattr(one_file, "table_of", lambda *about: reads.append(1) or formats.table_of(*about))
+    source = written(tmp_path, name, data)
+
+    (fragment,) = source.fragments()
+
+    assert fragment.n_rows == len(rows_of(written(tmp_path, name, data)))
+    assert fragment.n_rows == formats.table_of(data.encode(), name[2:]).num_rows
+    assert (len(reads) == 1) == is_plain
 
 
 def test_a_csv_without_rows_says_nothing_of_types(tmp_path):

@@ -94,6 +94,48 @@ def test_paths_may_be_bytes(tmp_path):
     assert isinstance(as_source([os.fsencode(tmp_path / "x.parquet")], "ingredient 'a'"), FileSource)
 
 
+@pytest.mark.parametrize("hidden", [".a.jsonl", "_a.jsonl", ".ipynb_checkpoints/a.jsonl", "b/_temporary/0/a.jsonl"])
+def test_hidden_files_are_no_data(tmp_path, hidden):
+    """Names that begin with a dot or an underscore are left out of directories and globs, as are folders of such."""
+    for name in ("a.jsonl", "b/a.jsonl", hidden):
+        (tmp_path / "_data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "_data" / name).write_text('{"x": 1}')
+
+    for path in ("_data", "_data/**/*.jsonl", "_da*/**/*.jsonl"):
+        names = [name for name, _, _ in read_all(file_source(str(tmp_path / path)))]
+        assert [name.removeprefix("_data/") for name in names] == ["a.jsonl", "b/a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "_old/.x",
+        "_old/.x/a.jsonl",
+        "_old/.x/*.jsonl",
+        "_o*/.x/*",
+        "_old/.*/*.jsonl",
+        "**/_old/**/.x/*",
+    ],
+)
+def test_hidden_files_that_are_named_are_read(tmp_path, path):
+    """Whoever writes the name, or its beginning, means it."""
+    (tmp_path / "_old" / ".x").mkdir(parents=True)
+    (tmp_path / "_old" / ".x" / "a.jsonl").write_text('{"x": 1}')
+
+    assert [row for _, _, row in read_all(file_source(str(tmp_path / path)))] == [{"x": 1}]
+
+
+def test_nothing_but_hidden_files_is_told(tmp_path, memory):
+    """Here and elsewhere: the error says that they were left out, and names one."""
+    (tmp_path / "d" / ".x").mkdir(parents=True)
+    (tmp_path / "d" / ".x" / "a.jsonl").write_text('{"x": 1}')
+    memory.pipe({"/d/_x/a.jsonl": b'{"x": 1}'})
+
+    for path in (str(tmp_path / "d"), str(tmp_path / "d" / "*" / "*.jsonl"), "memory://d", "memory://d/*/*.jsonl"):
+        with pytest.raises(RecipeError, match=r"'a': nothing but hidden files at .*, [._]x/a\.jsonl.*left out"):
+            file_source(path).fragments()
+
+
 def test_errors_of_sources_are_errors_of_poolish(tmp_path):
     """One ``except`` for all of them."""
     with pytest.raises(PoolishError, match="no file at"):

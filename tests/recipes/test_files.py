@@ -145,6 +145,7 @@ names = st.sampled_from(
     ]
 )
 numbers = st.integers(-5, 5) | st.floats(-5, 5)
+constants = numbers | st.booleans() | st.none()
 expressions = st.builds(lambda name, value: col[name] > value, names, numbers) | st.builds(
     lambda name, values: col[name].is_in(values) & ~col[name].is_null(), names, st.lists(names, min_size=1, max_size=3)
 )
@@ -160,7 +161,9 @@ amounts = st.fixed_dictionaries(
 takes = st.integers(0, 9).map(lambda n: {"take": n}) | st.floats(0, 1).map(lambda x: {"take": x})
 takes |= st.floats(0.01, 9).map(lambda x: {"weight": x}) | st.just({})
 built_ins = (
-    st.tuples(st.just("map"), st.fixed_dictionaries({"columns": st.dictionaries(names, expressions, max_size=3)}))
+    st.tuples(
+        st.just("map"), st.fixed_dictionaries({"columns": st.dictionaries(names, expressions | constants, max_size=3)})
+    )
     | st.tuples(st.just("filter"), st.fixed_dictionaries({"keep": expressions | expressions.map(str)}))
     | st.tuples(st.just("select"), st.fixed_dictionaries({"columns": st.lists(names).map(tuple)}))
     | st.tuples(st.just("rename"), st.fixed_dictionaries({"columns": st.dictionaries(names, names)}))
@@ -181,7 +184,8 @@ def recipes(draw: st.DrawFn, depth: int = 1) -> DatasetRecipe:
     recipe = DatasetRecipe(draw(names), draw(st.integers(0, 2**64 - 1)), total, **unit)
     sources = paths | recipes(depth - 1) if depth else paths
     for name in draw(st.lists(names, unique=True, max_size=3)):
-        keys = draw(amounts) | draw(takes)
+        how_much = draw(takes)
+        keys = {key: each for key, each in draw(amounts).items() if key != "pick" or how_much} | how_much
         recipe.add_ingredient(name, draw(sources), draw(wheres), **keys)
     for made, options in draw(st.lists(built_ins | functions, max_size=3)):
         version = draw(st.none() | st.integers(0, 9) | names)
@@ -588,6 +592,26 @@ def test_no_instruction_raises_anything_else(entry: Any):
 # The schema for editors -------------------------------------------------------------------------------------------
 
 
+def test_types_of_arrow_are_told_by_their_names(tmp_path: Path):
+    """With their size, which Arrow's own names of floats leave out; so the file is the same recipe."""
+    types = {"a": pa.float32(), "b": pa.float64(), "c": pa.int8(), "d": pa.timestamp("us")}
+    recipe = DatasetRecipe("r").prepare_step("s", "cast", columns=types)
+
+    recipe.save(tmp_path / "r.yaml")
+
+    told = recipe.to_dict()["instructions"][0]["columns"]
+    assert told == {"a": "float32", "b": "float64", "c": "int8", "d": "timestamp[us]"}
+    assert DatasetRecipe.load(tmp_path / "r.yaml").fingerprint == recipe.fingerprint
+
+
+def test_a_type_that_is_none_is_told_when_the_file_is_read():
+    """With its place, and not when it is baked."""
+    (found,) = problems(step(use="cast", columns={"x": "int"}))
+
+    assert found.startswith("instructions[0]")
+    assert "write 'int64'" in found
+
+
 def test_every_built_in_step_has_its_options_told():
     """A new step is put into the table, else no file could use it."""
     assert set(OPTIONS) == {*BUILT_IN, "validate"}
@@ -595,7 +619,8 @@ def test_every_built_in_step_has_its_options_told():
 
 def fits(value: Any, schema: Any, root: Any) -> bool:
     """A reader of the part of JSON schema that ours is written in; any other word of it is a KeyError."""
-    types = {"string": str, "object": dict, "array": list, "null": type(None), "integer": int, "number": (int, float)}
+    types = {"string": str, "object": dict, "array": list, "null": type(None), "integer": int, "number": (int, float),
+             "boolean": bool}  # fmt: skip
 
     def is_of(kind: str) -> bool:
         return isinstance(value, types[kind]) and not (isinstance(value, bool) and kind in ("integer", "number"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from poolish.errors import RecipeError
 from poolish.recipes.built_in import built_in
-from poolish.recipes.fingerprints import fingerprint_of
+from poolish.recipes.fingerprints import _is_library, fingerprint_of, value_print
 from poolish.recipes.steps import CalledStep
 from tests.recipes.kitchen import called, made
 
@@ -167,3 +168,73 @@ def test_a_function_that_calls_itself_has_an_end():
     source = "def a(x): return b(x)\ndef b(x): return a(x) + {k}\ndef step(row): return a(row)"
 
     assert print_of(made(source.replace("{k}", "1"))) != print_of(made(source.replace("{k}", "2")))
+
+
+FUNCTIONS = [made("def step(row): return 1"), made("def step(row): return 2")]
+
+
+COLOUR = "import enum\nclass E(enum.Enum):\n    A = k"
+
+
+BASE = "class A:\n    def f(self): return k\nclass E(A):\n    pass"
+
+
+SETTER = "class E:\n    f = property(lambda self: 1, lambda self, value: k)"
+
+
+def other_values():
+    return {
+        "shape": (np.zeros((2, 3)), np.zeros((3, 2))),
+        "dtype": (np.zeros(2, np.int64), np.zeros(2, np.float64)),
+        "flags": (re.compile("a"), re.compile("a", re.IGNORECASE)),
+        "enum": (made(COLOUR, "E", k=1).A, made(COLOUR, "E", k=2).A),
+        "partial": (functools.partial(str, 1), functools.partial(str, 2)),
+        "base": (made(BASE, "E", k=1), made(BASE, "E", k=2)),
+        "setter": (made(SETTER, "E", k=1), made(SETTER, "E", k=2)),
+        "which of two functions": (FUNCTIONS + FUNCTIONS[:1], FUNCTIONS + FUNCTIONS[1:]),
+        "class in a function": tuple(
+            made("def step(row):\n    class C:\n        x = K\n    return {'x': C.x}", K=k) for k in (1, 2)
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", list(other_values()))
+def test_values_that_differ_in_anything_have_other_prints(name):
+    """In their shape, their type, their flags, or in what a class inherits."""
+    one, other = other_values()[name]
+
+    assert value_print(one, "s") == value_print(one, "s") != value_print(other, "s")
+
+
+def test_arrays_of_objects_are_told_by_what_they_hold():
+    """Not by where that lies."""
+    one, same, other = (np.array([int(text), None], object) for text in ("1" * 30, "1" * 30, "2" * 30))
+
+    assert value_print(one, "s") == value_print(same, "s") != value_print(other, "s")
+
+
+def test_another_version_of_a_library_is_another_function(monkeypatch):
+    """Of a library only its name and its version are known."""
+    step = made("import numpy\ndef step(row): return numpy.mean(row['x'])")
+    before = value_print(step, "s")
+    monkeypatch.setattr(np, "__version__", "0.0.1")
+
+    assert value_print(step, "s") != before
+
+
+def test_what_runs_as_a_module_is_no_library(monkeypatch):
+    """``python -m`` says of __main__ that it lies where packages are installed."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.util.find_spec("pytest"), raising=False)
+
+    assert not _is_library.__wrapped__("__main__")
+
+
+def test_a_version_is_one_of_its_own_function():
+    """Two functions may both be in their first version, in one cache."""
+    one, other = (made(f"def {name}(row): return row", name) for name in ("help", "harm"))
+
+    assert fingerprint_of(one, "s", 1) == fingerprint_of(made("def help(row): return [row]", "help"), "s", 1)
+    assert fingerprint_of(one, "s", 1) != fingerprint_of(other, "s", 1)
+    assert (
+        fingerprint_of(functools.partial(one, 1), "s", 1) == fingerprint_of(one, "s", 1) != fingerprint_of(one, "s", 2)
+    )

@@ -156,11 +156,13 @@ class Kitchen(RuleBasedStateMachine):
             kept[which % len(kept)].write_bytes(data)
 
     def recipe(self) -> DatasetRecipe:
-        recipe = DatasetRecipe("any", seed=self.seed, total=7)
+        recipe = DatasetRecipe("any", seed=self.seed, total=7 if self.weights else None)
         for name, source in (("files", self.folder / "data"), ("buffer", self.buffer)):
             options = {"on_short": "accept", **self.ingredients[name]}
             if self.weights:
                 options.update(take=None, weight=1 + (name == "files"))
+            elif options.get("take") is None:
+                options.pop("pick", None)
             recipe.add_ingredient(name, source, **options)
         for i, (step, options) in enumerate(self.steps[:4]):
             recipe.prepare_step(f"s{i}", step, **options)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from poolish import DatasetBuffer, DatasetRecipe, col
 from poolish.recipes.differences import differing
+from tests.recipes.kitchen import made, numbers, xs
 
 
 def shout(row):
@@ -280,3 +281,23 @@ def test_equal_recipes_have_no_difference_and_order_is_one():
     one.prepare_step("x", "shuffle").prepare_step("y", "dedup")
     same.prepare_step("y", "dedup").prepare_step("x", "shuffle")
     assert one.diff(same).is_reordered
+
+
+def test_a_nested_row_is_the_one_of_the_inner_result():
+    """``row`` is its place there, not the number by which it is chosen."""
+    inner = DatasetRecipe("in").add_ingredient("a", numbers(9)).prepare_step("mix", "shuffle")
+    result = DatasetRecipe("out").add_ingredient("b", inner, take=4).bake()
+
+    assert [xs(inner.bake())[result.lineage.why(i).row] for i in range(4)] == xs(result)
+
+
+def test_nested_rows_have_their_places_in_tables_too():
+    """In the lineage as a table, and among the rejects."""
+    inner = DatasetRecipe("in").add_ingredient("a", numbers(9), where="x > 2")
+    odd = made("def step(row):\n    if row['x'] % 2: raise ValueError('odd')\n    return row")
+    result = DatasetRecipe("out").add_ingredient("b", inner).prepare_step("even", odd).bake(on_error="skip")
+
+    assert result.lineage.to_arrow()["row"].to_pylist() == [1, 3, 5]
+    assert result.rejects["row"].to_pylist() == [0, 2, 4]
+    empty = DatasetRecipe("none").add_ingredient("b", inner, where="x > 99").bake()
+    assert empty.lineage.to_arrow().num_rows == 0

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish import DatasetRecipe
+from poolish import DatasetBuffer, DatasetRecipe
 from poolish.errors import PoolishError, RecipeError, SchemaError
 from poolish.recipes import steps
 from poolish.recipes.engine import LocalEngine
 from poolish.recipes.steps import CalledStep
+from poolish.schema import dtype_and_shape
 from tests.recipes.kitchen import called, content, cut, message_of, numbers, piece
 
 
@@ -31,6 +32,36 @@ def test_columns_keep_their_types(function, batched):
 
     assert made.schema.equals(piece(small_types()).table.schema)
     assert made.to_pylist() == small_types().to_pylist()
+
+
+@pytest.mark.parametrize("batched", [False, "columns"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+        pa.array([[[1, 2]], [], None], pa.list_(pa.list_(pa.int16(), 2))),
+        pa.array([{"v": [1, 2]}, {"v": [3, 4]}, {"v": None}], pa.struct({"v": pa.list_(pa.int64(), 2)})),
+    ],
+)
+def test_arrays_come_back_as_what_they_were(column, batched):
+    """They are handed out as arrays, by rows and by columns alike, also inside of lists and structs."""
+    table = pa.table({"emb": column, "n": [1, 2, 3]})
+
+    made = called(lambda given: given, table, batched=batched).table
+
+    assert made.equals(piece(table).table)
+
+
+def test_columns_have_the_arrays_that_rows_have():
+    """Of several shapes too."""
+    buffer = DatasetBuffer()
+    buffer.append([{"a": np.zeros((2, 3), np.float32)}, {"a": np.ones((1, 3), np.float32)}])
+    table, seen = buffer.snapshot().to_arrow(), {}
+
+    made = called(lambda columns: seen.update(columns) or columns, table, batched="columns").table
+
+    assert [(each.dtype, each.shape) for each in seen["a"]] == [(np.float32, (2, 3)), (np.float32, (1, 3))]
+    assert made.equals(piece(table).table)
 
 
 @pytest.mark.parametrize("value", [2**40, 0.5, 2.0, "three"])
@@ -150,3 +181,23 @@ def test_what_comes_of_a_function_does_not_depend_on_how_the_data_is_cut(kinds, 
     assert {repr(outcome(n_rows, n_workers)) for n_rows, n_workers in [(1, 1), (2, 1), (3, 2), (100, 1)]} == {
         repr(outcome(len(outputs), 1))
     }
+
+
+def test_arrays_keep_the_type_that_their_column_had():
+    """Ragged stays ragged where a part happens to have one shape; another dtype is another type."""
+    buffer = DatasetBuffer()
+    buffer.append([{"a": np.zeros(n, np.float32)} for n in (2, 3)])
+    ragged = buffer.snapshot().to_arrow()
+
+    same = called(lambda row: {"a": np.zeros(2, np.float32)}, ragged).table
+    other = called(lambda row: {"a": np.zeros(2, np.float64)}, ragged).table
+
+    assert same.schema.field("a").type == ragged.schema.field("a").type
+    assert dtype_and_shape(other.schema.field("a").type) == ("float64", (2,))
+
+
+@pytest.mark.parametrize("other", [np.zeros(2, np.float64), np.zeros((2, 2), np.float32)])
+def test_arrays_of_other_dtypes_or_dimensions_do_not_go_together(other):
+    """Only sizes may differ."""
+    with pytest.raises(SchemaError, match="rows 10 and 11"):
+        called(lambda row: {"a": other if row["x"] else np.zeros(2, np.float32)}, pa.table({"x": [0, 1]}))

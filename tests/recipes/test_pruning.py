@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poolish.recipes import col
+from poolish.recipes.expressions import as_expression
 from poolish.recipes.sources.files import FileSource
 from poolish.recipes.sources.pruning import Range, answers, can_prune, is_out_of_range
 
@@ -260,3 +261,42 @@ def test_a_field_is_not_taken_for_a_column_with_a_dot():
 
     assert not can_skip(col["a.b"] == 9, file.metadata.row_group(0), file.schema_arrow)
     assert not can_skip(col["a.b"] == 1, file.metadata.row_group(0), file.schema_arrow)
+
+
+@pytest.mark.parametrize(
+    ("where", "groups"),
+    [
+        (col.n <= 10, [0, 1]),
+        (col.n >= 19, [1, 2]),
+        (col.n <= 9, [0]),
+        ("19 < n", [2]),
+        ("10 >= n", [0, 1]),
+        (col.word.starts_with("a9"), [0]),
+        (col.flag, [2]),
+        (~col.flag, [0, 1]),
+        (col.rare.is_not_null(), [1]),
+    ],
+)
+def test_a_row_group_is_read_for_the_value_at_its_end(tmp_path, where, groups):
+    """The smallest and the largest value of a group belong to it."""
+    n = range(30)
+    columns = {
+        "n": n,
+        "word": [f"{'abc'[i // 10]}{i % 10}" for i in n],
+        "flag": [i >= 20 for i in n],
+        "rare": [i if 10 <= i < 20 else None for i in n],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=10)
+    source = FileSource(tmp_path / "a.parquet", "ingredient 'a'")
+
+    read = [part for fragment in source.fragments() for part in source.read(fragment, None, as_expression(where))]
+
+    assert [int(rows[0]) // 10 for _, rows in read] == groups
+
+
+def test_nulls_that_nobody_counted_may_be_there():
+    """A footer without a count of nulls says nothing about them, so such a group is read."""
+    uncounted = Footer(min=0, max=9)
+    assert can_skip(col.x > 100, uncounted, pa.schema({"x": pa.int64()}))
+    uncounted.has_null_count = False
+    assert not can_skip(col.x > 100, uncounted, pa.schema({"x": pa.int64()}))

@@ -380,6 +380,25 @@ def test_largest_remainder_is_the_one_of_whole_numbers(weights, total):
         assert sorted(shares) == sorted(shared_out(weights, total))
 
 
+@given(st.lists(st.decimals("0.001", "1000", places=3), min_size=1, max_size=8), st.integers(0, 10**9))
+def test_weights_are_shared_out_as_they_are_written(weights, total):
+    """0.1 and 0.2 are one and two parts, whatever their floats are; whole numbers in any type give the same shares."""
+    thousandths = [int(weight * 1000) for weight in weights]
+
+    assert largest_remainder([float(weight) for weight in weights], total) == shared_out(thousandths, total)
+    assert largest_remainder(thousandths, total) == shared_out(thousandths, total)
+
+
+def test_strata_may_be_as_many_as_rows():
+    """Work grows with the number of values, not with its square: this would not end before anybody's patience."""
+    table = pa.table({"x": [x % 60_000 for x in range(100_000)]})
+
+    found = taken(table, 50_000, pick=stratified("x"))
+
+    assert len(found) == 50_000
+    assert set(range(40_000)) <= set(found)
+
+
 def test_the_model_and_the_bake_choose_the_same():
     """The hash is splitmix64 behind a key of seed, ingredient and part; written down here a second time."""
     model = Model(9)

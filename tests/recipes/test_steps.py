@@ -18,6 +18,7 @@ from poolish.errors import BudgetSpent, PoolishError, RecipeError, SchemaError, 
 from poolish.guards.suite import Suite
 from poolish.recipes.built_in import built_in
 from poolish.recipes.engine import LocalEngine
+from poolish.recipes.interpretation import as_filter
 from tests.effort import times
 from tests.recipes.kitchen import content, cut, line, message_of, numbers, rejects, write, xs
 
@@ -313,6 +314,47 @@ def test_map_calculates_columns():
     ]
 
 
+def test_map_takes_constants():
+    """Numbers, of NumPy too, truth values and None are what they are; a text stays an expression."""
+    result = baked("map", columns={"n": 1, "f": np.float32(0.5), "b": True, "t": "'x'", "x": None, "new": None})
+
+    assert result.table.select(["n", "f", "b", "t", "x", "new"]).to_pylist() == [
+        {"n": 1, "f": 0.5, "b": True, "t": "x", "x": None, "new": None}
+    ] * len(result.table)
+    assert result.table.schema.field("x").type == pa.int64()
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "words"),
+    [
+        ("map", {"columns": {"z": len}}, ("map", "'z'", "'len'", "as the step itself")),
+        ("map", {"columns": {"z": math.nan}}, ("map", "NaN", "None")),
+        ("map", {"columns": {"z": [1]}}, ("map", "an expression is", "list")),
+        ("map", {"columns": {"z": "x ="}}, ("map", "'=' has no meaning here; write '=='")),
+        ("filter", {"keep": lambda row: True}, ("filter", "keep", "as the step itself", "[] for no row")),
+        ("rename", {"columns": {"x": "text"}}, ("'x'", "'text'", "drop or rename", "oats")),
+        ("rename", {"columns": {"x": "y", "text": "y"}}, ("'x'", "'y'")),
+        ("cast", {"columns": {"x": "int"}}, ("cast", "'x'", "write 'int64'")),
+        ("cast", {"columns": {"x": "float"}}, ("cast", "'x'", "write 'float64'")),
+        ("cast", {"columns": {"x": "itn64"}}, ("cast", "'x'", "'itn64'", "'int64', 'float64'")),
+        ("cast", {"columns": {"x": 8}}, ("cast", "'x'", "'int64', 'float64'")),
+        ("tokenize", {"tokenizer": 5}, ("tokenize", "tokenizer=5")),
+        ("sample", {}, ("no step 'sample'. Steps by name are",)),
+        ("limt", {}, ("no step 'limt'; did you mean 'limit'? Steps",)),
+    ],
+)
+def test_what_a_built_in_step_cannot_do_is_told_with_its_name(step, options, words):
+    """Which step, what is wrong, and what to write instead."""
+    told = refused(step, **options)
+
+    assert all(word in told for word in ("'knead'", *words))
+
+
+def test_columns_may_exchange_their_names():
+    """A name that is given away is free."""
+    assert baked("rename", columns={"x": "text", "text": "x"}).table.column_names == ["text", "x", "group", "score"]
+
+
 def test_filter_select_drop_rename():
     """Rows and columns go, and names change."""
     assert xs(baked("filter", keep="x > 4 and text != 'row 6'")) == [7]
@@ -324,6 +366,11 @@ def test_filter_select_drop_rename():
 def test_cast_and_fill_nulls():
     """Types and nulls; what would lose something is refused."""
     assert str(baked("cast", columns={"x": "int16"}).table.schema.field("x").type) == "int16"
+    assert str(baked("cast", columns={"x": pa.int16()}).table.schema.field("x").type) == "int16"
+    assert [str(baked("cast", columns={"x": name}).table.schema.field("x").type) for name in ("bool", "str")] == [
+        "bool",
+        "large_string",
+    ]
     assert baked("fill_nulls", columns={"text": "none"}).table["text"].to_pylist()[5] == "none"
     assert "x" in refused("cast", pa.table({"x": [1.5]}), columns={"x": "int64"})
     assert "x" in refused("cast", pa.table({"x": [300]}), columns={"x": "int8"})
@@ -510,6 +557,21 @@ def test_a_suite_rejects_rows_with_reasons():
     assert all(word in refused(suite) for word in ("oats", "knead", "row 6"))
 
 
+def test_a_suite_is_a_step_by_itself_or_by_the_name_that_files_use():
+    """``validate`` with its suite is the suite; without one it says what it needs."""
+    suite = Suite("small").expect("x", at_most=4)
+
+    by_name, itself = (
+        DatasetRecipe("r").add_ingredient("oats", numbers(8)).prepare_step("knead", *step, **options)
+        for step, options in ((["validate"], {"suite": suite}), ([suite], {}))
+    )
+
+    assert content(by_name.bake(on_error="skip")) == content(itself.bake(on_error="skip"))
+    assert by_name.fingerprint == itself.fingerprint
+    for options in ({}, {"suite": "suite.yaml"}, {"suite": suite, "more": 1}):
+        assert all(word in refused("validate", **options) for word in ("'knead'", "suite=", "Suite.load"))
+
+
 def test_a_suite_about_all_rows_sees_all_rows():
     """Uniqueness does not depend on fragments; or the suite is refused."""
     table = pa.table({"x": [1, 2, 1, 3, 1]})
@@ -666,6 +728,41 @@ def test_a_function_that_nobody_can_compare_asks_for_a_version(step, tmp_path):
         recipe.bake(cache=tmp_path)
     assert DatasetRecipe("r").add_ingredient("a", numbers(3)).prepare_step("s", step, version=1).bake(cache=tmp_path)
     assert xs(recipe.bake()) == [0, 1, 2]
+
+
+class Taster:
+    """An object of which nobody knows what it knows."""
+
+    __slots__ = ("_best",)
+
+    def __init__(self, best: int) -> None:
+        self._best = iter([best])
+
+
+def test_a_filter_that_nobody_can_compare_asks_for_an_attribute(tmp_path):
+    """A filter has no argument for a version; the function says it, and then it is kept."""
+    taster = Taster(3)
+
+    def tasty(row: Any) -> bool:
+        return taster is not None and row["x"] > 3
+
+    recipe = DatasetRecipe("r").add_ingredient("oats", numbers(8), where=tasty)
+    with pytest.raises(RecipeError, match=r"where 'tasty': .*tasty\.version = 1") as caught:
+        recipe.bake(cache=tmp_path)
+    tasty.version = 1
+
+    assert "step 'tasty'" not in str(caught.value)
+    assert "pass version" not in str(caught.value)
+    assert "Taster" in str(caught.value)
+    assert xs(recipe.bake(cache=tmp_path)) == [4, 5, 6, 7]
+
+
+def test_a_filter_tells_what_it_filters():
+    """Where whoever asks knows it."""
+    taster = Taster(3)
+
+    with pytest.raises(RecipeError, match=r"^step 'knead', where '<lambda>': .* keep\.version = 1"):
+        str(as_filter(lambda row: taster, "step 'knead'"))
 
 
 def test_a_column_keeps_its_type_or_gets_another_name():

@@ -6,7 +6,10 @@ import subprocess
 import sys
 import textwrap
 
+import datasets
 import numpy as np
+import pyarrow as pa
+import pytest
 
 from poolish import DatasetRecipe, StreamStore, col
 from poolish.recipes.sources import StreamSource
@@ -64,6 +67,82 @@ def test_a_stream_is_read_as_it_was_when_the_bake_began(tmp_path):
     ((table, rows),) = source.read(fragment, None, None)
 
     assert (table.to_pylist(), rows.tolist()) == ([{"a": 1, "b": None}], [0])
+
+
+def test_arrays_of_a_stream_are_lists(tmp_path):
+    """Fields that were only named take arrays of any length; a step without one has a null."""
+    store = StreamStore(tmp_path / "s", fields=["action", "observation", "done"])
+    store.append(steps=0, names=["action", "observation", "done"], values=[1, np.arange(3.0), False])
+    store.append(steps=1, names=["action", "observation"], values=[0, np.arange(1.0)])
+    store.append(steps=2, names=["action"], values=[2])
+    recipe = (
+        DatasetRecipe("r").add_ingredient("s", store).prepare_step("twice", "map", columns={"action": "action * 2"})
+    )
+
+    table = recipe.bake().table
+
+    assert table["observation"].to_pylist() == [[0.0, 1.0, 2.0], [0.0], None]
+    assert table["action"].to_pylist() == [2.0, 0.0, 4.0]
+    assert table["done"].to_pylist() == [0.0, None, None]
+    assert recipe.explain().schema == table.schema
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "uint64", "float16", "float32"])
+def test_lists_of_a_stream_have_its_numbers(tmp_path, dtype):
+    """Each in the type that was declared, of one length or of any."""
+    some = pa.from_numpy_dtype(np.dtype(dtype))
+    store = StreamStore(tmp_path / "s", fields={"any": pa.list_(some), "two": pa.list_(some, 2)})
+    store.append(steps=[0, 0], names=["any", "two"], values=[[1, 0, 1], [1, 0]])
+    store.append(steps=[1, 1], names=["any", "two"], values=[[1], [0, 1]])
+
+    result = DatasetRecipe("r").add_ingredient("s", store).bake()
+
+    assert result.table["any"].type == pa.large_list(some)
+    assert result.table["any"].to_pylist() == [[1, 0, 1], [1]]
+    assert [row["two"] for row in result.table.to_pylist()] == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("feature", "shapes"),
+    [
+        (datasets.List(datasets.Value("float32")), [(2,), (5,)]),
+        (datasets.List(datasets.Value("float32"), length=3), [(3,), (3,)]),
+        (datasets.List(datasets.List(datasets.Value("float32"), length=2)), [(3, 2), (1, 2)]),
+        (datasets.List(datasets.List(datasets.Value("float32"), length=2), length=3), [(3, 2), (3, 2)]),
+        (datasets.Array2D((2, 3), "float32"), [(2, 3), (2, 3)]),
+        (datasets.Array2D((None, 3), "float32"), [(2, 3), (1, 3)]),
+        (datasets.Array3D((2, 1, 2), "float32"), [(2, 1, 2), (2, 1, 2)]),
+    ],
+)
+def test_rows_of_a_stream_are_those_of_its_dataset(tmp_path, feature, shapes):
+    """Lists and arrays of any feature, with the feature they were declared by, also where a step has none."""
+    features = datasets.Features({"o": feature, "n": datasets.ClassLabel(names=["a", "b"])})
+    store = StreamStore(tmp_path / "s", fields=features)
+    for step, shape in enumerate(shapes):
+        store.append(steps=[step], names=["o"], values=[np.arange(np.prod(shape)).reshape(shape) + step])
+    store.append(steps=[2], names=["n"], values=[1])
+
+    recipe = DatasetRecipe("r").add_ingredient("s", store)
+    buffer = recipe.bake().buffer
+    values = [buffer[i]["o"] for i in range(3)]
+    found = [None if value is None else np.asarray(value).tolist() for value in values]
+
+    assert found == store.to_dataset()["o"][:]
+    assert buffer.schema.to_features() == features
+    assert recipe.explain().rows.value == 3
+
+
+def test_a_field_that_is_decided_later_is_another_column(tmp_path, monkeypatch):
+    """Cached ranges from before do not know whether it holds numbers or lists, so they are read again."""
+    monkeypatch.setattr(sources, "FRAGMENT_ROWS", 2)
+    store = StreamStore(tmp_path / "s", fields=["a", "b"])
+    store.append_many(np.arange(2), {"a": np.arange(2)})
+    recipe = DatasetRecipe("r").add_ingredient("s", store)
+    recipe.bake(cache=tmp_path / "cache")
+
+    store.append(steps=[2], names=["b"], values=[0.5])
+
+    assert recipe.bake(cache=tmp_path / "cache").table["b"].to_pylist() == [None, None, 0.5]
 
 
 def test_a_stream_needs_no_other_library(tmp_path):

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolish import DatasetBuffer, DatasetRecipe, col
-from poolish.errors import UnknownColumn
+from poolish.errors import CorruptDataError, UnknownColumn
 
 
 @pytest.mark.parametrize("dtype", [pl.Categorical, pl.Enum(["de", "en"])])
@@ -90,3 +90,17 @@ def test_differences_of_arrays():
 
     assert baked[1].diff(baked[0]).changed == 4
     assert baked[0].diff(baked[0]).changed == 0
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_bytes_that_are_no_text_are_told(tmp_path, is_file):
+    """Arrow does not look whether text is text; a buffer with such a cell could be saved, and not loaded again."""
+    damaged = pa.array([b"rye", b"\xff\xfe", b"oats"], pa.binary()).view(pa.string())
+    table = pa.table({"x": [1, 2, 3], "text": damaged})
+    if is_file:
+        pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
+    source = tmp_path / "a.parquet" if is_file else table
+
+    with pytest.raises(CorruptDataError, match=r"ingredient 'a'.*column 'text'.*UTF8"):
+        DatasetRecipe("r").add_ingredient("a", source).bake()
+    assert len(DatasetRecipe("r").add_ingredient("a", source, where="x != 2").bake().buffer) == 2

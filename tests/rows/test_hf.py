@@ -68,6 +68,11 @@ COLUMNS = {
     "list of length 3": (List(Value("float32"), length=3), [[1, 2, 3], [4, 5, 6]]),
     "list of length 3 with null": (List(Value("int64"), length=3), [[1, 2, 3], None, [4, 5, 6]]),
     "texts of length 2": (List(Value("string"), length=2), [["a", "b"], ["c", "d"]]),
+    "texts of length 2 with null": (List(Value("string"), length=2), [["a", "b"], None, ["c", "d"]]),
+    "pairs of length 2 with null": (
+        List(List(Value("int64"), length=2), length=2),
+        [None, [[1, 2], [3, 4]], [[5, 6], [7, 8]], None],
+    ),
     "list of lists": (List(List(Value("string"))), [[["a"], []], []]),
     "struct": (
         {"a": Value("int8"), "b": {"c": List(Value("string"))}},
@@ -110,6 +115,16 @@ def test_rows_and_features_make_the_round_trip(kind, selection):
     assert back.features == given.features
     assert seen(back[:]) == seen(given[:])
     back.data.table.validate(full=True)
+
+
+def test_lists_of_another_length_than_their_feature_says_do_not_leave():
+    """They would be cut in other places than they were."""
+    buffer = DatasetBuffer()
+    buffer.append(Dataset.from_dict({"x": [["a", "b"]]}, features=Features(x=List(Value("string"), length=2))))
+    buffer.append([{"x": ["c"]}, {"x": ["d", "e", "f"]}])
+
+    with pytest.raises(SchemaError, match="a list of 1 where the feature of its column says 2"):
+        buffer.to_hf_dataset()
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)

@@ -156,6 +156,14 @@ def test_a_missing_file_is_missing(tmp_path):
         DatasetBuffer.load(tmp_path / "nothing.rows")
 
 
+def test_a_pipe_is_not_waited_for(tmp_path):
+    """What is no regular file is an error at once."""
+    os.mkfifo(tmp_path / "buffer.rows")
+
+    with pytest.raises(CorruptDataError, match=r"buffer\.rows: .*it is no regular file"):
+        DatasetBuffer.load(tmp_path / "buffer.rows")
+
+
 # The format ---------------------------------------------------------------------------------------------------
 
 

@@ -387,6 +387,23 @@ def test_an_older_state_is_refused_once_its_batches_are_gone(path):
     assert check_log(path) == (5, 8)
 
 
+def test_what_is_no_state_is_refused(path):
+    """However deep it is nested, and the consumer is as it was."""
+    publish(path, 2)
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    with consumer(path) as reader:
+        good = reader.state_dict()
+        for state in (None, [], {}, deep, {**good, "splits": deep}, {**good, "version": deep}, {**good, "version": 2}):
+            with pytest.raises(ResumeError, match="not the state of a DatasetConsumer"):
+                reader.load_state_dict(state)
+        with pytest.raises(ResumeError, match="not the state of a DatasetConsumer"):
+            reader.load_state_dict({"version": 1, "splits": {3: {"queue": "q", "position": 0}}})
+        check_ledger([take(reader) for _ in range(2)])
+
+
 def test_a_state_of_a_queue_that_was_purged_is_refused(path):
     """Its numbers mean other batches now."""
     publish(path, 4)

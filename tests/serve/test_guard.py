@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from safetensors.numpy import load_file
 
 from poolish import DataProviderBase, DatasetConsumer, DatasetProvider
-from poolish.errors import BudgetSpent, ConfigError, DataRefused
+from poolish.errors import BudgetSpent, ConfigError, CorruptDataError, DataRefused
 from poolish.guards import CircuitBreaker, CircuitOpen, Retry, Suite, register_check
 from poolish.serve import queue_status, rejections
 from tests.faults import die, fork, in_child, kill
@@ -194,6 +195,28 @@ def test_a_kill_between_batches_loses_and_repeats_nothing(path):
 
     assert trained(path) == [n for n in range(60) if n % 3]
     assert [told["counter"] for told in rejections(path)] == list(bad)
+
+
+@pytest.mark.parametrize("change", [{"counter": "1"}, {"counter": None}, {"time": 3}, {"checks": {}}])
+def test_reasons_that_are_no_reasons_are_told_with_their_file(path, change):
+    """Not as an error of whoever sorts or counts them."""
+    with provider(path, bad=[2, 5]) as running:
+        running.run()
+    first, *_ = sorted((path / "quarantine" / "train").glob("*.json"))
+    first.write_text(json.dumps({**json.loads(first.read_text()), **change}))
+
+    with pytest.raises(CorruptDataError, match=rf"{first.name}: .*{next(iter(change))} is .*; remove it"):
+        list(rejections(path))
+
+
+def test_a_pipe_in_quarantine_is_not_waited_for(path):
+    """What is no regular file is an error at once."""
+    folder = path / "quarantine" / "train"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "a.json")
+
+    with pytest.raises(CorruptDataError, match=r"a\.json: not a regular file"):
+        list(rejections(path))
 
 
 def test_a_refusal_in_ones_own_code_is_not_the_guards(path):

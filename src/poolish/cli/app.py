@@ -166,7 +166,10 @@ def bake_recipe(
         Optional[Path],  # noqa: UP045
         typer.Option("--out", "-o", metavar="OUT", help="The directory to make: data, report, lineage, rejects."),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Tell what a bake would do, and bake nothing.")] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Tell what a bake would do, bake nothing; exit code 1 if there are problems."),
+    ] = False,
     cache: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--cache", metavar="DIR", help="Keep baked fragments here; the next bake goes on from them."),

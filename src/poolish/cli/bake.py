@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from poolish.cli.failures import MISUSED, Failure, tell
+from poolish.cli.failures import FAILED, MISUSED, Failure, tell
 from poolish.cli.interrupts import Interrupt
 from poolish.errors import ConfigError
 from poolish.files import explain_full, publish_directory
@@ -57,15 +57,19 @@ class Order:
 
 
 def bake(order: Order) -> int:
-    """Do it and print what was done; the exit code: 0, 1 if it failed, 2 if it could not begin, 128 + the signal."""
+    """Do it and print what was done; the exit code: 0, 1 if it failed, 2 if it could not begin, 128 + the signal.
+
+    With ``explain`` 1 says that there are problems: a bake would fail, or may.
+    """
     is_begun = False
     with Interrupt() as interrupt:
         try:
             recipe, target = _ready(order)
             is_begun = True
             if target is None:
-                print(recipe.explain(order.cache, on_error=order.on_error))
-                return 0
+                explanation = recipe.explain(order.cache, on_error=order.on_error)
+                print(explanation)
+                return FAILED if explanation.problems else 0
             result = _baked(recipe, order)
 
             def check(target: Path) -> None:

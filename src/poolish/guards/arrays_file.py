@@ -1,8 +1,12 @@
 """Named arrays and a few words in one file, in the layout of safetensors: any tool reads it, and nothing in it can run.
 
 8 bytes   length of the header, little-endian
-header    JSON: name -> dtype, shape, begin and end; "__metadata__": what the file is, and its settings as JSON text
+header    JSON: "__metadata__": a checksum, what the file is, and its settings as JSON text;
+          name -> dtype, shape, begin and end
 data      the arrays, one behind the other
+
+The checksum is that of the whole file, taken while its own sixteen digits were zeros; it comes first, so it is found
+and checked before anything else is believed.
 """
 
 from __future__ import annotations
@@ -18,12 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError
-from poolish.files import parse_json, publish
+from poolish.files import checksum_hex, parse_json, publish
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4"}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER = 1_000_000
-_KIND, _SETTINGS = "poolish", "settings"
+_CHECKSUM, _KIND, _SETTINGS = "checksum", "poolish", "settings"
+
+_START = b'{"__metadata__": {"checksum": "'
+_DIGITS = slice(8 + len(_START), 8 + len(_START) + 16)
+_ZEROS = b"0" * 16
 
 
 def save_arrays(
@@ -35,7 +43,8 @@ def save_arrays(
     >>> load_arrays(folder / "a.safetensors", "example")
     ({'k': 3}, {'x': array([0., 1.])})
     """
-    header: dict[str, Any] = {"__metadata__": {_KIND: kind, _SETTINGS: json.dumps(settings, allow_nan=False)}}
+    about = {_CHECKSUM: _ZEROS.decode(), _KIND: kind, _SETTINGS: json.dumps(settings, allow_nan=False)}
+    header: dict[str, Any] = {"__metadata__": about}
     parts, end = [], 0
     for name, array in arrays.items():
         part = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
@@ -46,17 +55,27 @@ def save_arrays(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with publish(path) as file:
-        file.write(b"".join([struct.pack("<Q", len(text)), text, *parts]))
+        file.write(sealed(b"".join([struct.pack("<Q", len(text)), text, *parts])))
+
+
+def sealed(data: bytes) -> bytes:
+    """The bytes of a file with the checksum that they should have."""
+    told = bytearray(data)
+    told[_DIGITS] = _ZEROS
+    told[_DIGITS] = checksum_hex(told).encode()
+    return bytes(told)
 
 
 def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The settings and arrays of a file of that kind; anything else is a ``CorruptDataError``."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise CorruptDataError(f"{os.fspath(path)}: not a regular file; give the path of a file of {kind}")
     data = Path(path).read_bytes()
     try:
         return _parsed(data, kind, os.fspath(path))
     except CorruptDataError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise CorruptDataError(f"{os.fspath(path)}: not a file of {kind} ({error}); save it again") from error
 
 
@@ -66,6 +85,10 @@ def _parsed(data: bytes, kind: str, path: str) -> tuple[dict[str, Any], dict[str
         raise CorruptDataError(
             f"{path}: a header of {length:,} bytes in a file of {len(data):,}; it was cut or is no file"
         )
+    if data[8 : _DIGITS.start] != _START:
+        raise CorruptDataError(f"{path}: it has no checksum where a file of {kind} has one; save it again")
+    if sealed(data) != data:
+        raise CorruptDataError(f"{path}: its checksum is not that of its bytes, so it is damaged; save it again")
     header = parse_json(data[8 : 8 + length].decode("utf-8"), path)
     told = header.pop("__metadata__")
     if told[_KIND] != kind:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, CorruptDataError
-from poolish.guards.json_numbers import decode_array, encode_array, encode_float
+from poolish.guards.json_numbers import MAX_COUNT, decode_array, decode_float, encode_array, encode_float
 from poolish.guards.quantiles import linear
 
 Floats = NDArray[np.float64]
@@ -32,7 +32,7 @@ MAX_DISCRETE = 20
 #: The most values of text that get a bin of their own.
 MAX_VALUES = 100
 N_BINS = 10
-_MOST_BINS = 4_096
+MOST_BINS = 4_096
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +66,8 @@ class Bins:
         inner = np.array(edges, np.float64)
         if inner.ndim != 1 or not len(inner) or not np.isfinite(inner).all() or (np.diff(inner) <= 0).any():
             raise ConfigError(f"bins: inner edges are finite and increasing, got {edges!r:.100}")
-        if len(inner) >= _MOST_BINS:
-            raise ConfigError(f"bins: {len(inner):,} edges, at most {_MOST_BINS - 1:,}")
+        if len(inner) >= MOST_BINS:
+            raise ConfigError(f"bins: {len(inner):,} edges, at most {MOST_BINS - 1:,}")
         return cls(inner, None, "given")
 
     def __len__(self) -> int:
@@ -170,7 +170,8 @@ class Histogram:
         """From JSON; what cannot have come from ``to_json`` is refused."""
         counts, beside = state["counts"], state["beside"]
         numbers = [*counts, *beside]
-        if len(beside) != 3 or len(counts) != len(bins) or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
+        are_counts = all(type(n) is int and 0 <= n < MAX_COUNT for n in numbers)
+        if len(beside) != 3 or len(counts) != len(bins) or not are_counts:
             raise CorruptDataError(f"histogram: {len(bins)} counts and 3 beside them, from 0, got {numbers!r:.80}")
         return cls(bins, np.array(counts, np.int64), beside[0], beside[1], beside[2], bool(state["is_exact"]))
 
@@ -223,8 +224,10 @@ def encode_values(values: Sequence[Any] | None) -> list[Any]:
 
 def decode_value(value: Any) -> Any:
     """The way back."""
-    if isinstance(value, (str, int)):
+    if isinstance(value, (str, bool)):
         return value
+    if isinstance(value, int):
+        return decode_float(value)
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (int, float)):
         return float(value[0])
     raise CorruptDataError(f"a value is text, a number or a boolean, got {value!r:.60}")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from poolish.errors import CorruptDataError, SchemaError
 from poolish.guards.bins import (
     MAX_DISCRETE,
+    MOST_BINS,
     N_BINS,
     Bins,
     Histogram,
@@ -31,7 +32,7 @@ from poolish.guards.bins import (
 )
 from poolish.guards.columns import MAX_CATEGORIES, Kind
 from poolish.guards.distinct import Distinct
-from poolish.guards.json_numbers import decode_float, encode_float
+from poolish.guards.json_numbers import MAX_COUNT, decode_float, encode_float
 from poolish.guards.moments import Moments
 from poolish.guards.quantiles import Quantiles
 
@@ -342,13 +343,16 @@ class ColumnProfile:
         counts = {
             name: state[name] for name in ("count", "nulls", "nan", "above", "below", "n_bins", "n_uncategorized")
         }
-        if state["kind"] not in get_args(Kind) or not all(type(n) is int and n >= 0 for n in counts.values()):
-            raise CorruptDataError(f"a column has a kind and counts from 0, got {state['kind']!r:.40}, {counts}")
+        are_counts = all(type(n) is int and 0 <= n < MAX_COUNT for n in counts.values())
+        if state["kind"] not in get_args(Kind) or not are_counts or counts["n_bins"] > MOST_BINS:
+            raise CorruptDataError(f"a column has a kind and counts from 0, got {state['kind']!r:.40}, {counts!r:.200}")
         low, high = (None, None) if state["range"] is None else (decode_float(end) for end in state["range"])
         categories = shapes = frozen = None
         if state["categories"] is not None:
             values, numbers = state["categories"]
             categories = dict(zip((decode_value(value) for value in values), _checked(numbers), strict=True))
+            if any(isinstance(value, str) != (state["kind"] == "text") for value in categories):
+                raise CorruptDataError(f"the categories of a column of {state['kind']} are others, got {values!r:.60}")
         if state["shapes"] is not None:
             shapes = {tuple(_checked(shape)): _checked([n])[0] for shape, n in state["shapes"]}
         if state["histogram"] is not None:
@@ -459,7 +463,7 @@ def _estimated(bins: Bins, quantiles: Quantiles) -> Histogram:
 
 
 def _checked(numbers: Any) -> list[int]:
-    if not all(type(n) is int and n >= 0 for n in numbers):
+    if not all(type(n) is int and 0 <= n < MAX_COUNT for n in numbers):
         raise CorruptDataError(f"counts from 0, got {numbers!r:.60}")
     return list(numbers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError
 
+#: No count of rows is larger; what is added up from a few such counts still fits int64.
+MAX_COUNT = 2**62
 _NAMED = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -30,6 +33,8 @@ def decode_float(value: Any) -> float:
     if isinstance(value, str) and value in _NAMED:
         return _NAMED[value]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise CorruptDataError(f"a number of {value.bit_length():,} bits is beyond float64")
         return value
     raise CorruptDataError(f"a number, or one of {list(_NAMED)}, got {value!r:.60}")
 

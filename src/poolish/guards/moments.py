@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError
+from poolish.guards.json_numbers import MAX_COUNT
 from poolish.kernels import merge_moments, scan
 
 
@@ -43,8 +44,10 @@ class Moments:
     def from_tuple(cls, numbers: Sequence[float]) -> Moments:
         """From the five numbers."""
         n, mean, m2, m3, m4 = numbers
-        if type(n) is not int or n < 0 or (not m2 >= 0 and not math.isnan(m2)):
-            raise CorruptDataError(f"moments {list(numbers)}: a count and a sum of squares are never negative")
+        if type(n) is not int or not 0 <= n < MAX_COUNT or (not m2 >= 0 and not math.isnan(m2)):
+            raise CorruptDataError(
+                f"moments {list(numbers)!r:.200}: a count and a sum of squares are never negative, a count below 2**62"
+            )
         return cls(n, float(mean) if n else math.nan, float(m2), float(m3), float(m4))
 
     @property

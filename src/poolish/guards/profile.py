@@ -12,7 +12,7 @@ from typing import Any
 
 from poolish import html
 from poolish.errors import ConfigError, CorruptDataError, PoolishError, UnknownColumn
-from poolish.files import parse_json
+from poolish.files import checksum_hex, parse_json
 from poolish.guards.bins import N_BINS, Bins
 from poolish.guards.column_profile import ColumnProfile
 from poolish.guards.column_profiling import SKETCHES, profile_of
@@ -116,7 +116,8 @@ class Profile(Mapping[str, ColumnProfile]):
     def to_json(self) -> str:
         """The profile as text that ``from_json`` takes."""
         columns = {name: column.to_json() for name, column in self._columns.items()}
-        return json.dumps({"poolish_profile": VERSION, "columns": columns}, allow_nan=False, ensure_ascii=False)
+        told = {"poolish_profile": VERSION, "checksum": checksum_of(columns), "columns": columns}
+        return json.dumps(told, allow_nan=False, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
@@ -131,6 +132,8 @@ class Profile(Mapping[str, ColumnProfile]):
             raise CorruptDataError(
                 f"a profile of version {state.get('poolish_profile')!r}, this poolish reads {VERSION}"
             )
+        if state.get("checksum") != checksum_of(state["columns"]):
+            raise CorruptDataError("a profile without its checksum: it was changed after to_json(); make it again")
         columns = {}
         for name, column in state["columns"].items():
             try:
@@ -148,6 +151,11 @@ class Profile(Mapping[str, ColumnProfile]):
         headers = ("column", "kind", "rows", "missing", "mean", "std", "min", "median", "max", "distinct", "histogram")
         rows = [[name, *_cells(column)] for name, column in self._columns.items()]
         return str(html.table(headers, rows, caption=f"Profile of {len(self)} columns"))
+
+
+def checksum_of(columns: dict[str, Any]) -> str:
+    """The checksum of the columns as JSON; the same however the text is indented and its keys are ordered."""
+    return checksum_hex(json.dumps(columns, allow_nan=False, sort_keys=True).encode())
 
 
 def _bins_for(name: str, bins: Any) -> int | Bins:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError
-from poolish.guards.json_numbers import decode_array, encode_array
+from poolish.guards.json_numbers import MAX_COUNT, decode_array, encode_array
 from poolish.kernels import scatter, sort
 
 Floats = NDArray[np.float64]
@@ -132,9 +132,9 @@ class Quantiles:
         """From JSON; what cannot have come from ``to_json`` is refused."""
         levels = [decode_array(level, np.float64) for level in state["levels"]]
         n, slack, turns, n_exact = (state[key] for key in ("n", "slack", "turns", "n_exact"))
-        are_counts = all(type(number) is int and number >= 0 for number in (n, turns, n_exact))
+        are_counts = all(type(number) is int and 0 <= number < MAX_COUNT for number in (n, turns, n_exact))
         if not are_counts or not 0 <= slack <= n or len(levels) > 62 or any(not np.isfinite(x).all() for x in levels):
-            raise CorruptDataError("quantiles: counts below 0, or values that are not finite")
+            raise CorruptDataError("quantiles: no counts from 0, or values that are not finite")
         if sum(len(level) << h for h, level in enumerate(levels)) != n:
             raise CorruptDataError(f"quantiles: the levels do not hold the {n:,} values that they claim")
         return cls(levels, n=n, slack=slack, turns=turns, n_exact=n_exact)

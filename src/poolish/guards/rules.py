@@ -7,7 +7,9 @@ other makes checks of the plain value.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable
+import reprlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,7 @@ def normal_rules(column: str, rules: dict[str, Any]) -> dict[str, Any]:
 def _type_word(value: Any, where: str) -> str:
     if isinstance(value, str) and (value in FAMILIES or value.startswith(("list of ", "{")) or "[" in value):
         return value
+    _refuse_nested(value, where)
     try:
         return describe(Field("column", value).type)
     except SchemaError as error:
@@ -69,10 +72,17 @@ def _type_word(value: Any, where: str) -> str:
 
 
 def _dtype_word(value: Any, where: str) -> str:
+    _refuse_nested(value, where)
     try:
         return str(Field("column", value).dtype)
     except SchemaError as error:
         raise ConfigError(f"{where}: {str(error).partition(': ')[2]}") from None
+
+
+def _refuse_nested(value: Any, where: str) -> None:
+    """NumPy would make a record of several fields of these, or an error of its own."""
+    if isinstance(value, (Mapping, list, tuple)):
+        raise ConfigError(f"{where}: the name of one type, got {reprlib.repr(value)}")
 
 
 def _shape(value: Any, where: str) -> list[Any]:
@@ -94,6 +104,8 @@ def number(value: Any, where: str) -> Number:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise ConfigError(f"{where}: a number, got {value!r}")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise ConfigError(f"{where}: a number of {value.bit_length():,} bits is beyond float64; take a smaller one")
     return value
 
 

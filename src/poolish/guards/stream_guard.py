@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import reprlib
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -134,14 +135,14 @@ class StreamGuard:
         streaks, data = told.get("streaks"), told.get("rows")
         is_state = all(type(n) is int and n >= 0 for n in numbers) and told.get("version") == VERSION
         if not is_state or not isinstance(streaks, dict) or not isinstance(data, str):
-            raise ResumeError(f"no state of a guard: {str(state)[:200]}; pass what state_dict() gave")
+            raise ResumeError(f"no state of a guard: {reprlib.repr(state)}; pass what state_dict() gave")
         if told.get("suite") != self.suite.fingerprint:
             raise ResumeError(
                 f"the state is of another suite than {self.suite.name!r}, or of an older form of it; begin without it"
             )
         if not all(isinstance(title, str) and type(n) is int for title, n in streaks.items()):
             raise ResumeError("a guard's streaks are numbers by check; pass what state_dict() gave")
-        if checksum_hex(data.encode()) != told.get("checksum"):
+        if checksum_hex(data.encode("utf-8", "surrogatepass")) != told.get("checksum"):
             raise ResumeError(
                 "the rows in the state of a guard are damaged: their checksum is another; begin without it"
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import reprlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -130,8 +131,10 @@ class Tally:
         )
         numbers = [seen, failed, *(_values(kinds)), *(_values(done))]
         told = [line for lines in _values(examples) for line in (lines if isinstance(lines, list) else [None])]
-        if not all(type(n) is int and n >= 0 for n in numbers) or not all(isinstance(line, str) for line in told):
-            raise ResumeError(f"Faults: no state of faults in {str(state)[:MAX_TEXT]}; pass what state_dict() gave")
+        # No count is larger; a share of what is beyond float64 could not be told.
+        are_counts = all(type(n) is int and 0 <= n < 2**63 for n in numbers)
+        if not are_counts or not all(isinstance(line, str) for line in told):
+            raise ResumeError(f"Faults: no state of faults in {reprlib.repr(state)}; pass what state_dict() gave")
         with self._lock:
             self.n_seen, self.n_failed = int(seen or 0), int(failed or 0)
             self._kinds, self._done = dict(kinds or {}), dict(done or {})

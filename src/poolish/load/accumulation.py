@@ -16,6 +16,7 @@ it is the same sum: gradients and counts are added over all ranks before the one
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -142,10 +143,14 @@ class GradientAccumulator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Count on from a former run; a group that has begun is forgotten."""
-        if set(state) != {"n_steps"}:
-            raise ResumeError(f"no state of a GradientAccumulator: it has {sorted(state)} instead of ['n_steps']")
+        n_steps = state.get("n_steps") if isinstance(state, Mapping) and set(state) == {"n_steps"} else None
+        if type(n_steps) is not int or n_steps < 0:
+            raise ResumeError(
+                f"no state of a GradientAccumulator: {reprlib.repr(state)} instead of a number of steps from 0; "
+                "pass what state_dict() gave"
+            )
         self.reset()
-        self.n_steps = int(state["n_steps"])
+        self.n_steps = n_steps
 
     def __repr__(self) -> str:
         of = "" if self.steps is None else f" of {self.steps}"

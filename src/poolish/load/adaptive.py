@@ -10,6 +10,7 @@ The size is remembered, and never grows by itself: what failed once would fail a
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -113,9 +114,13 @@ class AdaptiveBatches:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the size of a former run."""
-        if set(state) != {"size"}:
-            raise ResumeError(f"this is no state of AdaptiveBatches: it has {sorted(state)} instead of ['size']")
-        self._size = None if state["size"] is None else _check_size(state["size"], "size")
+        is_state = isinstance(state, Mapping) and set(state) == {"size"}
+        if not is_state or not (state["size"] is None or _is_size(state["size"])):
+            raise ResumeError(
+                f"this is no state of AdaptiveBatches: {reprlib.repr(state)} instead of a size; "
+                "pass what state_dict() gave"
+            )
+        self._size = state["size"]
 
     def __repr__(self) -> str:
         if self._size is None:
@@ -203,6 +208,10 @@ def _n_bytes(column: Any) -> int:
 
 
 def _check_size(size: Any, what: str) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    if not _is_size(size):
         raise ConfigError(f"{what} must be a whole number of rows from 1 up, got {size!r}")
-    return size
+    return int(size)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size >= 1

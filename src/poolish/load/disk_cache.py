@@ -13,7 +13,10 @@ Reading takes no lock: a file is whole or absent. Driving out takes one, and who
 the other. Each process counts what it writes and counts the folder anew after an eighth of the bound, so with n writers
 the folder is at most n eighths over it.
 
-    file = "PLS1", xxh3 of all that follows (8 bytes), 1 if compressed by LZ4, length before that (8 bytes), the sample
+    file = "PLS2", xxh3 of the key and all that follows (8 bytes), 1 if compressed by LZ4, length before that (8 bytes),
+           the sample
+
+The key is what the name says, so a file that came under another's name, by a copy that mixed them up, is a damaged one.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from poolish.load.locked import Locked
 from poolish.load.memory_cache import check_policy
 from poolish.load.sample_codec import decode, encode
 
-_MAGIC = b"PLS1"
+_MAGIC = b"PLS2"
 _HEAD = 4 + 8 + 1 + 8
 _SUFFIX = ".sample"
 _NOTE = "cache.json"
@@ -65,13 +68,15 @@ class DiskCache(Locked):
 
     def get(self, version: str, id_: int) -> tuple[Any, How] | None:
         """A sample, made anew from its file; None where there is none, or none that is whole."""
-        path = self._path(version, id_)
+        key = _key(version, id_)
+        path = self._path(key)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # Without waiting, should it be a pipe; it has no positions to read from, so it counts as damaged.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return None
         try:
-            sample = _parse(_read(fd))
+            sample = _parse(_read(fd), key)
             self._mark_read(fd)
         except (CorruptDataError, OSError):
             with suppress(OSError):
@@ -85,11 +90,12 @@ class DiskCache(Locked):
 
     def put(self, version: str, id_: int, kept: Any, how: How = None) -> bool:
         """Write a sample; whether there is room for it."""
-        data = _file(encode(kept))
+        key = _key(version, id_)
+        data = _file(encode(kept), key)
         if len(data) > self._max_bytes:
             return False
         try:
-            with publish(self._path(version, id_), durable=False) as file:
+            with publish(self._path(key), durable=False) as file:
                 file.write(data)
                 file.flush()
                 now = _SECOND if self._policy == "lfu" else time.time_ns()
@@ -105,9 +111,8 @@ class DiskCache(Locked):
                     self._drive_out()
         return True
 
-    def _path(self, version: str, id_: int) -> str:
-        name = hashlib.blake2b(f"{version}\0{id_}".encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
-        return f"{self.path}/{name}{_SUFFIX}"
+    def _path(self, key: str) -> str:
+        return f"{self.path}/{key}{_SUFFIX}"
 
     def _mark_read(self, fd: int) -> None:
         if self._policy == "fifo":
@@ -180,11 +185,15 @@ def _check_note(path: Path, source: str) -> None:
         write_json(path, note)
 
 
-def _file(sample: bytes) -> bytes:
+def _key(version: str, id_: int) -> str:
+    return hashlib.blake2b(f"{version}\0{id_}".encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
+
+def _file(sample: bytes, key: str) -> bytes:
     packed = pa.compress(sample, codec="lz4", asbytes=True)
     is_packed = len(packed) < len(sample)
     rest = bytes([is_packed]) + len(sample).to_bytes(8, "little") + (packed if is_packed else sample)
-    return _MAGIC + checksum(rest).to_bytes(8, "little") + rest
+    return _MAGIC + checksum(key.encode(), rest).to_bytes(8, "little") + rest
 
 
 def _read(fd: int) -> bytes:
@@ -192,9 +201,10 @@ def _read(fd: int) -> bytes:
     return os.pread(fd, size, 0) if size < 1 << 30 else b"".join(iter(lambda: os.read(fd, 1 << 30), b""))
 
 
-def _parse(data: bytes) -> Any:
+def _parse(data: bytes, key: str) -> Any:
     view = memoryview(data)
-    if len(data) < _HEAD or data[:4] != _MAGIC or int.from_bytes(view[4:12], "little") != checksum(view[12:]):
+    noted = int.from_bytes(view[4:12], "little")
+    if len(data) < _HEAD or data[:4] != _MAGIC or noted != checksum(key.encode(), view[12:]):
         raise CorruptDataError("a file of the cache is damaged")
     size, body = int.from_bytes(view[13:21], "little"), view[21:]
     return decode(pa.decompress(body, decompressed_size=size, codec="lz4") if data[12] else body)

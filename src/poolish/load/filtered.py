@@ -10,8 +10,9 @@ below, and the predicate is one more reason for an id not to be there::
 
 from __future__ import annotations
 
+import reprlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,6 +183,8 @@ class FilteredDataset(Locked, View):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Know what ``state_dict`` knew; the dataset and the predicate must be the same."""
+        if not isinstance(state, Mapping) or not all(isinstance(state.get(name), str) for name in ("version", "code")):
+            raise ResumeError(f"no state of a FilteredDataset: {reprlib.repr(state)}; pass what state_dict() gave")
         for name, own in (("version", version_of(self._dataset)), ("code", self._code)):
             if state.get(name) != own:
                 raise ResumeError(

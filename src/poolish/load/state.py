@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import reprlib
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -75,13 +76,21 @@ def _check(state: Mapping[str, Any]) -> str:
     return checksum_hex(text.encode())
 
 
+def _is_whole(state: Mapping[str, Any]) -> bool:
+    try:
+        return bool(state.get("check") == _check(state))
+    except (TypeError, ValueError, RecursionError):  # what is no JSON, or nested without end, has no checksum
+        return False
+
+
 def check_belongs(state: Any, about: Mapping[str, Any], rows: Frozen) -> None:
     """Refuse a state that is damaged, of another order, or of rows that are not there yet."""
     if not isinstance(state, Mapping) or state.get("format") != "poolish loader":
-        raise ResumeError(f"this is no state of a poolish Loader: {str(state)[:80]!r}; pass what state_dict() gave")
+        raise ResumeError(f"this is no state of a poolish Loader: {reprlib.repr(state)}; pass what state_dict() gave")
     if state.get("version") != VERSION:
-        raise ResumeError(f"a state of version {state.get('version')!r}; this poolish reads version {VERSION}")
-    if state.get("check") != _check(state):
+        told = reprlib.repr(state.get("version"))
+        raise ResumeError(f"a state of version {told}; this poolish reads version {VERSION}")
+    if not _is_whole(state):
         raise ResumeError("this state was changed or cut after state_dict() gave it; go on from an earlier one")
     for name, mine in about.items():
         if state.get(name) != mine:

@@ -72,6 +72,10 @@ class Verdicts:
         if not isinstance(state, dict):
             raise ResumeError(f"blocks: a dict of text, got {type(state).__name__}; pass what state_dict() gave")
         for number, packed in state.items():
+            if not isinstance(number, str) or not (number.isascii() and number.isdecimal() and len(number) < 19):
+                raise ResumeError(
+                    f"block {number!r:.40} of the index: blocks are numbered; pass what state_dict() gave"
+                )
             verdicts._blocks[int(number)] = _unpack(number, packed)
         return verdicts
 

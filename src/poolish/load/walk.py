@@ -189,9 +189,12 @@ class Walk:
         deadline = time.monotonic() + _CATCH_UP_S
         while any(mine[1] < seen for mine, seen in zip(rows.spans(), block.after.ends, strict=True)):
             if time.monotonic() > deadline:
+                journal = getattr(self._ledger, "path", None)
+                place = "" if journal is None else f"journal {journal}: "
                 raise ResumeError(
-                    f"block {block.number} was decided on rows up to id {max(block.after.ends)}, here they reach "
-                    f"{max(end for _, end in rows.spans())}; all ranks must read the same growing dataset"
+                    f"{place}block {block.number} was decided on rows up to id {max(block.after.ends)}, here they "
+                    f"reach {max(end for _, end in rows.spans())}; all ranks must read the same growing dataset, "
+                    "and a run that goes on must find it as it was, or later"
                 )
             time.sleep(0.001)
             rows = freeze(self._dataset)

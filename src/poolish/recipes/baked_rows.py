@@ -134,7 +134,8 @@ def one_table(pieces: list[Piece]) -> pa.Table:
             where = f", {piece.name}," if piece.name else ""
             raise SchemaError(
                 f"ingredient {piece.ingredient!r}{where} has columns {table.column_names}, {first[0]!r} has "
-                f"{first[1].names}; select, rename or drop until they are the same"
+                f"{first[1].names}; select, rename or drop until they are the same, or return the same columns for "
+                "all rows from a function: row.get(...) where one may be missing"
             )
         tables.append(table.select(first[1].names))
     try:

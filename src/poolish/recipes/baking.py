@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from poolish.recipes.engine import Engine, taken
 from poolish.recipes.identity import Int64, part_numbers, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
 from poolish.recipes.interpretation import as_filter, quotas_of, step_of
+from poolish.recipes.lineage import Nested
 from poolish.recipes.piece import Piece, selected_rows
 from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser
 from poolish.recipes.sources import Fragment, Source, as_source
@@ -96,6 +98,8 @@ class Bake:
     _shuffled: tuple[int, Shuffle, str] | None = None
     _n_seen: int = 0
     _given_names: list[str] = field(default_factory=list)
+    _inside: dict[str, RecipeSource] = field(default_factory=dict)
+    _nested: dict[str, Nested] = field(default_factory=dict)
     _looked_at: dict[Any, tuple[FileSource, Sequence[Fragment]]] = field(default_factory=dict)
 
     def run(self) -> Rows:
@@ -125,6 +129,7 @@ class Bake:
             ingredient, file = rows.ingredient_names[int(rows.ingredients[i])], rows.part_names[int(rows.names[i])]
             place = {"ingredient": ingredient, "file": file, "row": int(rows.rows[i])}
             self.rejects.append({**place, "step": "guard", "reason": bad["reason"]})
+        self._keep_budget(self._n_seen)
         return rows.keep(mask)
 
     # -- ingredients
@@ -132,11 +137,11 @@ class Bake:
     def _add(self, ingredient: AddIngredient, quota: int | None) -> None:
         what = f"ingredient {ingredient.name!r}"
         source = as_source(ingredient.source, what)
-        if isinstance(source, RecipeSource):
-            self._bake_inside(source, ingredient.name)
-        where = as_filter(ingredient.where)
         line = Line(ingredient.name, "ingredient", asked=quota if quota is not None else ingredient.take)
         self.lines.append(line)
+        if isinstance(source, RecipeSource):
+            self._bake_inside(source, ingredient.name, line)
+        where = as_filter(ingredient.where, what)
         started = time.perf_counter()
         fragments = self._fragments_of(source, what)
         chain = Chain(ingredient.name, source, where, self.seed, 2**64, None, (), self.on_error)
@@ -155,14 +160,17 @@ class Bake:
         source.look_like(first)
         return fragments
 
-    def _bake_inside(self, source: RecipeSource, ingredient: str) -> None:
+    def _bake_inside(self, source: RecipeSource, ingredient: str, line: Line) -> None:
         """Another recipe is baked first, by the same rules; what it rejects is rejected here."""
         try:
             source.prepare(self.engine, self.cache, self.on_error)
         except Exception as error:
             error.add_note(f"while baking ingredient {ingredient!r}, which is a recipe")
             raise
-        self._reject([] if source.rejects is None else source.rejects.to_pylist(), 0)
+        self._inside[ingredient] = source
+        rejects = [] if source.rejects is None else source.rejects.to_pylist()
+        self._reject(rejects, sum(each.rows_in for each in source.report.lines if each.kind == "ingredient"), line)
+        self._keep_budget(None)
 
     def _choose(self, lot: Lot, ingredient: AddIngredient, quota: int | None) -> None:
         take, how = ingredient.take, ingredient.pick.how
@@ -173,7 +181,8 @@ class Bake:
             self._choose_tokens(lot, ingredient, quota)
             return
         asked = quota if quota is not None else take if isinstance(take, int) else None
-        picking = self._look(lot, chooser(how, asked), ingredient.pick.column, None)
+        what = f"ingredient {lot.name!r}, column {ingredient.pick.column!r}"
+        picking = self._look(lot, chooser(how, asked, what), ingredient.pick.column, None)
         choice = picking.choose(asked or 0)
         if asked is None:
             assert isinstance(take, float)
@@ -208,7 +217,12 @@ class Bake:
         self._set(lot, choice)
 
     def _short(self, lot: Lot, ingredient: AddIngredient, asked: int, available: int, picking: Chooser) -> Choice:
-        if ingredient.on_short == "error" or (ingredient.on_short == "repeat" and not available):
+        if ingredient.on_short == "repeat" and not available:
+            raise RecipeError(
+                f"ingredient {lot.name!r}: {asked:,} rows asked for, and none passes its filter, so nothing can be "
+                "repeated; check where= and the source, or pass on_short='accept'"
+            )
+        if ingredient.on_short == "error":
             raise RecipeError(
                 f"ingredient {lot.name!r}: {asked:,} rows asked for, there are {available:,} after its filter; ask for "
                 "fewer, or pass on_short='accept' or 'repeat'"
@@ -223,7 +237,7 @@ class Bake:
     def _prepare(self, instruction: PrepareStep) -> None:
         if len(self.step_names) == MAX_STEPS:
             raise RecipeError(f"more than {MAX_STEPS} steps in one recipe; bake it in two")
-        where, step = as_filter(instruction.where), step_of(instruction)
+        where, step = as_filter(instruction.where, f"step {instruction.name!r}"), step_of(instruction)
         # Names tell steps apart in the report, among the rejects and in what rows are called.
         n_same = sum(each == instruction.name for each in self._given_names)
         name = instruction.name if not n_same else f"{instruction.name} ({n_same + 1})"
@@ -232,9 +246,11 @@ class Bake:
         bit = len(self.step_names)
         self._given_names.append(instruction.name)
         self.step_names.append(name)
-        started = time.perf_counter()
-        if isinstance(step, Barrier) or getattr(step, "needs_all", False):
+        is_barrier = isinstance(step, Barrier) or getattr(step, "needs_all", False)
+        if is_barrier:
             self._materialize()
+        started = time.perf_counter()
+        if is_barrier:
             try:
                 self._pass(step, where, name, bit, line)
             except UnknownColumn as error:
@@ -249,16 +265,11 @@ class Bake:
                 lot.chain = replace(lot.chain, works=(*lot.chain.works, work))
                 lot.lines.append(line)
             else:
-                tasks = [(piece, work) for piece in lot.pieces]
-                found = list(self.engine.run(lambda task: self._one(task[0], task[1]), tasks))
+                found = list(self.engine.run(partial(_prepared, work, self.on_error), lot.pieces))
                 line.rows_in += sum(len(piece) for piece in lot.pieces)
                 lot.pieces = [piece for piece, _ in found]
                 line.rows_out += sum(len(piece) for piece in lot.pieces)
                 self._reject([each for _, rejects in found for each in rejects], 0)
-
-    def _one(self, piece: Piece, work: Work) -> tuple[Piece, list[dict[str, Any]]]:
-        rejects: list[dict[str, Any]] = []
-        return prepared(piece, work, self.on_error, rejects), rejects
 
     def _pass(self, step: Any, where: Any, name: str, bit: int, line: Line) -> None:
         """All rows through a barrier."""
@@ -273,7 +284,7 @@ class Bake:
         elif isinstance(step, SuiteStep):
             rejects: list[dict[str, Any]] = []
             self._keep(step.masks(pieces, self._order(pieces), where, self.on_error, rejects))
-            self._reject(rejects, 0)
+            self._reject([{**each, "step": name} for each in rejects], 0)
         else:
             self._keep(step.masks(pieces, self._order(pieces), where))
         if not isinstance(step, Fitted):
@@ -314,14 +325,18 @@ class Bake:
         # While others bake what is missing, this thread can read what is kept.
         has_both = self.cache is not None and to_bake and len(to_bake) < len(groups)
         begin = getattr(self.engine, "start", self.engine.run) if has_both else self.engine.run
-        run = begin(lambda group: bake_together(group.chains, group.fragment, self.cache), to_bake)
+        run = begin(partial(_baked, self.cache), to_bake)
+        n_rows = [each.n_rows for lot in pending if not _is_nested(lot.chain) for each in lot.fragments]
+        n_expected = None if None in n_rows else self._n_seen + sum(n or 0 for n in n_rows)
         with taken(run) as results:  # a budget that is spent ends what is still being baked
             for i, (group, missing) in enumerate(zip(groups, left, strict=True)):
                 found |= zip(missing.places, next(results) if missing.chains else (), strict=True)
                 for chain, place in zip(group.chains, group.places, strict=True):
                     if place not in found:
                         found[place] = self._kept_or_baked(chain, group.fragment, may_mask=may_mask)
-                    self._reject(found[place].rejects, found[place].counts[0]["in"])
+                    # What a recipe inside of this one read has been seen already.
+                    self._reject(found[place].rejects, 0 if _is_nested(chain) else found[place].counts[0]["in"])
+                self._keep_budget(n_expected)
                 if self.progress is not None:
                     self.progress(pending[group.places[0][0]].name, i + 1, len(groups))
         seconds = time.perf_counter() - started
@@ -329,6 +344,7 @@ class Bake:
         for k, lot in enumerate(pending):
             own = [found[k, i] for i in range(len(lot.fragments))]
             self._settle(lot, own, seconds * len(lot.fragments) / n_fragments)
+        self._keep_budget(self._n_seen)
 
     def _not_kept(self, group: Group) -> Group:
         """What of a fragment has to be baked."""
@@ -348,8 +364,10 @@ class Bake:
     def _settle(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
         lot.pieces = [lot.chain.in_recipe(each.piece) for each in baked] or [lot.chain.nothing("")]
         lot.line.fragments, lot.line.cached = len(baked), sum(each.is_cached for each in baked)
-        lot.line.seconds += seconds
+        self._share_out(lot, baked, seconds)
         self._count(lot, baked, lot.repeat)
+        for _ in range(1, lot.repeat):  # a row that fails is lost as often as it would have come
+            self._reject([reject for each in baked for reject in each.rejects if reject["step"] != "where"], 0)
         if lot.repeat > 1 or lot.extra is not None:
             lot.pieces = [_copy(piece.settled(), k) for k in range(lot.repeat) for piece in lot.pieces]
             lot.pieces += [_copy(each.piece, lot.repeat) for each in self._extra(lot)]
@@ -361,10 +379,19 @@ class Bake:
         threshold = 2**64 if lot.extra.threshold is None else lot.extra.threshold
         chain = replace(lot.chain, threshold=threshold, chosen=lot.extra.rows)
         baked = [self._kept_or_baked(chain, fragment) for fragment in lot.fragments]
+        self._reject([reject for each in baked for reject in each.rejects if reject["step"] != "where"], 0)
         n_rows = lot.line.rows_in
         self._count(lot, baked, 1)
         lot.line.rows_in = n_rows
         return [replace(each, piece=chain.in_recipe(each.piece)) for each in baked]
+
+    def _share_out(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
+        """The time that a lot took, to the ingredient and its steps as they needed it."""
+        needed = [sum(each.seconds[i] for each in baked if each.seconds) for i in range(len(lot.lines))]
+        for line, own in zip(lot.lines, needed, strict=True):
+            line.seconds += seconds * own / sum(needed) if any(needed) else 0.0
+        if not any(needed):
+            lot.line.seconds += seconds
 
     def _count(self, lot: Lot, baked: list[Baked], times: int) -> None:
         """Add what was counted on the way to the lines of the report."""
@@ -376,21 +403,38 @@ class Bake:
             line.rows_in += times * sum(each.counts[i]["in"] for each in baked)
             line.rows_out += times * sum(each.counts[i]["out"] for each in baked)
 
-    def _reject(self, rejects: list[dict[str, Any]], n_seen: int) -> None:
-        self.rejects += rejects
+    def _reject(self, rejects: list[dict[str, Any]], n_seen: int, line: Line | None = None) -> None:
+        """Count rejected rows at the line of the step that rejected them, or at that of the recipe they were in."""
+        self.rejects += [self._told(each) for each in rejects] if line is None else rejects
         self._n_seen += n_seen
-        by_name = {(line.kind, line.name): line for line in self.lines}
+        by_name = {(each.kind, each.name): each for each in self.lines}
         for each in rejects:
-            line = by_name.get(("step", each["step"])) or by_name.get(("ingredient", each["ingredient"]))
-            if line is not None:
-                line.rejected += 1
-        if self.budget is None or not rejects:
+            own = line or by_name.get(("step", each["step"])) or by_name.get(("ingredient", each["ingredient"]))
+            if own is not None:
+                own.rejected += 1
+
+    def _told(self, reject: dict[str, Any]) -> dict[str, Any]:
+        """With the row of its result, where it is a row of a recipe inside of this one."""
+        name = reject["ingredient"]
+        if name not in self._inside:
+            return reject
+        if name not in self._nested:
+            self._nested[name] = Nested(self._inside[name].lineage)
+        return {**reject, "row": int(self._nested[name].places_of(np.array([reject["row"]]))[0])}
+
+    def _keep_budget(self, n_rows: int | None) -> None:
+        """Raise if too many rows were rejected of ``n_rows``: all that will have been read, if that is known.
+
+        A share is one of all rows, not of those that happen to have been read: these depend on how the data is cut.
+        """
+        is_share = isinstance(self.budget, float)
+        if self.budget is None or not self.rejects or (is_share and n_rows is None):
             return
-        limit = self.budget * self._n_seen if isinstance(self.budget, float) else self.budget
+        limit = self.budget * (n_rows or 0) if is_share else self.budget
         if len(self.rejects) > limit:
             raise BudgetSpent(
-                f"{len(self.rejects):,} of {self._n_seen:,} rows were rejected, the budget is {self.budget}; "
-                f"the last: {rejects[-1]}; see what is wrong with them, or raise the budget"
+                f"{len(self.rejects):,} of {n_rows or self._n_seen:,} rows were rejected, the budget is {self.budget}; "
+                f"the last: {self.rejects[-1]}; see what is wrong with them, or raise the budget"
             )
 
     # -- putting it together
@@ -419,6 +463,19 @@ class Group:
     fragment: Fragment
     chains: list[Chain]
     places: list[tuple[int, int]]
+
+
+def _is_nested(chain: Chain) -> bool:
+    return isinstance(chain.source, RecipeSource)
+
+
+def _baked(cache: Cache | None, group: Group) -> list[Baked]:
+    return bake_together(group.chains, group.fragment, cache)
+
+
+def _prepared(work: Work, on_error: str, piece: Piece) -> tuple[Piece, list[dict[str, Any]]]:
+    rejects: list[dict[str, Any]] = []
+    return prepared(piece, work, on_error, rejects), rejects
 
 
 def _grouped(lots: list[Lot]) -> list[Group]:

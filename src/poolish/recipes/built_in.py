@@ -22,6 +22,7 @@ from poolish.recipes.fingerprints import options_print
 from poolish.recipes.identity import Int64, mixed, row_hashes
 from poolish.recipes.piece import Mask, Piece, canonical_table, selected_rows
 from poolish.recipes.row_steps import ROW_STEPS, RowStep, known, with_column
+from poolish.recipes.selection import as_type, comparable_type
 from poolish.recipes.steps import place_of, raise_at
 
 # All rows at once ----------------------------------------------------------------------------------------------------
@@ -62,8 +63,7 @@ class Dedup(Barrier):
         """Which of the rows that are asked about are the first of their kind, where the first has the lowest place."""
         filled = [piece for piece in pieces if len(piece)]
         names = filled[0].table.column_names if self._columns is None else self._columns
-        keys = pa.concat_tables([self._keys(piece, names) for piece in filled], promote_options="default")
-        keys = keys.filter(pa.array(asked))
+        keys = self._alike([self._keys(piece, names) for piece in filled], filled).filter(pa.array(asked))
         if any(pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType) for field in keys.schema):
             keys = pa.table({"digest": pa.array(_digests(keys), pa.binary())})
         groups = keys.append_column("__place", pa.array(places)).group_by(keys.column_names, use_threads=False)
@@ -76,6 +76,22 @@ class Dedup(Barrier):
             return canonical_table(piece.table.select(known(piece.table, names)))
         except Exception as error:
             raise_at(place_of(piece, self._name), error)
+
+    def _alike(self, keys: list[pa.Table], pieces: list[Piece]) -> pa.Table:
+        """The keys of all pieces in types in which they can be compared."""
+        for i, name in enumerate(keys[0].column_names):
+            columns = [table.column(i) for table in keys]
+            if len({column.type for column in columns}) == 1:
+                continue
+            what = f"step {self._name!r}, column {name!r}"
+            found_in: dict[pa.DataType, str] = {}
+            for column, piece in zip(columns, pieces, strict=True):
+                place = [f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])]
+                found_in.setdefault(column.type, ", ".join(place))
+            wanted = comparable_type(found_in, what, "cast it first")
+            columns = [as_type(column, wanted, what, "cast it first") for column in columns]
+            keys = [table.set_column(i, name, column) for table, column in zip(keys, columns, strict=True)]
+        return pa.concat_tables(keys, promote_options="default")
 
 
 def _digests(table: pa.Table) -> list[bytes]:

@@ -1,6 +1,6 @@
 """Baked fragments, kept on disk: found again by what they are made of, and never believed without a checksum.
 
-    cache/ab/abcdef....piece     a checksum and one line of JSON: whose rows they are, up to which hash, and all counts
+    cache/ab/abcdef....piece     a checksum and one line of JSON: its name, whose rows, up to which hash, all counts
                                  rejected rows as JSON
                                  an Arrow stream: the columns, then for each row its number, part and steps, as far as
                                  the line does not say that one of these is the same for all rows
@@ -8,6 +8,7 @@
 The checksum is that of the line, and the line has that of all behind it, so a look at the line alone can be believed
 too. The name is a hash of everything that decides the content: the fragment's own fingerprint, the ingredient, the
 filter, the seed and each step. So a changed filter or file never finds an old result; what nobody asks for is only old.
+What is done with rows that fail is not part of it: where none did, that makes no difference.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Baked:
     threshold: int = 2**64
     is_cached: bool = False
     given: dict[str, str] = field(default_factory=dict)
+    #: How long reading took, and each step; not kept.
+    seconds: list[float] = field(default_factory=list)
 
 
 def key_of(*parts: Any) -> str:
@@ -84,7 +87,7 @@ class Cache:
         except (OSError, MemoryError):  # nothing there, or nothing to be had now: no reason to remove it
             return None
         try:
-            return _decode(data, place)
+            return _decode(data, place, key)
         except MemoryError:
             return None
         except Exception:  # whatever damage leads to: it is baked again
@@ -96,15 +99,17 @@ class Cache:
         """Whether there is something under a key, damaged or not."""
         return os.path.exists(self._place(key))
 
-    def look(self, key: str) -> tuple[int, bool] | None:
+    def look(self, key: str, *, with_rejects: bool = True) -> tuple[int, bool] | None:
         """Up to which hash a kept result holds, and whether for a lower one too (no row was dropped or added), or None.
 
-        Only its first line is looked at.
+        One that rejected rows is no result for who wants an error. Only its first line is looked at.
         """
         place = self._place(key)
         try:
             with open(place, "rb") as file:
-                told = _told(file.readline(_MAX_LINE), place)
+                told = _told(file.readline(_MAX_LINE), place, key)
+            if told["n_rejects"] and not with_rejects:
+                return None
             return int(told["threshold"]), not told["n_rejects"] and is_one_to_one(told["counts"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -113,11 +118,11 @@ class Cache:
         """Keep it: whole or not at all."""
         self.folder(key[:2])
         with publish(self._place(key), durable=False) as file:
-            for part in _encode(baked):
+            for part in _encode(baked, key):
                 file.write(part)
 
 
-def _encode(baked: Baked) -> tuple[bytes, bytes, pa.Buffer]:
+def _encode(baked: Baked, key: str) -> tuple[bytes, bytes, pa.Buffer]:
     piece = baked.piece
     arrays = {name: getattr(piece, name) for name in _HIDDEN}
     alike = {name: int(arrays[name][0]) for name in ("subs", "steps") if len(piece) and _is_constant(arrays[name])}
@@ -134,6 +139,7 @@ def _encode(baked: Baked) -> tuple[bytes, bytes, pa.Buffer]:
         writer.write_table(table.combine_chunks())
     rejects, rows = _padded(json.dumps(baked.rejects).encode()), sink.getvalue()
     told = {
+        "key": key,
         "checksum": checksum_hex(rejects, rows),
         "rejects": len(rejects),
         "n_rejects": len(baked.rejects),
@@ -157,11 +163,14 @@ def _padded(line: bytes) -> bytes:
     return line + b" " * (63 - len(line) % 64) + b"\n"
 
 
-def _told(line: bytes, place: str) -> Any:
-    """What the first line says, if that is what was written."""
+def _told(line: bytes, place: str, key: str) -> Any:
+    """What the first line says, if that is what was written, and under this key."""
     if not line.endswith(b"\n") or checksum_hex(line[_DIGITS:]).encode() != line[:_DIGITS]:
         raise CorruptDataError(f"{place}: damaged")
-    return json.loads(line[_DIGITS:])  # ours: parse_json, which looks for traps first, takes as long as all the rest
+    told = json.loads(line[_DIGITS:])  # ours: parse_json, which looks for traps first, takes as long as all the rest
+    if told["key"] != key:
+        raise CorruptDataError(f"{place}: the entry of {told['key']}")
+    return told
 
 
 def _mapped(place: str) -> pa.Buffer:
@@ -170,10 +179,10 @@ def _mapped(place: str) -> pa.Buffer:
         return file.read_buffer()
 
 
-def _decode(data: pa.Buffer, place: str) -> Baked:
+def _decode(data: pa.Buffer, place: str, key: str) -> Baked:
     view = memoryview(data)
     end = bytes(view[:_USUAL_LINE]).find(b"\n") + 1 or bytes(view[:_MAX_LINE]).find(b"\n") + 1
-    told = _told(bytes(view[:end]), place)
+    told = _told(bytes(view[:end]), place, key)
     if checksum_hex(view[end:]) != told["checksum"]:
         raise CorruptDataError(f"{place}: damaged")
     begin = end + told["rejects"]

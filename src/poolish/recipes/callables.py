@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from poolish.errors import RecipeError
 from poolish.lazy import cached_property
 from poolish.recipes.fingerprints import fingerprint_of
 from poolish.recipes.piece import Mask, Piece
@@ -29,14 +30,21 @@ class RowPredicate:
     #: Nobody knows which columns a function looks at, so all are read.
     columns: tuple[str, ...] = ()
 
-    def __init__(self, function: Callable[[dict[str, Any]], Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[[dict[str, Any]], Any], what: str = "") -> None:
+        self._function, self._what = function, what
         self.name = str(getattr(function, "__name__", type(function).__name__))
 
     @cached_property
     def fingerprint(self) -> str:
         """What changes when the function does; a RecipeError asks for a version where nobody can tell."""
-        return f"function {fingerprint_of(self._function, self.name, getattr(self._function, 'version', None))}"
+        try:
+            return f"function {fingerprint_of(self._function, self.name, getattr(self._function, 'version', None))}"
+        except RecipeError as error:
+            # That is written for steps; a filter has no argument of its own for a version.
+            place = f"{self._what}, where {self.name!r}" if self._what else f"where {self.name!r}"
+            name = self.name if self.name.isidentifier() else "keep"
+            told = str(error).replace(f"step {self.name!r}", place)
+            raise RecipeError(told.replace("pass version=1", f"give it an attribute, {name}.version = 1")) from None
 
     def __str__(self) -> str:
         return self.fingerprint

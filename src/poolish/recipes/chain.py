@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,17 +65,19 @@ class Chain:
     def _fingerprint(self) -> str:
         """What decides the result of every fragment."""
         works = [work.fingerprint for work in self.works]
-        return key_of(self.ingredient, str(self.where), self.seed, works, self.on_error)
+        return key_of(self.ingredient, str(self.where), self.seed, works)
 
     def is_kept(self, fragment: Fragment, cache: Cache) -> bool:
         """Whether the cache says that it holds them; it may turn out to be damaged."""
-        found = cache.look(self.key(fragment))
+        found = cache.look(self.key(fragment), with_rejects=self.on_error != "raise")
         return found is not None and (found[0] == self.threshold or (found[0] > self.threshold and found[1]))
 
     def kept(self, fragment: Fragment, cache: Cache | None) -> Baked | None:
         """The rows of a fragment, prepared, as far as the cache holds them."""
         found = None if cache is None else cache.get(self.key(fragment))
-        return self._fewer(found) if found is not None and found.threshold >= self.threshold else None
+        if found is None or found.threshold < self.threshold or (found.rejects and self.on_error == "raise"):
+            return None
+        return self._fewer(found)
 
     def _fewer(self, found: Baked) -> Baked | None:
         """A kept result for a lower threshold: the same rows, of which those that are not chosen any more are masked.
@@ -130,9 +133,10 @@ class Chain:
         # One mask for filter and choice: filtering a table costs more than hashing its row numbers.
         mask = np.ones(len(piece), bool)
         if self.where is not None:
+            n_before = len(rejects)
             mask, n_null = filtered(piece, self.where, self.on_error, rejects)
             count["null"] += n_null
-            count["filtered"] += int(len(mask) - np.count_nonzero(mask))
+            count["filtered"] += int(len(mask) - np.count_nonzero(mask)) - (len(rejects) - n_before)
         if self.chosen is not None:
             wanted = self.chosen[fragment.name, fragment.number]
             mask = mask & np.isin(piece.rows, wanted, assume_unique=True)
@@ -156,13 +160,13 @@ class Chain:
     def candidates_key(self, fragment: Fragment, column: str | None, tokens: str | None) -> str:
         """The name under which they are kept."""
         about = [fragment.name, fragment.number, fragment.fingerprint, column, tokens]
-        return key_of("candidates", self.ingredient, str(self.where), self.on_error, *about)
+        return key_of("candidates", self.ingredient, str(self.where), *about)
 
     def _candidates(self, fragment: Fragment, column: str | None, tokens: str | None) -> Piece:
         needed = {"value": column, "tokens": tokens}
         asked = [name for name in needed.values() if name is not None]
         for name in asked:
-            _check_column(self.source.schema().names, name, self.ingredient)
+            _check_column(self.source.schema().names, name, self.ingredient, is_count=name == tokens)
         pieces = []
         for table, rows in self.source.read(fragment, self._with_filter(asked), self.where):
             table, kept = workable(table), rows
@@ -226,9 +230,14 @@ def reject_of(piece: Piece, step: str, rejected: Rejected) -> dict[str, Any]:
     return {**place, "step": step, "reason": rejected.reason}
 
 
-def _check_column(names: list[str], name: str, ingredient: str) -> None:
+def _check_column(names: list[str], name: str, ingredient: str, *, is_count: bool) -> None:
     if name not in names:
-        raise UnknownColumn(f"ingredient {ingredient!r} has no column {name!r}; there are {names}")
+        way = (
+            "; shares are taken before any step, so count tokens in a recipe of its own, and make it the ingredient"
+            if is_count
+            else ""
+        )
+        raise UnknownColumn(f"ingredient {ingredient!r} has no column {name!r}; there are {names}{way}")
 
 
 def _counts(column: Any, name: str, ingredient: str) -> Any:
@@ -244,10 +253,13 @@ def prepared(piece: Piece, work: Work, on_error: str, rejects: list[dict[str, An
     """A piece after one step, on the rows that its filter selects; the others stay, and all keep their places."""
     if not len(piece):  # whatever the step would make of rows, there are none
         return piece
-    try:
-        chosen = selected_rows(piece, work.where)
-    except Exception as error:
-        raise_at(place_of(piece, work.name), error)
+    if isinstance(work.where, RowPredicate):
+        piece, chosen = _judged(piece, work, work.where, on_error, rejects)
+    else:
+        try:
+            chosen = selected_rows(piece, work.where)
+        except Exception as error:
+            raise_at(place_of(piece, work.name), error)
     if not chosen.any():
         return piece
     part = piece.keep(chosen)
@@ -263,6 +275,20 @@ def prepared(piece: Piece, work: Work, on_error: str, rejects: list[dict[str, An
     if work.where is not None and set(names) == set(done.table.column_names):
         return done.with_table(done.table.select(names))  # as it would be if some rows had not been asked about
     return done
+
+
+def _judged(
+    piece: Piece, work: Work, where: RowPredicate, on_error: str, rejects: list[dict[str, Any]]
+) -> tuple[Piece, Mask]:
+    """The rows that a function of the user's did not fail for, and which of them it asks for."""
+    judged = where.judged(piece, on_error, work.name)
+    if not judged.rejected:
+        return piece, judged.mask
+    rejects += [reject_of(piece, work.name, rejected) for rejected in judged.rejected]
+    failed = {(rejected.row, rejected.sub) for rejected in judged.rejected}
+    named = zip(piece.rows.tolist(), piece.subs.tolist(), strict=True)
+    is_left = np.array([pair not in failed for pair in named], bool)
+    return piece.keep(is_left), judged.mask[is_left]
 
 
 def _nth_of_parent(parents: Int64) -> Int64:
@@ -312,8 +338,8 @@ class _Portion:
         chosen = self._chain.choose(piece, self._fragment, self._count, self._rejects)
         self._pieces.append(canonical(chosen))
 
-    def baked(self, cache: Cache | None) -> Baked:
-        """What the steps make of the rows that were chosen."""
+    def baked(self, cache: Cache | None, read_s: float) -> Baked:
+        """What the steps make of the rows that were chosen, which took so long to read."""
         chain, fragment, count = self._chain, self._fragment, self._count
         piece = joined(self._pieces) if self._pieces else chain.nothing(fragment.name)
         if fragment.n_rows is not None:  # rows that were not read, because the filter cannot hold for them
@@ -321,13 +347,15 @@ class _Portion:
             count["in"] = fragment.n_rows
         count["out"] = len(piece)
         counts, given = [count], {field.name: str(field.type) for field in piece.table.schema}
+        seconds = [read_s]
         for i, work in enumerate(chain.works):
-            before = piece
+            before, started = piece, time.perf_counter()
             # Numbered as they stand here: where they stand in the recipe is not part of what is kept.
             piece = prepared(piece, replace(work, bit=i), chain.on_error, self._rejects)
             alike = np.array_equal(piece.rows, before.rows) and np.array_equal(piece.subs, before.subs)
             counts.append({"in": len(before), "out": len(piece), "alike": int(alike)})
-        baked = Baked(piece, counts, self._rejects, chain.threshold, given=given)
+            seconds.append(time.perf_counter() - started)
+        baked = Baked(piece, counts, self._rejects, chain.threshold, given=given, seconds=seconds)
         if cache is not None:
             cache.put(chain.key(fragment), baked)
         return baked
@@ -339,12 +367,14 @@ def bake_together(chains: Sequence[Chain], fragment: Fragment, cache: Cache | No
         tables = chains[0].source.read(fragment, chains[0].columns(), chains[0].where)
     else:
         tables = chains[0].source.read(fragment, _all_columns(chains), None)
+    started = time.perf_counter()
     portions = [_Portion(chain, fragment) for chain in chains]
     for table, rows in tables:
         table = workable(table)
         for portion in portions:
             portion.add(table, rows)
-    return [portion.baked(cache) for portion in portions]
+    read_s = (time.perf_counter() - started) / len(portions)
+    return [portion.baked(cache, read_s) for portion in portions]
 
 
 def _all_columns(chains: Sequence[Chain]) -> list[str] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from poolish.recipes.cache import Baked, Cache, key_of
 from poolish.recipes.chain import Chain
 from poolish.recipes.engine import Engine, taken
 from poolish.recipes.piece import Piece
-from poolish.recipes.selection import ByHash, Chooser
+from poolish.recipes.selection import ByHash, Candidates, Chooser
 from poolish.recipes.sources import Fragment
 
 
@@ -40,12 +41,19 @@ def look(
     # What is kept is taken here: to hand it to a worker and back takes longer than to read it.
     is_kept = {name: cache is not None and cache.has(name) for name in fresh}
     tasks = [(chain, fragment) for name, fragment in fresh.items() if not is_kept[name]]
-    run = engine.run(lambda task: task[0].candidates(task[1], column, tokens, cache), tasks)
+    run = engine.run(partial(_candidates, column, tokens, cache), tasks)
     with taken(run) as found:
         for name, fragment in fresh.items():
             picking.add(chain.candidates(fragment, column, tokens, cache) if is_kept[name] else next(found))
     if memory is not None and len(fresh) > len(names) // 8:  # a few may be looked at again, for less than this costs
         memory.keep(names)
+
+
+def _candidates(
+    column: str | None, tokens: str | None, cache: Cache | None, task: tuple[Chain, Fragment]
+) -> Candidates:
+    chain, fragment = task
+    return chain.candidates(fragment, column, tokens, cache)
 
 
 class _Memory:

@@ -157,6 +157,7 @@ class Difference:
     """What changed between two bakes: how many rows, and because of what.
 
     ``because`` is "nothing", "data", "recipe", "recipe and data", or "chance" where a step gives other rows each time.
+    With "nothing" the rows are the same, whatever ``recipe`` and ``sources`` tell of.
     """
 
     added: int
@@ -165,15 +166,17 @@ class Difference:
     because: str
     recipe: RecipeDifference
     sources: tuple[str, ...]
+    #: Whether rows that are in both bakes have another order among themselves.
+    is_reordered: bool = False
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.added:,} rows added, {self.removed:,} removed, {self.changed:,} changed; cause: {self.because}"
-        ]
-        if self.recipe:
-            lines += str(self.recipe).splitlines()
-        lines += [f"changed  data of ingredient {name}" for name in self.sources]
-        return "\n  ".join(lines)
+        changes = str(self.recipe).splitlines() if self.recipe else []
+        changes += [f"changed  data of ingredient {name}" for name in self.sources]
+        counts = f"{self.added:,} rows added, {self.removed:,} removed, {self.changed:,} changed"
+        order = ", in another order" if self.is_reordered else ""
+        has_no_effect = self.because == "nothing" and changes
+        because = "the same rows, although" if has_no_effect else f"cause: {self.because}"
+        return "\n  ".join([f"{counts}{order}; {because}", *changes])
 
 
 def cause(n_different: int, is_other_recipe: bool, is_other_data: bool) -> str:
@@ -205,6 +208,15 @@ def matched(mine: Rows, theirs: Rows) -> tuple[Int64, Int64]:
         is_same &= np.diff(key[order]) == 0
     first = np.flatnonzero(is_same)
     return order[first], order[first + 1] - n_mine
+
+
+def is_other_order(mine: Int64, theirs: Int64) -> bool:
+    """Whether rows at these places of one bake stand in another order at those places of the other.
+
+    >>> is_other_order(np.array([5, 0]), np.array([7, 2])), is_other_order(np.array([5, 0]), np.array([2, 7]))
+    (False, True)
+    """
+    return bool(np.any(np.diff(theirs[np.argsort(mine)]) < 0))
 
 
 def _keys(rows: Rows, groups: dict[tuple[str, str], int]) -> list[Int64]:

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 from poolish.alive import Alive
-from poolish.errors import RecipeError
+from poolish.errors import ConfigError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -181,7 +181,10 @@ def as_engine(engine: Any) -> Engine:
     """An engine, or the name of one."""
     if engine == "local":
         return LocalEngine()
-    if isinstance(engine, str):
-        raise RecipeError(f"engine={engine!r}: 'local', or an object with run(function, tasks)")
+    if isinstance(engine, type) or not callable(getattr(engine, "run", None)):
+        raise ConfigError(
+            f"engine={engine!r}: 'local', or an object with run(function, tasks); for a number of threads write "
+            "LocalEngine(n_workers=4), of poolish.recipes.engine"
+        )
     made: Engine = engine
     return made

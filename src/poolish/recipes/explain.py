@@ -2,11 +2,13 @@
 
     footers, buffers ------> how many rows there are                        exact
     fragments, by hash ----> what filter and choice leave of them           exact if all fragments were looked at
-    rows, by hash ---------> what steps leave, how large rows are, how fast  exact if no row was left out
+    rows, by hash ---------> what steps leave of them                       exact if no row was left out
+                             how large they are, how fast that goes         never exact
 
-What is not exact is marked ``~``. Samples are chosen by hash, so the same recipe is always explained in the same way.
-A function of the user's is called with one row, and with more only if that is quick. Nothing is written: the index that
-tells why a fragment is not cached comes from ``last_bake``.
+What is not exact is marked ``~``. Samples are chosen by hash, so the same recipe is always explained in the same way,
+and rows of several files stay apart until they become one table, as in the bake. A function of the user's is called
+with one row, and with more only if that is quick. Nothing is written: the index that tells why a fragment is not cached
+comes from ``last_bake``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -23,8 +25,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as kinds
 
-from poolish.errors import PoolishError
+from poolish.errors import PoolishError, RecipeError
 from poolish.recipes.baked_rows import one_table
 from poolish.recipes.built_in import Dedup, Fitted, Limit, Shuffle
 from poolish.recipes.cache import Cache
@@ -35,7 +38,7 @@ from poolish.recipes.identity import below, row_hashes, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
 from poolish.recipes.interpretation import as_filter, quotas_of, step_of
 from poolish.recipes.last_bake import LastBake
-from poolish.recipes.piece import Piece, canonical_table, selected_rows
+from poolish.recipes.piece import Mask, Piece, canonical, selected_rows
 from poolish.recipes.row_steps import RowStep
 from poolish.recipes.sampling import Look, border_of, looked, smallest, spread
 from poolish.recipes.sources import Fragment, Source, as_source
@@ -45,7 +48,9 @@ SAMPLED_ROWS = 20_000
 #: Rows that a function is tried on after its first one, if they can be expected to take no longer than this.
 TRIED_ROWS, STEP_SECONDS = (64, 1_000), 0.5
 
-_KEEPS_ROWS = ("map", "select", "drop", "rename", "cast", "fill_nulls", "tokenize")
+#: Steps that leave as many rows as they get, of which some may reject rows that they fail for.
+_REJECTS_NONE = ("select", "drop", "rename")
+_KEEPS_ROWS = (*_REJECTS_NONE, "map", "cast", "fill_nulls", "tokenize")
 
 
 def explain(recipe: Any, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
@@ -64,27 +69,35 @@ class _Flow:
 
     name: str
     rows: Estimate
-    sample: Piece
+    pieces: list[Piece]
     is_whole: bool
     chain: Chain
     fragments: Sequence[Fragment]
     line: ExplainedLine
     threshold: int | None = 2**64  #: up to which hash rows are chosen; None if that is not known before the bake
     is_known: bool = True  #: whether the threshold is that of the bake, and not an estimate
+    is_in_order: bool = True  #: whether the rows stand as they do in the bake
     is_open: bool = True  #: nothing but row-local steps so far, so what comes out of them is cached
     work: list[tuple[ExplainedLine, float]] = field(default_factory=list)  #: seconds of each instruction
 
+    @property
+    def n_sampled(self) -> int:
+        """How many rows there are to try steps on."""
+        return sum(map(len, self.pieces))
+
     def sized(self) -> Estimate:
-        """Bytes of all rows."""
-        n_bytes = self.sample.table.nbytes
-        return Estimate(n_bytes / max(1, len(self.sample)) * self.rows.value, self.is_whole)
+        """Bytes of all rows; never exact, because Arrow keeps the same rows in more or fewer bytes."""
+        n_bytes = sum(piece.table.nbytes for piece in self.pieces)
+        return Estimate(n_bytes / max(1, self.n_sampled) * self.rows.value, False)
 
     def tokens(self, column: str | None) -> Estimate | None:
         """What a column of counts adds up to, where there is one."""
-        if column is None or column not in self.sample.table.column_names:
+        counted = None if column is None else _counted_tokens(self.pieces, column)
+        if counted is None:
             return None
-        counted = pc.sum(self.sample.table.column(column)).as_py() or 0
-        return Estimate(counted / max(1, len(self.sample)) * self.rows.value, self.is_whole)
+        if self.is_whole:
+            return Estimate(counted, True)
+        return Estimate(counted / max(1, self.n_sampled) * self.rows.value, False)
 
 
 class _Kitchen:
@@ -102,6 +115,7 @@ class _Kitchen:
         self._problems: list[str] = []
         self._is_shuffled = False
         self._n_steps = 0
+        self._named: Counter[str] = Counter()
 
     def look(self) -> None:
         """All instructions, in their order."""
@@ -117,15 +131,23 @@ class _Kitchen:
     def explanation(self) -> Explanation:
         """What was found."""
         tokens = [flow.tokens(self._recipe.tokens) for flow in self._flows]
+        rows, n_bytes = (reduce(Estimate.__add__, each, NOTHING) for each in zip(*self._sums(), strict=True))
         schema = None
         try:
-            schema = one_table([flow.sample for flow in self._flows]).schema if self._flows else None
+            schema = self.together().schema if self._flows else None
         except PoolishError as error:
-            self._problems.append(str(error))
-        rows, n_bytes = (reduce(Estimate.__add__, each, NOTHING) for each in zip(*self._sums(), strict=True))
+            self._problems.append(f"{error}; {self._end()}")
+            rows = replace(rows, is_exact=False)
         seconds = sum(line.seconds for line in self._lines)
         lines, problems = tuple(self._lines), tuple(self._problems)
         return Explanation(self._recipe.name, lines, rows, _together(tokens), n_bytes, seconds, schema, problems)
+
+    def together(self) -> pa.Table:
+        """All rows that are left of the samples; a SchemaError where those of the bake cannot be one table either."""
+        return one_table([piece for flow in self._flows for piece in flow.pieces])
+
+    def _end(self) -> str:
+        return _end_of_bake(is_certain=all(flow.is_whole for flow in self._flows))
 
     def _sums(self) -> list[tuple[Estimate, Estimate]]:
         return [(flow.rows, flow.sized()) for flow in self._flows] or [(NOTHING, NOTHING)]
@@ -136,15 +158,18 @@ class _Kitchen:
         what = f"ingredient {ingredient.name!r}"
         line = ExplainedLine("ingredient", ingredient.name)
         self._lines.append(line)
-        where = as_filter(ingredient.where)
+        where = as_filter(ingredient.where, what)
         inner = ingredient.source if hasattr(ingredient.source, "instructions") else None
         source: Source = as_source(ingredient.source, what)
+        started = time.perf_counter()
         fragments: Sequence[Fragment] = [] if inner is not None else fragments_of(source, what)
+        line.seconds += time.perf_counter() - started  # whatever is cached, the bake looks which files there are
         chain = Chain(ingredient.name, source, where, self._recipe.seed, 2**64, None, (), self._on_error)
-        if inner is not None:
-            look = self._looked_inside(inner, chain, line)
-        else:
-            look = looked(chain, fragments, self._recipe.seed)
+        try:
+            inside = inner is not None
+            look = self._looked_inside(inner, chain, line) if inside else looked(chain, fragments, self._recipe.seed)
+        except pa.ArrowException as error:
+            raise RecipeError(f"{what}: {_told(error)}; mend the data, or its filter") from error
         flow = self._chosen(ingredient, quota, look, chain, fragments, line)
         line.rows_in, line.rows_out, line.n_bytes = look.total, flow.rows, flow.sized()
         line.tokens_out = flow.tokens(self._recipe.tokens)
@@ -159,13 +184,16 @@ class _Kitchen:
         found = kitchen.explanation()
         line.notes.append(f"of recipe {found.recipe!r}, which is baked first in about {duration_text(found.seconds)}")
         self._problems += [f"recipe {found.recipe!r}: {problem}" for problem in found.problems]
-        table = one_table([flow.sample for flow in kitchen._flows]) if found.schema is not None else pa.table({})
+        table = kitchen.together() if found.schema is not None else pa.table({})
         started = time.perf_counter()
         piece = Piece.read(chain.ingredient, "", table, np.arange(table.num_rows))
-        piece = piece if chain.where is None else piece.keep(filtered(piece, chain.where, chain.on_error, [])[0])
-        is_all = found.rows.is_exact and found.rows.value == table.num_rows
+        if chain.where is not None and table.num_columns:
+            piece = piece.keep(filtered(piece, chain.where, chain.on_error, [])[0])
+        # As many rows as there will be are not yet those rows: a choice that is made while baking may take others.
+        is_all = found.rows.is_exact and all(flow.is_whole for flow in kitchen._flows)
+        is_in_order = not kitchen._is_shuffled and all(flow.is_in_order for flow in kitchen._flows)
         spent = time.perf_counter() - started + found.seconds * table.num_rows / max(1, found.rows.value)
-        return Look([piece], table.num_rows, spent, found.rows, is_all)
+        return Look([piece], table.num_rows, spent, found.rows, is_all, is_all, is_in_order)
 
     def _chosen(
         self,
@@ -186,28 +214,31 @@ class _Kitchen:
             n_below = sum(int(np.count_nonzero(below(each, threshold))) for each in hashes)
             # Rows of a nested recipe have other numbers here than in the bake.
             is_known = look.is_all and not is_nested
-            rows = Estimate(n_below, True) if is_known else Estimate(available.value * take, take in (0.0, 1.0))
+            is_exact = take == 0.0 or (take == 1.0 and available.is_exact)
+            rows = Estimate(n_below, True) if is_known else Estimate(available.value * take, is_exact)
         elif isinstance(take, float):
             threshold, rows = None, Estimate(round(available.value * take), available.is_exact)
         elif quota is not None and self._recipe.unit == "tokens":
-            threshold, rows = None, self._rows_of_tokens(quota, look, available, line)
+            threshold, rows = None, self._rows_of_tokens(quota, look, available, ingredient, line)
         elif take is not None or quota is not None:
             asked = quota if quota is not None else int(take or 0)
             rows = self._counted(asked, look, available, ingredient, line)
             threshold = border_of(asked, look, available, hashes) if how == "hash" else None
         n_sampled = min(SAMPLED_ROWS, round(rows.value))
         sample = smallest(look.pieces, hashes, n_sampled, chain)
-        by_hash = how == "hash" or rows.value == look.n_passed
-        is_whole = look.is_all and rows.is_exact and len(sample) == rows.value and by_hash and not is_nested
+        are_those = rows.value == look.n_passed or (how == "hash" and not is_nested)
+        is_whole = look.is_all and rows.is_exact and sum(map(len, sample)) == rows.value and are_those
         is_known = look.is_all or take is None or isinstance(take, float)
-        return _Flow(ingredient.name, rows, sample, is_whole, chain, fragments, line, threshold, is_known)
+        flow = _Flow(ingredient.name, rows, sample, is_whole, chain, fragments, line, threshold, is_known)
+        flow.is_in_order = look.is_in_order
+        return flow
 
     def _counted(
         self, asked: int, look: Look, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
     ) -> Estimate:
         # Having seen so many rows is as good as having seen all.
         if asked <= available.value:
-            return Estimate(asked, available.is_exact or look.n_passed >= asked)
+            return Estimate(asked, available.is_exact or (look.is_certain and look.n_passed >= asked))
         if ingredient.on_short == "accept":
             return available
         if ingredient.on_short == "repeat" and available.value:
@@ -217,37 +248,56 @@ class _Kitchen:
         self._problems.append(f"{text}; ask for fewer, or pass on_short='accept' or 'repeat'")
         return available
 
-    def _rows_of_tokens(self, quota: int, look: Look, available: Estimate, line: ExplainedLine) -> Estimate:
-        column = self._recipe.tokens
-        known = [piece.table.column(column) for piece in look.pieces if column in piece.table.column_names]
-        counted = sum(pc.sum(each).as_py() or 0 for each in known)
+    def _rows_of_tokens(
+        self, quota: int, look: Look, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
+    ) -> Estimate:
         line.notes.append(f"{quota:,} tokens asked for")
-        if not counted:
+        problem = _uncountable(look.pieces, self._recipe.tokens, ingredient)
+        counted = None if problem else _counted_tokens(look.pieces, self._recipe.tokens)
+        if counted is None:
+            self._problems.append(f"ingredient {ingredient.name!r}: {problem}")
             return Estimate(0, False)
-        return Estimate(min(available.value, quota * look.n_passed / counted), False)
+        if look.is_all:
+            there = Estimate(counted, True)
+        else:
+            there = Estimate(counted / max(1, look.n_passed) * available.value, False)
+        if quota <= there.value:
+            return Estimate(available.value * quota / max(1, there.value), False)
+        if ingredient.on_short != "accept":
+            text = f"ingredient {ingredient.name!r}: {quota:,} tokens asked for, there are {there}"
+            self._problems.append(f"{text}; ask for fewer, or pass on_short='accept'")
+        return replace(available, is_exact=available.is_exact and there.is_exact)
 
     # -- steps
 
     def _prepare(self, instruction: PrepareStep) -> None:
-        line = ExplainedLine("step", instruction.name)
+        self._named[instruction.name] += 1
+        n_same = self._named[instruction.name]
+        # As the bake calls it: a name is part of what is kept.
+        name = instruction.name if n_same == 1 else f"{instruction.name} ({n_same})"
+        line = ExplainedLine("step", name)
         self._lines.append(line)
-        where, step, bit = as_filter(instruction.where), step_of(instruction), self._n_steps
+        where = as_filter(instruction.where, f"step {instruction.name!r}")
+        step, bit = step_of(instruction), self._n_steps
         self._n_steps += 1
         line.rows_in = reduce(Estimate.__add__, (flow.rows for flow in self._flows), NOTHING)
         line.tokens_in = _together([flow.tokens(self._recipe.tokens) for flow in self._flows])
         try:
-            self._done(step, where, Work(instruction.name, step, where, bit), instruction, line)
+            self._done(step, where, Work(name, step, where, bit), instruction, line)
         except Exception as error:
             # Whatever a bake would stop at is told here; explaining goes on without this step.
             line.notes.append("fails on the sample")
-            self._problems.append(f"step {instruction.name!r}: {type(error).__name__}: {error}")
+            self._problems.append(f"step {name!r}: {_told(error)}; {self._end()}")
+            for flow in self._flows:
+                flow.rows, flow.is_whole = replace(flow.rows, is_exact=False), False
         line.rows_out = reduce(Estimate.__add__, (flow.rows for flow in self._flows), NOTHING)
         line.tokens_out = _together([flow.tokens(self._recipe.tokens) for flow in self._flows])
         line.n_bytes = reduce(Estimate.__add__, (flow.sized() for flow in self._flows), NOTHING)
 
     def _done(self, step: Any, where: Any, work: Work, instruction: PrepareStep, line: ExplainedLine) -> None:
         if hasattr(step, "prepare") and not getattr(step, "needs_all", False):
-            keeps_rows = instruction.step in _KEEPS_ROWS if isinstance(instruction.step, str) else False
+            keeping = _KEEPS_ROWS if self._on_error == "raise" else _REJECTS_NONE
+            keeps_rows = isinstance(instruction.step, str) and instruction.step in keeping
             for flow in self._flows:
                 if flow.is_open:
                     flow.chain = replace(flow.chain, works=(*flow.chain.works, work))
@@ -255,33 +305,45 @@ class _Kitchen:
             return
         for flow in self._flows:
             flow.is_open = False
-        samples = [flow.sample for flow in self._flows]
+        samples = [piece for flow in self._flows for piece in flow.pieces]
         if isinstance(step, Shuffle):
             self._is_shuffled = True
         elif isinstance(step, Limit):
             self._limit(step, where)
         elif isinstance(step, Dedup):
-            is_whole = all(flow.is_whole for flow in self._flows)
-            started = time.perf_counter()
-            masks = step.masks(samples, None, where) if samples else []
-            seconds = (time.perf_counter() - started) / max(1, sum(map(len, samples)))
-            for flow, mask in zip(self._flows, masks, strict=True):
-                flow.work.append((line, seconds * flow.rows.value))
-                _became(flow, flow.sample.keep(mask), len(mask), is_exact=is_whole)
+            self._kept(lambda: step.masks(samples, None, where), line)
         elif isinstance(step, Fitted):
             fitted = replace(work, step=step.with_parameters(step.fitted(samples, where)))
             for flow in self._flows:
                 self._try(flow, fitted, line, keeps_rows=True)
         else:
-            for flow in self._flows:
-                self._try(flow, work, line, keeps_rows=False)
+            rejects: list[dict[str, Any]] = []
+            self._kept(lambda: step.masks(samples, None, where, "skip", rejects), line, rejects)
+
+    def _kept(
+        self, masks_of: Callable[[], list[Mask]], line: ExplainedLine, rejects: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """What is left where rows are compared with those of all ingredients."""
+        started = time.perf_counter()
+        masks = masks_of() if self._flows else []
+        seconds = (time.perf_counter() - started) / max(1, sum(flow.n_sampled for flow in self._flows))
+        is_all = all(flow.is_whole for flow in self._flows)
+        # Of rows that are alike the first is left: which one that is, and of whom, depends on the order.
+        is_in_order = not self._is_shuffled and all(flow.is_in_order for flow in self._flows)
+        for flow in self._flows:
+            own, masks = masks[: len(flow.pieces)], masks[len(flow.pieces) :]
+            n_before = flow.n_sampled
+            self._tell([each for each in rejects if each["ingredient"] == flow.name], flow, n_before, line, is_all)
+            flow.work.append((line, seconds * flow.rows.value))
+            made = [piece.keep(mask) for piece, mask in zip(flow.pieces, own, strict=True)]
+            _became(flow, made, n_before, is_all=is_all and is_in_order)
 
     def _limit(self, step: Limit, where: Any) -> None:
         asked = [_selected(flow, where) for flow in self._flows]
         total = reduce(Estimate.__add__, asked, NOTHING)
-        left = float(step.n)
+        left: float = step.n
         for flow, mine in zip(self._flows, asked, strict=True):
-            if self._is_shuffled:
+            if self._is_shuffled and len(self._flows) > 1:
                 kept = mine.value * min(1.0, step.n / max(1.0, total.value))
             else:
                 kept = min(mine.value, left)
@@ -296,33 +358,38 @@ class _Kitchen:
         if work.where is not None and work.where.bind(ingredient=flow.name) is False:
             return
         is_quick = isinstance(work.step, RowStep) and not work.step.fingerprint.startswith("tokenize")
-        piece = flow.sample if is_quick else self._affordable(flow.sample, work)
+        tried = flow.pieces if is_quick else self._affordable(flow.pieces, work)
+        n_tried = sum(map(len, tried))
         rejects: list[dict[str, Any]] = []
         started = time.perf_counter()
-        made = prepared(piece, work, "skip", rejects)
+        made = [prepared(piece, work, "skip", rejects) for piece in tried]
         seconds = time.perf_counter() - started
-        if rejects:
-            reason = rejects[0]["reason"]
-            text = f"{len(rejects):,} of {len(piece):,} sampled rows of {flow.name} rejected: {reason}"
-            line.notes.append(text)
-            if self._on_error == "raise":
-                self._problems.append(f"step {line.name!r}: {text}; the bake would stop there")
-        rate = seconds / max(1, len(piece)) * flow.rows.value
+        self._tell(rejects, flow, n_tried, line, flow.is_whole)
+        rate = seconds / max(1, n_tried) * flow.rows.value
         flow.work.append((line, rate / self._n_workers if is_quick else rate))
-        if len(piece) < len(flow.sample):
-            line.notes.append(
-                f"tried on {len(piece):,} rows of {flow.name}: {duration_text(seconds / len(piece))} a row"
-            )
-        is_all = flow.is_whole and len(piece) == len(flow.sample)
-        is_exact = (keeps_rows and flow.rows.is_exact) or is_all
-        flow.is_whole = is_all
-        _became(flow, made, len(piece), is_exact=is_exact)
+        if n_tried < flow.n_sampled:
+            line.notes.append(f"tried on {n_tried:,} rows of {flow.name}: {duration_text(seconds / n_tried)} a row")
+        is_all = flow.is_whole and n_tried == flow.n_sampled
+        _became(flow, made, n_tried, is_all=is_all, keeps_rows=keeps_rows)
 
-    def _affordable(self, sample: Piece, work: Work) -> Piece:
+    def _tell(
+        self, rejects: Sequence[dict[str, Any]], flow: _Flow, n_tried: int, line: ExplainedLine, is_certain: bool
+    ) -> None:
+        """What a step rejects; it ends the bake for certain only if these rows are those of the bake."""
+        if not rejects:
+            return
+        reason = rejects[0]["reason"]
+        text = f"{len(rejects):,} of {n_tried:,} sampled rows of {flow.name} rejected: {reason}"
+        line.notes.append(text)
+        if self._on_error == "raise":
+            self._problems.append(f"step {line.name!r}: {text}; {_end_of_bake(is_certain=is_certain)}")
+
+    def _affordable(self, sample: list[Piece], work: Work) -> list[Piece]:
         """Rows of a sample, evenly spread, that a step can be done to in the time there is.
 
         One row, then 64, then a thousand, so that the answer seldom depends on how busy the machine is.
         """
+        n_sampled = sum(map(len, sample))
         tried = spread(sample, 1)
         # The first call pays for imports and the like.
         seconds = min(_seconds(tried, work), _seconds(tried, work))
@@ -330,9 +397,9 @@ class _Kitchen:
             if seconds * n_rows > STEP_SECONDS:
                 return tried
             tried = spread(sample, n_rows)
-            if len(tried) == len(sample):
+            if n_rows >= n_sampled:
                 return sample
-            seconds = _seconds(tried, work) / len(tried)
+            seconds = _seconds(tried, work) / n_rows
         return tried
 
     # -- the cache
@@ -341,12 +408,14 @@ class _Kitchen:
         line = flow.line
         line.fragments = len(flow.fragments)
         missing: Counter[str] = Counter()
+        started = time.perf_counter()
         for fragment in flow.fragments:
             reason = self._missing(flow, fragment)
             if reason is None:
                 line.cached += 1
             else:
                 missing[reason] += 1
+        line.seconds += time.perf_counter() - started  # the bake asks the cache about each of them, too
         line.missing = dict(missing)
         left = 1 - line.cached / line.fragments if line.fragments else 1.0
         done = {id(line) for line, _ in flow.work[: 1 + len(flow.chain.works)]}
@@ -359,31 +428,74 @@ class _Kitchen:
             return "no cache"
         if self._cache is None:
             return "new content"
-        kept = self._cache.look(flow.chain.key(fragment))
+        kept = self._cache.look(flow.chain.key(fragment), with_rejects=self._on_error != "raise")
         if flow.threshold is not None and kept is not None:
             return _chosen_otherwise(flow.threshold, *kept, is_known=flow.is_known)
         otherwise = "chosen while baking" if flow.threshold is None else "not kept"
         return self._last.changed(flow.chain, fragment) or otherwise
 
 
-def _seconds(piece: Piece, work: Work) -> float:
+def _seconds(pieces: list[Piece], work: Work) -> float:
     started = time.perf_counter()
-    prepared(piece, work, "skip", [])
+    for piece in pieces:
+        prepared(piece, work, "skip", [])
     return time.perf_counter() - started
 
 
 def _selected(flow: _Flow, where: Any) -> Estimate:
     if where is None:
         return flow.rows
-    n_selected = int(np.count_nonzero(selected_rows(flow.sample, where)))
-    return Estimate(n_selected / max(1, len(flow.sample)) * flow.rows.value, flow.is_whole)
+    n_selected = sum(int(np.count_nonzero(selected_rows(piece, where))) for piece in flow.pieces)
+    if flow.is_whole:
+        return Estimate(n_selected, True)
+    return Estimate(n_selected / max(1, flow.n_sampled) * flow.rows.value, False)
 
 
-def _became(flow: _Flow, made: Piece, n_before: int, *, is_exact: bool) -> None:
-    share = len(made) / n_before if n_before else 1.0
-    flow.rows = Estimate(flow.rows.value * share, is_exact)
-    flow.is_whole = flow.is_whole and is_exact
-    flow.sample = made.with_table(canonical_table(made.table))
+def _became(flow: _Flow, made: list[Piece], n_before: int, *, is_all: bool, keeps_rows: bool = False) -> None:
+    """A flow after a step; all of its rows if ``is_all``, so that they need only be counted."""
+    n_after = sum(map(len, made))
+    if is_all:
+        flow.rows = Estimate(n_after, True)
+    elif not (keeps_rows and n_after == n_before):
+        flow.rows = Estimate(flow.rows.value * (n_after / n_before if n_before else 1.0), False)
+    flow.is_whole = is_all
+    flow.pieces = [canonical(piece) for piece in made]
+
+
+def _counted_tokens(pieces: Sequence[Piece], column: str) -> int | None:
+    """What a column of counts adds up to; None where not all rows have one."""
+    columns = [piece.table.column(column) for piece in pieces if column in piece.table.column_names]
+    if len(columns) < len(pieces) or not all(kinds.is_integer(each.type) or not len(each) for each in columns):
+        return None
+    return sum(pc.sum(each).as_py() or 0 for each in columns if len(each))
+
+
+def _uncountable(pieces: Sequence[Piece], column: str, ingredient: AddIngredient) -> str | None:
+    """Why the bake cannot take a share in tokens; None if it can, as far as these rows tell."""
+    if ingredient.pick.how != "hash" or ingredient.on_short == "repeat":
+        return "shares in tokens are picked by hash and not repeated; leave out pick= and on_short='repeat'"
+    for piece in pieces:
+        names = piece.table.column_names
+        if column not in names:
+            return (
+                f"no column {column!r} to count tokens by, there are {names}; shares are taken before any step, so "
+                "count tokens in a recipe of its own, and make that recipe the ingredient"
+            )
+        counts = piece.table.column(column)
+        if counts.null_count or (len(counts) and not kinds.is_integer(counts.type)):
+            text = f"column {column!r} has {counts.type} with {counts.null_count:,} nulls"
+            return f"{text}; token counts are whole numbers, one for every row: count them first, or filter those out"
+    return None
+
+
+def _end_of_bake(*, is_certain: bool) -> str:
+    return f"the bake {'would' if is_certain else 'may'} stop there"
+
+
+def _told(error: Exception) -> str:
+    """An error in one line, with the place that its notes tell."""
+    notes = f" ({'; '.join(error.__notes__)})" if hasattr(error, "__notes__") else ""
+    return f"{type(error).__name__}: {error}{notes}"
 
 
 def _together(parts: Sequence[Estimate | None]) -> Estimate | None:

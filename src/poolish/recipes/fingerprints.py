@@ -53,7 +53,7 @@ class _Unknown(Exception):
 
 
 def fingerprint_of(function: Callable[..., Any], name: str, version: Any) -> str:
-    """What changes when a function does: its version if it has one, else its code and all that it uses.
+    """What changes when a function does: its name and version if it has one, else its code and all that it uses.
 
     >>> def scaled(factor):
     ...     return lambda row: {**row, "x": row["x"] * factor}
@@ -62,7 +62,15 @@ def fingerprint_of(function: Callable[..., Any], name: str, version: Any) -> str
     >>> fingerprint_of(scaled(2), "scale", None) == fingerprint_of(scaled(3), "scale", None)
     False
     """
-    return f"version {version}" if version is not None else value_print(function, name)
+    return value_print(function, name) if version is None else f"version {version} of {_name_of(function)}"
+
+
+def _name_of(function: Any) -> str:
+    """What a function is called: a version is one of this function, and says nothing about another."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def options_print(options: Mapping[str, Any], name: str, version: Any = None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from poolish.errors import RecipeError
+from poolish.errors import PoolishError, RecipeError
 from poolish.recipes.built_in import BUILT_IN, built_in
 from poolish.recipes.callables import RowPredicate
 from poolish.recipes.expressions import Expression, as_expression
@@ -20,6 +20,11 @@ def quotas_of(instructions: Sequence[Any], total: int | None) -> dict[str, int]:
     """How much of the total each ingredient with a weight is to give, by its name."""
     weighted = [each for each in instructions if isinstance(each, AddIngredient) and each.weight is not None]
     if not weighted:
+        if total is not None:
+            raise RecipeError(
+                f"total={total} is what weights are shares of, and no ingredient has a weight=; give them weights, or "
+                "leave out total= and say take= or a step 'limit'"
+            )
         return {}
     if total is None:
         raise RecipeError("weights are shares of a total; give the recipe total=, or ingredients take=")
@@ -33,25 +38,40 @@ def step_of(instruction: PrepareStep) -> Any:
     if is_suite(step):
         return SuiteStep(name, step)
     if isinstance(step, str):
-        made = built_in(step, name, options, instruction.version)
+        made = _built_in(step, name, options, instruction.version)
         if made is not None:
             return made
-        step = registered(step) if is_registered(step) else _unknown(step)
+        step = registered(step) if is_registered(step) else _unknown(step, name)
     if not callable(step):
         raise RecipeError(f"step {name!r}: a function, the name of a step, or a suite, got {step!r}")
     return CalledStep(name, step, instruction.version, options.pop("batched", False), options)
 
 
-def _unknown(step: str) -> NoReturn:
+def _built_in(step: str, name: str, options: dict[str, Any], version: Any) -> Any:
+    try:
+        return built_in(step, name, options, version)
+    except PoolishError as error:
+        if str(error).startswith(f"step {name!r}"):
+            raise
+        raise type(error)(f"step {name!r}, {step}: {error}") from None
+
+
+def _unknown(step: str, name: str) -> NoReturn:
     near = get_close_matches(step, BUILT_IN, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise RecipeError(f"no step {step!r}{hint} Steps by name are {', '.join(BUILT_IN)} and those of @register_step")
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise RecipeError(
+        f"step {name!r}: no step {step!r}{hint} Steps by name are {', '.join(BUILT_IN)}, validate and those of "
+        "@register_step"
+    )
 
 
-def as_filter(where: Any) -> Any:
-    """What ``where=`` says as something that gives a mask, None if it says nothing."""
+def as_filter(where: Any, what: str = "") -> Any:
+    """What ``where=`` says as something that gives a mask, None if it says nothing; ``what`` it filters is told."""
     if where is None:
         return None
     if callable(where) and not isinstance(where, Expression):
-        return RowPredicate(where)
-    return as_expression(where)
+        return RowPredicate(where, what)
+    try:
+        return as_expression(where)
+    except PoolishError as error:
+        raise type(error)(f"{what}, where: {error}" if what else str(error)) from None

@@ -68,15 +68,15 @@ class Lineage:
         steps = tuple(name for bit, name in enumerate(self.step_names) if bits >> bit & 1)
         number, inner = int(told.rows[i]), None
         if kind in self._nested:
-            number = self._nested[kind].place_of(number)
+            number = int(self._nested[kind].places_of(np.array([number]))[0])
             inner = self._nested[kind].lineage.why(number)
         file = told.part_names[int(told.names[i])]
         return Why(told.ingredient_names[kind], self._told[kind], file, number, int(told.subs[i]), steps, inner)
 
     @cached_property
-    def _nested(self) -> dict[int, _Nested]:
+    def _nested(self) -> dict[int, Nested]:
         sources = enumerate(self._sources)
-        return {i: _Nested(source.lineage) for i, source in sources if isinstance(source, RecipeSource)}
+        return {i: Nested(source.lineage) for i, source in sources if isinstance(source, RecipeSource)}
 
     def identities(self) -> Int64:
         """A number for each row that depends on what it is alone, not on what else was baked."""
@@ -85,20 +85,27 @@ class Lineage:
         return identity_numbers(*parts)
 
     def to_arrow(self) -> pa.Table:
-        """One line a row: ingredient, file, row, part, and the steps that were applied."""
-        told = self.rows
+        """One line a row: ingredient, file, row, part, and the steps that were applied.
+
+        The row of a nested recipe is that of its result, as ``why`` tells it.
+        """
+        told, rows = self.rows, self.rows.rows
+        for kind, nested in self._nested.items():
+            mine = np.flatnonzero(told.ingredients == kind)
+            rows = rows.copy()
+            rows[mine] = nested.places_of(rows[mine])
         return pa.table(
             {
                 "ingredient": _named(told.ingredient_names, told.ingredients),
                 "file": _named(told.part_names, told.names),
-                "row": told.rows,
+                "row": rows,
                 "part": told.subs,
                 "steps": _steps(told.steps, self.step_names),
             }
         )
 
 
-class _Nested:
+class Nested:
     """The lineage of a nested recipe, found by the numbers that its rows have outside."""
 
     def __init__(self, lineage: Lineage) -> None:
@@ -107,9 +114,10 @@ class _Nested:
         self._order = np.argsort(numbers, kind="stable")
         self._numbers = numbers[self._order]
 
-    def place_of(self, number: int) -> int:
-        """The row of the inner result."""
-        return int(self._order[np.searchsorted(self._numbers, number)])
+    def places_of(self, numbers: Int64) -> Int64:
+        """The rows of the inner result."""
+        found: Int64 = self._order[np.searchsorted(self._numbers, numbers)]
+        return found
 
 
 def _named(names: list[str], numbers: Int64) -> pa.Array:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
-from poolish.errors import SchemaError
+from poolish.errors import CorruptDataError, SchemaError
 from poolish.recipes.content import is_rare
 from poolish.recipes.identity import Int64
 from poolish.schema import Schema
@@ -112,11 +112,18 @@ def joined(pieces: list[Piece]) -> Piece:
 
 def canonical(piece: Piece) -> Piece:
     """The same rows in the types that poolish keeps them in; an error names where they are from."""
+    where = ", ".join([f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])])
     try:
-        return piece.with_table(canonical_table(piece.table))
+        table = canonical_table(piece.table)
     except SchemaError as error:
-        where = ", ".join([f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])])
         raise SchemaError(f"{where}: {error}") from None
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if kinds.is_large_string(column.type):
+            try:
+                column.validate(full=True)  # nobody has looked yet whether it is text: 5 GB/s
+            except pa.ArrowInvalid as error:
+                raise CorruptDataError(f"{where}, column {name!r}: {error}; mend or leave it out") from None
+    return piece.with_table(table)
 
 
 def canonical_table(table: pa.Table) -> pa.Table:

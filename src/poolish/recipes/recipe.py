@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
+from collections.abc import Mapping
 from typing import Any, Self
+
+import numpy as np
 
 from poolish import seeds
 from poolish.errors import ConfigError, RecipeError
 from poolish.files import checksum_hex
+from poolish.guards.guard import ask
+from poolish.recipes.baked_rows import Rows
 from poolish.recipes.baking import Bake, Progress
 from poolish.recipes.cache import Cache
 from poolish.recipes.differences import RecipeDifference, recipe_difference, told
@@ -17,11 +23,14 @@ from poolish.recipes.engine import as_engine
 from poolish.recipes.explain import explain
 from poolish.recipes.explanation import Explanation
 from poolish.recipes.instructions import ON_SHORT, AddIngredient, Instruction, Pick, PrepareStep
+from poolish.recipes.interpretation import as_filter
 from poolish.recipes.last_bake import remember
 from poolish.recipes.lineage import Lineage
 from poolish.recipes.report import Report, reasons_of
 from poolish.recipes.result import BakeResult, rejects_table
 from poolish.recipes.sources import held
+from poolish.recipes.steps import is_registered
+from poolish.recipes.suites import is_suite
 from poolish.rows import DatasetBuffer
 
 UNITS = ("rows", "tokens")
@@ -50,6 +59,7 @@ class DatasetRecipe:
     ) -> None:
         """``total`` is what ``weight=`` is a share of; ``tokens`` names the column that counts them, for that unit."""
         self.name, self.seed = name, seeds.check_seed(seed)
+        total = _plain(total)
         if unit not in UNITS:
             raise ConfigError(f"unit={unit!r}: one of {', '.join(map(repr, UNITS))}")
         if unit == "tokens" and tokens is None:
@@ -75,18 +85,27 @@ class DatasetRecipe:
             raise RecipeError(f"{what}: there is one of that name already; names tell rows apart")
         if take is not None and weight is not None:
             raise RecipeError(f"{what}: take= and weight= are two ways to say how much; give one")
+        take, weight, picked = _plain(take), _plain(weight), _picked(pick, what)
         _check_take(take, what)
-        if weight is not None and (isinstance(weight, bool) or not weight > 0 or not math.isfinite(weight)):
-            raise RecipeError(f"{what}: weight={weight!r}; a number above 0")
+        _check_weight(weight, what)
         if on_short not in ON_SHORT:
             raise RecipeError(f"{what}: on_short={on_short!r}; one of {', '.join(map(repr, ON_SHORT))}")
-        self.instructions.append(AddIngredient(name, held(source), where, take, weight, Pick.of(pick), on_short))
+        if picked != Pick() and take is None and weight is None:
+            raise RecipeError(
+                f"{what}: pick={str(picked)!r} says which rows, where not all are taken; say how many with take= or "
+                "weight=, or leave out pick="
+            )
+        as_filter(where, what)  # what it cannot be is told here, and not when it is baked
+        self.instructions.append(AddIngredient(name, held(source), where, take, weight, picked, on_short))
         return self
 
     def prepare_step(
         self, name: str, step: Any, where: Any = None, version: int | str | None = None, **options: Any
     ) -> Self:
         """Do ``step`` to the rows that are there so far, or to those that ``where`` selects."""
+        as_filter(where, f"step {name!r}")  # what it cannot be is told here, and not when it is baked
+        if isinstance(step, str) and step == "validate" and not is_registered(step):
+            step, options = _validating(name, options), {}
         self.instructions.append(PrepareStep(name, step, where, version, options))
         return self
 
@@ -155,20 +174,27 @@ class DatasetRecipe:
         budget: float | None = None,
         progress: Progress | None = None,
     ) -> BakeResult:
-        """Make the dataset; ``into`` appends it to a buffer that lives on."""
+        """Make the dataset; ``into`` appends it to a buffer that lives on.
+
+        ``budget`` is how many rows may be rejected: a count, or a fraction of those that are read. What a guard of
+        ``into`` keeps out is told in the report, and is not among the rows of the result.
+        """
         if on_error not in ON_ERROR:
             raise ConfigError(f"on_error={on_error!r}: one of {', '.join(map(repr, ON_ERROR))}")
+        budget = _checked_budget(budget, on_error)
+        if into is not None and not isinstance(into, DatasetBuffer):
+            raise ConfigError(f"into={type(into).__name__}: a DatasetBuffer, which the rows are appended to")
         started = time.perf_counter()
         kept = None if cache is None else Cache(cache)
         bake_ = Bake(self.instructions, self.seed, self.total, self.unit, self.tokens, as_engine(engine))
-        bake_.on_error, bake_.budget, bake_.cache, bake_.progress = on_error, _checked_budget(budget), kept, progress
+        bake_.on_error, bake_.budget, bake_.cache, bake_.progress = on_error, budget, kept, progress
         bake_.guard, bake_.may_mask = guard, into is None
         rows = bake_.run()
         buffer = DatasetBuffer() if into is None else into
         if into is None:
             rows = rows.poured(buffer)
         elif rows.table.num_columns:
-            buffer.append(rows.table)
+            rows = _appended(rows, buffer, bake_)
         seconds = time.perf_counter() - started
         lots = bake_._lots
         if kept is not None:
@@ -197,8 +223,8 @@ class DatasetRecipe:
 
         >>> recipe = DatasetRecipe("breads").add_ingredient("rye", [{"stars": i} for i in range(9)], where="stars > 5")
         >>> print(recipe.explain())
-        breads: 3 rows, 24 bytes, about ...
-          ingredient rye: 9 -> 3 rows, 24 bytes, ..., 0 of 1 fragment cached (1 no cache)
+        breads: 3 rows, ~24 bytes, about ...
+          ingredient rye: 9 -> 3 rows, ~24 bytes, ..., 0 of 1 fragment cached (1 no cache)
           result: stars int64
         """
         return explain(self, cache, on_error=on_error)
@@ -234,6 +260,9 @@ def bake(
     guard: Any = None,
     on_error: str = "raise",
     cache: str | os.PathLike[str] | None = None,
+    *,
+    budget: float | None = None,
+    progress: Progress | None = None,
 ) -> DatasetBuffer:
     """The buffer that a recipe makes; ``recipe.bake`` tells more about it.
 
@@ -241,13 +270,69 @@ def bake(
     >>> bake(DatasetRecipe("all").add_ingredient("numbers", [{"n": 1}, {"n": 2}])).to_pydict()
     {'n': [1, 2]}
     """
-    return recipe.bake(into, engine, guard, on_error, cache).buffer
+    return recipe.bake(into, engine, guard, on_error, cache, budget=budget, progress=progress).buffer
 
 
-def _checked_budget(budget: float | None) -> float | None:
-    if budget is None or (not isinstance(budget, bool) and isinstance(budget, (int, float)) and 0 <= budget < math.inf):
-        return budget
-    raise ConfigError(f"budget={budget!r}: a number of rows, or a fraction such as 0.01 of those that are read")
+def _appended(rows: Rows, buffer: DatasetBuffer, bake_: Bake) -> Rows:
+    """Append rows to a buffer that has a life of its own; those that its guard, if it has one, let in."""
+    own = buffer.guard
+    if own is None:
+        buffer.append(rows.table)
+        return rows
+    entered = [rows]
+
+    def listening(asked: Any) -> Any:
+        # The bake counts what a guard keeps out, before anything enters: a budget may be spent by it. It gets the
+        # answer that this one gave, because a guard may remember what it saw and must not be asked twice.
+        answer = ask(own, asked)
+        bake_.guard = lambda _: answer
+        entered.append(bake_._guarded(rows))
+        return answer
+
+    buffer.append(rows.table, guard=listening)
+    return entered[-1]
+
+
+def _plain(number: Any) -> Any:
+    """A number of NumPy as one of Python, which files and reports hold."""
+    return number.item() if isinstance(number, np.generic) else number
+
+
+def _picked(pick: Pick | str, what: str) -> Pick:
+    try:
+        return Pick.of(pick)
+    except RecipeError as error:
+        raise RecipeError(f"{what}: {error}") from None
+
+
+def _validating(name: str, options: Mapping[str, Any]) -> Any:
+    """The suite of a step that is called as files call it."""
+    if set(options) == {"suite"} and is_suite(options["suite"]):
+        return options["suite"]
+    raise RecipeError(
+        f"step {name!r}: validate has one option, suite=, which is a Suite; for one in a file write Suite.load(path)"
+    )
+
+
+def _checked_budget(budget: float | None, on_error: str) -> float | None:
+    budget = _plain(budget)
+    if budget is None:
+        return None
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < math.inf:
+        raise ConfigError(f"budget={budget!r}: a number of rows, or a fraction such as 0.01 of those that are read")
+    if on_error == "raise":
+        raise ConfigError(
+            f"budget={budget!r} is for on_error='skip' or 'quarantine'; with 'raise' the first bad row ends the bake"
+        )
+    return budget
+
+
+def _check_weight(weight: Any, what: str) -> None:
+    if weight is None:
+        return
+    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+    if not is_number or not 0 < weight <= sys.float_info.max:
+        raise RecipeError(f"{what}: weight={weight!r}; a number above 0")
 
 
 def _check_take(take: Any, what: str) -> None:

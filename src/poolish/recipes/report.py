@@ -28,6 +28,8 @@ from poolish.recipes.identity import row_hashes
 PROFILED_ROWS = 100_000
 #: Bars of a histogram, values of a column and reasons of rejects that are shown.
 N_BARS, N_VALUES, N_REASONS = 20, 8, 50
+#: Reasons that are told where the whole report is a few lines.
+_TOLD_REASONS = 5
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,10 @@ class Report:
 
     def __str__(self) -> str:
         head = f"{self.recipe}: {self.n_rows:,} rows in {self.seconds:.2f} s, {self.n_rejected:,} rejected"
-        reasons = [f"  rejected {each.rows:,} by {each.step}: {each.reason}" for each in self.reasons]
+        reasons = [f"  rejected {each.rows:,} by {each.step}: {each.reason}" for each in self.reasons[:_TOLD_REASONS]]
+        if len(self.reasons) > _TOLD_REASONS:
+            n_rest = sum(each.rows for each in self.reasons[_TOLD_REASONS:])
+            reasons.append(f"  rejected {n_rest:,} for other reasons: see report.reasons")
         return "\n".join([head, *(f"  {_told(line)}" for line in self.lines), *reasons])
 
     def to_html(self) -> str:

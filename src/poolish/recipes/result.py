@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from poolish.recipes.differences import Difference, cause, matched, n_changed, recipe_difference
+from poolish.recipes.differences import Difference, cause, is_other_order, matched, n_changed, recipe_difference
 from poolish.recipes.lineage import Lineage
 from poolish.recipes.report import Report
 from poolish.rows import DatasetBuffer
@@ -36,14 +36,19 @@ class BakeResult:
         mine, theirs = matched(self.lineage.rows, previous.lineage.rows)
         added, removed = len(self.lineage) - len(mine), len(previous.lineage) - len(theirs)
         changed = n_changed(self.table, previous.table, mine, theirs)
+        is_reordered = is_other_order(mine, theirs)
         recipe = recipe_difference(self.report.told, previous.report.told)
         now, before = self.report.contents, previous.report.contents
         # A source that is another one holds something else, of course: that is the recipe's doing.
         moved = {name for name, changes in recipe.changed.items() if "source" in changes}
         same = [name for name in now if name in before and f"ingredient {name}" not in moved]
         sources = tuple(name for name in same if now[name] != before[name])
-        because = cause(added + removed + changed, bool(recipe), bool(sources))
-        return Difference(added, removed, changed, because, recipe, sources)
+        because = cause(added + removed + changed + is_reordered, bool(recipe), bool(sources))
+        return Difference(added, removed, changed, because, recipe, sources, is_reordered)
+
+    def __repr__(self) -> str:
+        report = self.report
+        return f"<BakeResult {report.recipe}: {report.n_rows:,} rows, {report.n_rejected:,} rejected>"
 
 
 def rejects_table(rejects: list[dict[str, Any]]) -> pa.Table:

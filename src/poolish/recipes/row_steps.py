@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.lazy import cached_property
-from poolish.recipes.expressions import as_expression
+from poolish.recipes.expressions import as_expression, as_value
 from poolish.recipes.fingerprints import options_print
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import Piece, canonical_table
-from poolish.recipes.steps import Prepared, Rejected, place_of, raise_at, reason_of
+from poolish.recipes.steps import Prepared, Rejected, WrongResult, place_of, raise_at, reason_of
 
 #: A table out of a table, and the numbers of the rows that are left; None for all.
 Change = Callable[[pa.Table], tuple[pa.Table, Int64 | None]]
@@ -104,18 +104,36 @@ class RowStep:
 
 
 def _map(columns: Mapping[str, Any]) -> Change:
-    expressions = {name: as_expression(value) for name, value in columns.items()}
+    for name, value in columns.items():
+        _refuse_function(value, f"column {name!r}", "pass it as the step itself, which gets a row and returns one")
+    expressions = {name: as_value(value) for name, value in columns.items()}
 
     def change(table: pa.Table) -> tuple[pa.Table, None]:
-        made = {name: expression.values(table) for name, expression in expressions.items()}
+        made = {
+            name: _nulls(table, name) if expression is None else expression.values(table)
+            for name, expression in expressions.items()
+        }
         for name, values in made.items():
-            table = with_column(table, name, pa.repeat(values, len(table)) if isinstance(values, pa.Scalar) else values)
+            table = with_column(table, name, values)
         return table, None
 
     return change
 
 
+def _nulls(table: pa.Table, name: str) -> pa.Array:
+    """No value in any row, in the type that the column has, if it is there."""
+    place = table.schema.get_field_index(name)
+    return pa.nulls(len(table), pa.null() if place < 0 else table.schema.field(place).type)
+
+
+def _refuse_function(value: Any, what: str, instead: str) -> None:
+    if callable(value):
+        called = getattr(value, "__name__", type(value).__name__)
+        raise RecipeError(f"{what}: an expression such as 'score > 0', got the function {called!r}; {instead}")
+
+
 def _filter(keep: Any) -> Change:
+    _refuse_function(keep, "keep", "pass it as the step itself, which gets a row and returns it, or [] for no row")
     expression = as_expression(keep)
 
     def change(table: pa.Table) -> tuple[pa.Table, Int64]:
@@ -136,23 +154,50 @@ def _drop(columns: Sequence[str]) -> Change:
 def _rename(columns: Mapping[str, str]) -> Change:
     def change(table: pa.Table) -> tuple[pa.Table, None]:
         known(table, list(columns))
-        return table.rename_columns([columns.get(name, name) for name in table.column_names]), None
+        names = [columns.get(name, name) for name in table.column_names]
+        for old, new in columns.items():
+            if names.count(new) > 1:
+                raise WrongResult(
+                    f"column {old!r} cannot become {new!r}, there would be two of them in {names}; drop or rename the "
+                    "other one"
+                )
+        return table.rename_columns(names), None
 
     return change
 
 
-def _cast(columns: Mapping[str, str]) -> Change:
+def _cast(columns: Mapping[str, Any]) -> Change:
+    types = {name: _type_named(type_, name) for name, type_ in columns.items()}
+
     def change(table: pa.Table) -> tuple[pa.Table, None]:
-        for name, type_ in columns.items():
+        for name, type_ in types.items():
             column = table.column(known(table, [name])[0])
             try:
-                values = column.cast(pa.type_for_alias(type_))
+                values = column.cast(type_)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
                 raise RecipeError(f"column {name!r} cannot be {type_}: {error}; filter or map it first") from error
             table = with_column(table, name, values)
         return table, None
 
     return change
+
+
+#: Types of Python that are several in a column, and what to write for the one that holds all of their values.
+_OF_PYTHON = {"int": "int64", "float": "float64"}
+
+
+def _type_named(type_: Any, column: str) -> pa.DataType:
+    """The type of a column, given as itself or by its name."""
+    if isinstance(type_, pa.DataType):
+        return type_
+    # Arrow would take 'float' for 32 bits, where Python has 64.
+    hint = _OF_PYTHON.get(type_) if isinstance(type_, str) else None
+    try:
+        if hint is None:
+            return pa.type_for_alias(type_)
+    except (ValueError, AttributeError):
+        hint = "int64', 'float64', 'string', 'bool' or 'timestamp[us]"
+    raise RecipeError(f"column {column!r} cannot be {type_!r}, which is no type of a column; write '{hint}'")
 
 
 def _fill_nulls(columns: Mapping[str, Any]) -> Change:

@@ -8,6 +8,8 @@ thousand.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -15,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as kinds
 
 from poolish.errors import RecipeError
 from poolish.recipes.identity import Int64, Words
@@ -54,7 +57,7 @@ class Chooser(Protocol):
         """The choice of ``n``."""
 
 
-def largest_remainder(weights: list[float], total: int) -> list[int]:
+def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
     """``total`` shared out by weights in whole numbers, as fairly as whole numbers allow.
 
     >>> largest_remainder([1, 1, 1], 10)
@@ -63,10 +66,13 @@ def largest_remainder(weights: list[float], total: int) -> list[int]:
     if any(not weight > 0 or weight == float("inf") for weight in weights):
         raise RecipeError(f"weights must be numbers above 0, got {weights}")
     # As they are written, not as a float rounds them: 0.1 and 0.2 are one and two parts.
-    written = [Fraction(str(weight)) for weight in weights]
-    exact = [total * weight / sum(written) for weight in written]
-    shares = [int(share) for share in exact]
-    by_rest = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
+    written = [weight if isinstance(weight, int) else Fraction(str(weight)) for weight in weights]
+    # In whole numbers, which are a hundred times as fast as fractions: there may be a weight for each of many values.
+    unit = math.lcm(*(weight.denominator for weight in written))
+    parts = [int(weight * unit) for weight in written]
+    whole = sum(parts)
+    shares = [total * part // whole for part in parts]
+    by_rest = sorted(range(len(parts)), key=lambda i: (-(total * parts[i] % whole), i))
     for i in by_rest[: total - sum(shares)]:
         shares[i] += 1
     return shares
@@ -195,42 +201,64 @@ class ByPlace:
 class ByValue:
     """The rows with the largest values (``top``): equal ones by hash, NaN and then nulls last."""
 
-    def __init__(self, most: int | None) -> None:
-        self._most = most
+    def __init__(self, most: int | None, what: str) -> None:
+        self._most, self._what = most, what
         self._available = 0
         self._places: list[Place] = []
-        self._held: pa.Table | None = None
+        # By type, so that values meet in another type only if they are among the largest of their own.
+        self._held: dict[pa.DataType, pa.Table] = {}
+        self._found_in: dict[pa.DataType, str] = {}
 
     def add(self, candidates: Candidates) -> None:
         """Keep the rows that may be among the largest."""
         self._available += len(candidates.rows)
         self._places.append(candidates.place)
-        columns = {"value": candidates.values, "hash": pa.array(candidates.hashes), "row": pa.array(candidates.rows)}
+        values = _sortable(candidates.values)
+        columns = {"value": values, "hash": pa.array(candidates.hashes), "row": pa.array(candidates.rows)}
         columns["place"] = pa.array(np.full(len(candidates.rows), len(self._places) - 1))
-        new = pa.table(columns)
-        both = new if self._held is None else pa.concat_tables([self._held, new], promote_options="default")
-        self._held = both if self._most is None or both.num_rows <= 2 * self._most else _largest(both, self._most)
+        both = pa.table(columns)
+        if values.type in self._held:
+            both = pa.concat_tables([self._held[values.type], both])
+        is_much = self._most is not None and both.num_rows > 2 * self._most
+        self._held[values.type] = self._largest(both, self._most or 0) if is_much else both
+        if len(candidates.rows):
+            self._found_in.setdefault(values.type, candidates.place[0])
 
     def choose(self, n: int) -> Choice:
         """The first by value."""
         chosen = {place: np.empty(0, np.int64) for place in self._places}
-        if self._held is not None:
-            table = _largest(self._held, n)
+        tables = [self._largest(table, n) for table in self._held.values() if table.num_rows]
+        if tables:
+            wanted = comparable_type(self._found_in, self._what)
+            values = [as_type(table.column("value"), wanted, self._what) for table in tables]
+            tables = [table.set_column(0, "value", each) for table, each in zip(tables, values, strict=True)]
+            table = self._largest(pa.concat_tables(tables, promote_options="default"), n)
             places, rows = table.column("place").to_numpy(), table.column("row").to_numpy()
             for number in np.unique(places).tolist():
                 chosen[self._places[number]] = np.sort(rows[places == number])
         return Choice(self._available, rows=chosen)
 
+    def _largest(self, table: pa.Table, n: int) -> pa.Table:
+        try:
+            order = pc.sort_indices(table, sort_keys=[("value", "descending"), ("hash", "ascending")])
+        except (pa.ArrowTypeError, pa.ArrowNotImplementedError):
+            raise RecipeError(
+                f"{self._what}: {table.column('value').type} has no order to pick the top of; pick by a number, a text "
+                "or a time"
+            ) from None
+        return table.take(order[:n])
 
-def _largest(table: pa.Table, n: int) -> pa.Table:
-    order = pc.sort_indices(table, sort_keys=[("value", "descending"), ("hash", "ascending")])
-    return table.take(order[:n])
+
+def _sortable(values: Any) -> Any:
+    """Arrow sorts no float16."""
+    return values.cast(pa.float32()) if kinds.is_float16(values.type) else values
 
 
 class Stratified:
     """Rows of each value in its proportion, within it by hash; null is a value too."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._parts: list[Candidates] = []
 
     def add(self, candidates: Candidates) -> None:
@@ -244,20 +272,31 @@ class Stratified:
         available = sum(len(part.rows) for part in filled)
         if not filled or not n:
             return Choice(available, rows=chosen)
-        # Where one part has nothing but nulls in the column, the others know its type.
-        columns = [pa.table({"value": part.values}) for part in filled]
-        values = pa.concat_tables(columns, promote_options="default").column("value").combine_chunks()
-        codes = pc.dictionary_encode(values, null_encoding="encode").indices.to_numpy()
         hashes = np.concatenate([part.hashes for part in filled])
-        kept = _by_strata(codes, hashes, min(n, available))
+        kept = _by_strata(self._codes(filled), hashes, min(n, available))
         for part, mask in zip(filled, np.split(kept, np.cumsum([len(part.rows) for part in filled])[:-1]), strict=True):
             chosen[part.place] = part.rows[mask]
         return Choice(available, rows=chosen)
 
+    def _codes(self, parts: list[Candidates]) -> Any:
+        """For each row a number that stands for its value."""
+        found_in: dict[pa.DataType, str] = {}
+        for part in parts:
+            found_in.setdefault(part.values.type, part.place[0])
+        wanted = comparable_type(found_in, self._what)
+        columns = [pa.table({"value": as_type(part.values, wanted, self._what)}) for part in parts]
+        values = pa.concat_tables(columns, promote_options="default").column("value").combine_chunks()
+        try:
+            return pc.dictionary_encode(values, null_encoding="encode").indices.to_numpy()
+        except pa.ArrowNotImplementedError:
+            raise RecipeError(
+                f"{self._what}: rows cannot be grouped by {wanted}; pick by a number, a text or a time"
+            ) from None
+
 
 def _by_strata(codes: Any, hashes: Words, n: int) -> Any:
     _, numbers, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    shares = np.array(largest_remainder([float(count) for count in counts], n))
+    shares = np.array(largest_remainder(counts.tolist(), n))
     order = np.lexsort([hashes, numbers])
     firsts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     nth = np.arange(len(codes)) - firsts[numbers[order]]
@@ -266,10 +305,57 @@ def _by_strata(codes: Any, hashes: Words, n: int) -> Any:
     return kept
 
 
-def chooser(how: str, most: int | None) -> Chooser:
-    """Whoever picks rows in this way."""
+# Values of several types ----------------------------------------------------------------------------------------------
+
+
+#: A step comes too late for a choice.
+_ADVICE = "give the column one type in its source"
+
+
+def comparable_type(found_in: Mapping[pa.DataType, str], what: str, advice: str = _ADVICE) -> pa.DataType:
+    """The type in which values of these types can be compared, given where each was found; else a ``RecipeError``.
+
+    Files without types (jsonl, csv) may have 1 in one and 0.5 in the next. Where one has nothing but nulls, or empty
+    lists, the others know the type.
+
+    >>> comparable_type({pa.int64(): "a.jsonl", pa.null(): "b.jsonl", pa.float64(): "c.jsonl"}, "column 'score'")
+    DataType(double)
+    """
+    found = {type_: place for type_, place in found_in.items() if not kinds.is_null(type_)}
+    if len(found) > 1 and all(map(_is_number, found)):
+        return pa.int64() if all(map(kinds.is_integer, found)) else pa.float64()
+    try:
+        return pa.unify_schemas([pa.schema([("value", type_)]) for type_ in found_in]).field("value").type
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        pass
+    told = ", ".join(f"{type_} in {place}" if place else str(type_) for type_, place in found.items())
+    raise RecipeError(f"{what}: {told} cannot be compared with each other; {advice}")
+
+
+def as_type(values: Any, type_: pa.DataType, what: str, advice: str = _ADVICE) -> Any:
+    """Numbers in a type in which they can be compared; one that this type would round is a ``RecipeError``.
+
+    Nulls get their type when they are joined with the others.
+    """
+    if values.type == type_ or not _is_number(values.type):
+        return values
+    try:
+        return values.cast(type_)
+    except pa.ArrowInvalid as error:
+        raise RecipeError(f"{what}: {values.type} cannot be compared as {type_} exactly: {error}; {advice}") from None
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(kinds.is_integer(type_) or kinds.is_floating(type_))
+
+
+# All of them ----------------------------------------------------------------------------------------------------------
+
+
+def chooser(how: str, most: int | None, what: str = "the column that rows are picked by") -> Chooser:
+    """Whoever picks rows in this way; ``what`` names ingredient and column in errors."""
     if how == "hash":
         return ByHash(most)
     if how in ("latest", "oldest"):
         return ByPlace(most, is_latest=how == "latest")
-    return ByValue(most) if how == "top" else Stratified()
+    return ByValue(most, what) if how == "top" else Stratified(what)

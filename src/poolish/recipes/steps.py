@@ -26,7 +26,7 @@ from poolish.recipes.made_rows import RowsDisagree, RowsRefused, table_of, table
 from poolish.recipes.piece import Piece, canonical_table
 from poolish.recipes.timeouts import Late, TimedCalls
 from poolish.rows import DatasetBuffer
-from poolish.schema import Schema, describe
+from poolish.schema import Schema, describe, is_tensor
 
 __all__ = [
     "BATCH_ROWS",
@@ -287,7 +287,7 @@ class CalledStep:
         n_rows, table = len(part), part.table
         given: Any = table
         if self._batched == "columns":
-            given = {name: column.to_pylist() for name, column in zip(table.column_names, table.columns, strict=True)}
+            given = _columns_of(table)
         result = self._called(call, given)
         parents: Any = None
         if isinstance(result, tuple) and len(result) == 2:
@@ -336,6 +336,21 @@ def _checked_timeout(timeout_s: Any, name: str) -> float | None:
     if not is_number or not 0 < timeout_s < math.inf:
         raise RecipeError(f"step {name!r}: timeout_s={timeout_s!r}; a number of seconds above 0")
     return float(timeout_s)
+
+
+def _columns_of(table: pa.Table) -> dict[str, list[Any]]:
+    """Columns as lists; arrays are arrays, as they are in rows, so that they can come back as what they were."""
+    with_arrays = [field.name for field in table.schema if _holds_arrays(field.type)]
+    arrays: dict[str, list[Any]] = {}
+    if with_arrays:
+        buffer = DatasetBuffer()
+        buffer.append(table.select(with_arrays))
+        arrays = buffer.snapshot().to_pydict()
+    return {name: arrays[name] if name in arrays else table.column(name).to_pylist() for name in table.column_names}
+
+
+def _holds_arrays(type_: pa.DataType) -> bool:
+    return is_tensor(type_) or any(_holds_arrays(type_.field(i).type) for i in range(type_.num_fields))
 
 
 def _one_table(tables: list[pa.Table]) -> pa.Table:

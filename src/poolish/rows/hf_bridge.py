@@ -85,12 +85,25 @@ def _list(array: pa.Array, feature: Any, type_: pa.DataType) -> pa.Array:
     values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
     elements = _column(values, getattr(feature, "feature", None), type_.value_type)
     if kinds.is_fixed_size_list(type_):
-        return pa.FixedSizeListArray.from_arrays(
-            elements, type_.list_size, mask=array.is_null() if array.null_count else None
-        )
+        return _of_one_size(array, offsets - offsets[0], elements, type_)
     width = np.int64 if kinds.is_large_list(type_) else np.int32
     buffers = [validity(array), pa.py_buffer((offsets - offsets[0]).astype(width))]
     return pa.Array.from_buffers(type_, len(array), buffers, children=[elements])
+
+
+def _of_one_size(array: pa.Array, offsets: Any, elements: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Lists that all have as many elements as the type says; one that is null has none, and is given some."""
+    size, is_null = type_.list_size, array.is_null().to_numpy(zero_copy_only=False)
+    lengths = np.diff(offsets)
+    if (lengths[~is_null] != size).any():
+        raise SchemaError(
+            f"a list of {lengths[~is_null][lengths[~is_null] != size][0]} where the feature of its column says {size}; "
+            "append lists of that length, or give the column a feature without one"
+        )
+    if is_null.any():
+        places = offsets[:-1, None] + np.arange(size)
+        elements = elements.take(pa.array(places.reshape(-1), mask=np.repeat(is_null, size)))
+    return pa.Array.from_buffers(type_, len(array), [validity(array)], children=[elements])
 
 
 def _tensor(array: pa.Array, type_: pa.DataType) -> pa.Array:

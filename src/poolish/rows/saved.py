@@ -115,6 +115,8 @@ def _restored(
 
 
 def _mapped(path: Path) -> memoryview:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise _Damaged("it is no regular file")
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size < len(_FRONT) + _TAIL.size:
             raise _Damaged("it is too short")

@@ -317,7 +317,7 @@ def _dtype_word(dtype: Any, name: str) -> str:
 def _numpy_name(dtype: Any) -> str:
     try:
         return str(np.dtype(dtype).name)
-    except TypeError:
+    except (TypeError, ValueError):
         return str(dtype).removeprefix("torch.")
 
 

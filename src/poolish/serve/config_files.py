@@ -5,7 +5,7 @@ exactly what was looked at. A ``.toml`` file is data and never runs::
 
     path --> read_source: a regular file, small; of a .py also: not writable for everyone, owned by the user or root
                  |
-              bytes --> names_in: the settings that the file gives    (.py by run_source, .toml by tomllib)
+              bytes --> names_in: the settings that the file gives    (.py by run_source, .toml by parse_toml)
                  `----> run_source: a module, the bytes having been executed in it
 
 The bytes go from one step to the next, so a file that changes meanwhile changes nothing. That is also why Python's own
@@ -19,7 +19,6 @@ import os
 import re
 import stat
 import sys
-import tomllib
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -104,10 +103,14 @@ def names_in(path: Path, source: bytes) -> dict[str, Any]:
 
 
 def _read_toml(path: Path, source: bytes) -> dict[str, Any]:
+    from poolish.files.yaml_toml import parse_toml  # where it is needed: it loads PyYAML
+
     try:
-        return tomllib.loads(source.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid TOML ({error}); correct it there") from error
+        text = source.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: a config is text in UTF-8 ({error}); save it as that") from None
+    told: dict[str, Any] = parse_toml(text, str(path), what="config")
+    return told
 
 
 def _is_setting(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -425,11 +426,12 @@ def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         splits = {
             split: {"queue": told["queue"], "position": told["position"]} for split, told in state["splits"].items()
         }
-        if state["version"] != 1 or not all(
+        are_positions = all(
             isinstance(told["queue"], str) and type(told["position"]) is int and 0 <= told["position"] < MAX_NUMBER
             for told in splits.values()
-        ):
+        )
+        if state["version"] != 1 or not are_positions or not all(isinstance(split, str) for split in splits):
             raise ValueError("another version, or no positions")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ResumeError(f"not the state of a DatasetConsumer ({error!r}): {state!r:.200}") from None
+        raise ResumeError(f"not the state of a DatasetConsumer ({error!r}): {reprlib.repr(state)}") from None
     return splits

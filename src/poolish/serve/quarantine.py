@@ -26,6 +26,16 @@ from poolish.serve.batch_file import Columns, Label, encode
 MAX_REASONS = 10_000
 MAX_BYTES = 64 * 2**20
 VERSION = 1
+#: What whoever reads a file may rely on.
+_KINDS = {
+    "provider": str,
+    "counter": int,
+    "time": str,
+    "n_rows": int,
+    "n_rejected": int,
+    "checks": list,
+    "rejected": list,
+}
 
 
 class Quarantine:
@@ -58,12 +68,12 @@ def rejections(dataset: str | Path, split: str = "train") -> Iterator[dict[str, 
     """
     folder = Path(dataset) / "quarantine" / split
     found = [_read(path) for path in folder.glob("*.json")] if folder.is_dir() else []
-    yield from sorted(
-        found, key=lambda told: (str(told.get("time")), str(told.get("provider")), told.get("counter", 0))
-    )
+    yield from sorted(found, key=lambda told: (told["time"], told["provider"], told["counter"]))
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():  # a pipe would be waited for
+        raise CorruptDataError(f"{path}: not a regular file, which all of a quarantine are; remove it")
     if path.stat().st_size > MAX_BYTES:
         raise LimitExceeded(f"{path}: more than {MAX_BYTES:,} bytes; no file of a quarantine is so large")
     try:
@@ -72,6 +82,11 @@ def _read(path: Path) -> dict[str, Any]:
         raise CorruptDataError(f"{path}: not what a quarantine holds ({error}); remove it") from None
     if not isinstance(told, dict):
         raise CorruptDataError(f"{path}: not what a quarantine holds; remove it")
+    for name, kind in _KINDS.items():
+        if type(told.get(name)) is not kind:
+            raise CorruptDataError(
+                f"{path}: not what a quarantine holds, {name} is {told.get(name)!r:.60}, not {kind.__name__}; remove it"
+            )
     return {**told, "file": str(path.with_suffix(".safetensors"))}
 
 

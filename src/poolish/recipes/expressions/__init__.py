@@ -8,6 +8,6 @@
 An expression has no types before it meets a table or a schema.
 """
 
-from poolish.recipes.expressions.expression import Expression, as_expression, col, parse
+from poolish.recipes.expressions.expression import Expression, as_expression, as_value, col, parse
 
-__all__ = ["Expression", "as_expression", "col", "parse"]
+__all__ = ["Expression", "as_expression", "as_value", "col", "parse"]

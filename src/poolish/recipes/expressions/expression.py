@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
-from poolish.grammar import Node, parse_node, walk
+from poolish.grammar import WORDS, Node, parse_node, walk
 from poolish.lazy import cached_property
 from poolish.recipes.expressions.binding import bound, is_bool
 from poolish.recipes.expressions.evaluation import build, column_names, plain, type_at
@@ -44,7 +44,7 @@ from poolish.recipes.expressions.nodes import (
 from poolish.recipes.expressions.parts import Part, as_array, kind_of
 from poolish.recipes.expressions.text import canonical, short, text_of
 
-__all__ = ["Expression", "as_expression", "col", "parse"]
+__all__ = ["Expression", "as_expression", "as_value", "col", "parse"]
 
 MAX_CHARACTERS = 4_194_304  # an expression may list many values
 
@@ -186,9 +186,7 @@ class Expression:
         path = tuple(name.split("."))
         if len(path) > 1 and type_at(schema, path) is not None:
             return path
-        near = get_close_matches(name, [*column_names(schema)], n=1)
-        meant = f"did you mean {near[0]!r}?" if near else f"there are {schema.names}"
-        raise UnknownColumn(f"expression {short(self._text)}: there is no column {name!r}; {meant}")
+        raise UnknownColumn(f"expression {short(self._text)}: there is no column {name!r}; {_meant(name, schema)}")
 
     # How it is built --------------------------------------------------------------------------------------------
 
@@ -372,6 +370,20 @@ def parse(text: str) -> Expression:
     return Expression(parse_node(text, functions=FUNCTIONS, max_characters=MAX_CHARACTERS))
 
 
+def as_value(value: object) -> Expression | None:
+    """What a column is made of: an expression, as itself or as text, or a number or a bool; None for no value.
+
+    >>> as_value("n + 1"), as_value(1), as_value(None)
+    (parse('n + 1'), parse('1'), None)
+    """
+    if value is None:
+        return None
+    if isinstance(value, (float, np.floating)) and np.isnan(value):
+        raise ConfigError("NaN is no value of an expression; write None for no value")
+    is_constant = isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating))
+    return Expression(constant_node(value)) if is_constant else as_expression(value)
+
+
 def as_expression(value: object) -> Expression:
     """An expression given as itself or as text.
 
@@ -383,6 +395,16 @@ def as_expression(value: object) -> Expression:
     if isinstance(value, str):
         return parse(value)
     raise ConfigError(f"an expression is col.score > 0 or 'score > 0', got {type(value).__name__} {value!r}")
+
+
+def _meant(name: str, schema: pa.Schema) -> str:
+    """What somebody may have meant by a column that is not there."""
+    if name.lower() in ("none", "null"):
+        return "to ask for no value write is_null(column), or not is_null(column)"
+    if name.lower() in WORDS:
+        return f"write {name.lower()}"
+    near = get_close_matches(name, [*column_names(schema)], n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {schema.names}"
 
 
 # Building ---------------------------------------------------------------------------------------------------------

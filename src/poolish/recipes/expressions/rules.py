@@ -22,6 +22,7 @@ from poolish.errors import RecipeError
 from poolish.grammar import COMPARISONS, FLIPPED, Node
 from poolish.recipes.expressions.nodes import type_named
 from poolish.recipes.expressions.parts import Part, as_array, constant_part, is_bytes, kind_of, need_kind
+from poolish.recipes.expressions.text import constant_text
 
 Found = tuple[pa.DataType, Any]
 
@@ -63,7 +64,7 @@ def _common(left: Part, right: Part) -> pa.DataType:
     found = {kind for kind in (kind_of(left.type), kind_of(right.type)) if kind != "null"}
     types = [part.type for part in (left, right) if not kinds.is_null(part.type)] or [pa.bool_()]
     if len(found) > 1 or any(kinds.is_nested(type_) or isinstance(type_, pa.ExtensionType) for type_ in types):
-        raise RecipeError(f"{left} cannot be compared with {right}; cast one of them first")
+        raise RecipeError(f"{left} cannot be compared with {right}; {_advice(left, right)}")
     if len(set(types)) == 1:
         return types[0]
     if found == {"number"}:
@@ -76,6 +77,18 @@ def _common(left: Part, right: Part) -> pa.DataType:
         return pa.large_binary()
     units = ["s", "ms", "us", "ns"]
     return pa.timestamp(max((type_.unit for type_ in types), key=units.index), tz=types[0].tz)
+
+
+def _advice(left: Part, right: Part) -> str:
+    """How two parts of different kinds could be compared; a time that was written as text has to say that it is one."""
+    for text, other in ((left, right), (right, left)):
+        if text.is_constant and kind_of(text.type) == "text":
+            told = constant_text(text.node.value)
+            if kinds.is_timestamp(other.type) and other.type.tz is not None:
+                return f"write a time with its zone, such as cast('2026-01-31T00:00:00Z', '{other.type}')"
+            if kinds.is_timestamp(other.type) or kinds.is_date32(other.type):
+                return f"write cast({told}, '{'date32' if kinds.is_date32(other.type) else other.type}')"
+    return "cast one of them first"
 
 
 def _compare_number(sign: str, part: Part, constant: float) -> Any:

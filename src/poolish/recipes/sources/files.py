@@ -9,6 +9,7 @@ files may be added, and whole trees moved, without a row changing its name. The 
     several of these       the directory that the roots of all of them have in common
 
 so two files have never the same name, and a list that gets a path outside of the common root gives its rows new names.
+Files and folders below the root whose names begin with "." or "_" are no data, unless the path or the glob spells them.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from poolish.errors import CorruptDataError, RecipeError
 from poolish.files import checksum_hex
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import workable
-from poolish.recipes.sources.formats import table_of, unpacked
+from poolish.recipes.sources.formats import counted_rows, table_of, unpacked
 from poolish.recipes.sources.paths import file_system
 from poolish.recipes.sources.source import Fragment, selected
 from poolish.recipes.sources.stamps import local_stamp, remote_stamp
 
-#: Texts up to this size are read to see whether they have any rows.
+#: The rows of texts up to this size are counted, as there may be thousands of them, and some without any.
 _SHORT_BYTES = 1 << 14
 
 
@@ -90,11 +90,18 @@ class WholeFile(OneFile):
         n_rows = None
         if self.kind != "arrow" and len(data) < _SHORT_BYTES:
             with self._explained():
-                table = table_of(unpacked(data, self.path), self.kind)
-            if not table.num_columns and not table.num_rows:
+                n_rows = self._counted(unpacked(data, self.path))
+            if n_rows is None:
                 return []
-            n_rows = table.num_rows
         return [Fragment(name, 0, n_rows, checksum_hex(data), {"path": self.path, "stamp": stamp})]
+
+    def _counted(self, text: bytes) -> int | None:
+        """How many rows a text has; None if it has no columns either."""
+        n_rows = counted_rows(text, self.kind)
+        if n_rows is not None:
+            return n_rows
+        table = table_of(text, self.kind)
+        return table.num_rows if table.num_columns or table.num_rows else None
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
         table = self._table()

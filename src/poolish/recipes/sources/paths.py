@@ -7,10 +7,11 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 from poolish.errors import RecipeError
-from poolish.recipes.sources.formats import format_of
+from poolish.recipes.sources.formats import FORMATS, format_of
 
 #: Where data may come from besides the local disk; a path never loads a file system that is not named here.
 PROTOCOLS = ("file", "memory", "s3", "s3a", "gs", "gcs", "abfs", "az", "hf", "http", "https")
@@ -30,20 +31,42 @@ def _expanded(path: str, what: str) -> tuple[str, str, list[str]]:
     if prefix:
         fs.invalidate_cache()  # what a store listed earlier may not be what it holds now
     if format_of(inner) is not None and fs.isfile(inner):  # before wildcards: a name may well have brackets in it
-        root, files = posixpath.dirname(inner), [inner]
+        root, files, found = posixpath.dirname(inner), [inner], [inner]
     elif fs.isdir(inner):
-        root, files = inner, [each for each in fs.find(inner) if format_of(each) is not None]
+        root, found = inner, [each for each in fs.find(inner) if format_of(each) is not None]
+        files = [each for each in found if not _is_hidden(each, root)]
     elif fs.exists(inner):
-        root, files = posixpath.dirname(inner), [inner]
+        root, files, found = posixpath.dirname(inner), [inner], [inner]
     elif _GLOB.search(inner):
         root, pattern = _split(fs, inner)
-        found = fs.glob(pattern, detail=True)
-        files = [each for each, info in found.items() if info["type"] != "directory"]
+        found = [each for each, info in fs.glob(pattern, detail=True).items() if info["type"] != "directory"]
+        files = [each for each in found if not _is_hidden(each, root, inner[len(root) :])]
     else:
-        root, files = "", []
+        root, files, found = "", [], []
+    if found and not files:
+        raise RecipeError(
+            f"{what}: nothing but hidden files at {path}, {posixpath.relpath(min(found), root or '.')} for one; names "
+            "that begin with '.' or '_' are left out unless the path itself has them: rename them, or name them"
+        )
     if not files:
+        if fs.isdir(inner):
+            raise RecipeError(f"{what}: {path} is a directory without any file of {', '.join(FORMATS)}")
         raise RecipeError(f"{what}: no file at {path}; check the path, which is relative to {os.getcwd()}")
     return prefix, root, files
+
+
+def _is_hidden(file: str, root: str, pattern: str = "") -> bool:
+    """Whether a file or a folder above it, below the root, has a name by which programs mark what is not data.
+
+    Checkpoints, copies of attributes, marks of success and unfinished writes begin with "." or "_". Who writes such a
+    name into a pattern wants it.
+
+    >>> _is_hidden("d/.ipynb_checkpoints/a.csv", "d"), _is_hidden("d/_old/a.csv", "d", "/_o*/*.csv")
+    (True, False)
+    """
+    asked = [part for part in pattern.split("/") if part.startswith((".", "_"))]
+    names = [name for name in file.removeprefix(root).split("/") if name.startswith((".", "_"))]
+    return not all(any(fnmatchcase(name, part) for part in asked) for name in names)
 
 
 def _split(fs: Any, inner: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as kinds
 
 from poolish.errors import RecipeError
 from poolish.recipes.content import content_of
@@ -24,7 +25,7 @@ from poolish.recipes.identity import Int64
 from poolish.recipes.piece import workable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
-from poolish.schema import arrow
+from poolish.schema import Schema, arrow
 from poolish.tokens.fields import schema_of
 from poolish.tokens.starts import View
 from poolish.tokens.steps import read_ordinals
@@ -204,19 +205,22 @@ class StreamSource:
     def fragments(self) -> list[Fragment]:
         """Steps by ranges, counted since the stream began.
 
-        A range is known by its last token too: until the next step begins, the last one may get more fields.
+        A range is known by its last token too: until the next step begins, the last one may get more fields. And by
+        the fields that are neither scalar nor sequence yet, which may become either for all steps.
         """
         if not self._store.field_to_type:
             return []
         self._store.refresh()
         self._frozen = view = self._store._view()
         first, end = view.first_ordinal, view.first_ordinal + view.n_steps
+        undecided = [field.name for field in self._store._fields if field.shape is None]
         found = []
         for number in range(first // FRAGMENT_ROWS, max(-(-end // FRAGMENT_ROWS), first // FRAGMENT_ROWS + 1)):
             low, high = max(first, number * FRAGMENT_ROWS), min(end, (number + 1) * FRAGMENT_ROWS)
             last = view.tokens if high == end else view.begin_of(high)
             place = {"first": low, "end": high}
-            found.append(Fragment("", number, high - low, f"{self._store.uuid}:{low}:{high}:{last}", place))
+            print_ = ":".join([self._store.uuid, *map(str, (low, high, last)), *undecided])
+            found.append(Fragment("", number, high - low, print_, place))
         return found
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
@@ -230,9 +234,20 @@ class StreamSource:
         fields = self._store._fields
         # Features need the library that made them; without one, fields describe themselves.
         declared = any(field.feature is not None for field in fields)
-        buffer = DatasetBuffer(schema=self._store.features if declared else schema_of(fields))
-        buffer.append([{field.name: step.get(field.name) for field in fields} for step in steps])
+        schema = Schema.of(self._store.features) if declared else schema_of(fields)
+        types = {field.name: schema[field.name].type for field in fields}
+        buffer = DatasetBuffer(schema=schema)
+        buffer.append([{name: _listed(step.get(name), type_) for name, type_ in types.items()} for step in steps])
         return buffer.snapshot().to_arrow()
+
+
+def _listed(value: Any, type_: pa.DataType) -> Any:
+    """What a step has in a field, as a buffer takes it: an array for a tensor, and lists where the column has lists."""
+    if value is None or not kinds.is_large_list(type_):
+        return value
+    if kinds.is_primitive(type_.value_type):
+        return value.tolist()
+    return [_listed(part, type_.value_type) for part in value]
 
 
 def selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:

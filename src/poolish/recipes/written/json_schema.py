@@ -24,6 +24,7 @@ _TEXT: Schema = {"type": "string", "minLength": 1}
 _EXPRESSION: Schema = {**_TEXT, "examples": ["lang == 'en' and quality > 0.7"]}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _NUMBER: Schema = {"type": "number"}
+_CONSTANT: Schema = {"type": ["number", "boolean", "null"]}
 
 #: What ``file_values.KINDS`` checks, as schemas.
 _KINDS: dict[str, Schema] = {
@@ -34,7 +35,7 @@ _KINDS: dict[str, Schema] = {
     "count": _COUNT,
     "values": {"type": "object"},
     "expression": _EXPRESSION,
-    "expressions": {"type": "object", "additionalProperties": _EXPRESSION},
+    "expressions": {"type": "object", "additionalProperties": {"anyOf": [_EXPRESSION, _CONSTANT]}},
     "suite": {"anyOf": [_TEXT, {"type": "object"}]},
 }
 

@@ -18,7 +18,7 @@ from poolish.files import checksum_hex
 from poolish.recipes import steps
 from poolish.recipes.built_in import BUILT_IN
 from poolish.recipes.callables import RowPredicate
-from poolish.recipes.expressions import Expression, as_expression
+from poolish.recipes.expressions import Expression, as_expression, as_value
 from poolish.recipes.instructions import AddIngredient, Instruction, PrepareStep
 from poolish.recipes.recipe import DatasetRecipe
 from poolish.recipes.suites import is_suite
@@ -39,7 +39,7 @@ def _meaning(each: Instruction) -> list[Any]:
     options = {name: _value_print(value) for name, value in options_of(each).items()}
     if each.step == "map" and isinstance(each.options.get("columns"), Mapping):
         # A list, because the order of new columns is theirs in the result.
-        options["columns"] = [[name, _where_print(made)] for name, made in each.options["columns"].items()]
+        options["columns"] = [[name, _value_of(made)] for name, made in each.options["columns"].items()]
     if each.step == "filter":
         options["keep"] = _where_print(each.options.get("keep"))
     return ["step", each.name, _step_print(each), _where_print(each.where), _value_print(each.version), options]
@@ -64,6 +64,11 @@ def _where_print(where: Any) -> str | None:
     if callable(where) and not isinstance(where, Expression):
         return str(RowPredicate(where))
     return as_expression(where).fingerprint
+
+
+def _value_of(made: Any) -> str | None:
+    value = as_value(made)
+    return None if value is None else value.fingerprint
 
 
 def _step_print(each: PrepareStep) -> str:

@@ -108,7 +108,8 @@ def _ingredient(recipe: DatasetRecipe, entry: Mapping[str, Any], place: Place) -
     for key in ("take", "pick", "on_short"):
         if key in given:
             try:
-                DatasetRecipe("alone").add_ingredient(name, "", **{key: given[key]})
+                # A pick alone says nothing, so it is tried with some number of rows.
+                DatasetRecipe("alone").add_ingredient(name, "", **{"take": 1, key: given[key]})
             except (PoolishError, TypeError) as error:
                 place.wrong(str(error))
     if len(place.reading.problems) == n_before:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from poolish.errors import PoolishError
 from poolish.files.documents import MAX_DEPTH
@@ -82,6 +83,12 @@ def check_expression(told: Any, place: Place) -> None:
         place.wrong(str(error))
 
 
+def check_made(told: Any, place: Place) -> None:
+    """What a new column is made of: an expression, or a number, true, false or nothing, the same for all rows."""
+    if told is not None and not isinstance(told, bool) and not is_number(told):
+        check_expression(told, place)
+
+
 def is_number(value: Any) -> bool:
     """A number, and not a truth value or an infinity."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -132,7 +139,7 @@ KINDS: dict[str, Callable[[Any, Place], None]] = {
     "count": _must(lambda value: type(value) is int and value >= 0, "a whole number, 0 or more"),
     "values": _each(check_plain),
     "expression": check_expression,
-    "expressions": _each(check_expression),
+    "expressions": _each(check_made),
     "suite": _check_nothing,  # it is read by its own room
 }
 
@@ -155,7 +162,13 @@ def plain(value: Any) -> Any:
         if wrong is not None:
             raise TypeError(f"a table with the name {wrong!r}, which is no text")
         return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, pa.DataType):
+        return _TYPE_NAMES.get(str(value), str(value))
     raise TypeError(f"a {type(value).__name__}")
+
+
+#: Types whose names do not say how large they are, which a recipe has to.
+_TYPE_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def depth_of(told: Any) -> int:

@@ -25,7 +25,7 @@ class Option:
 
 #: Steps that files can name without registering anything, and their options.
 OPTIONS: dict[str, dict[str, Option]] = {
-    "map": {"columns": Option("expressions", "new columns and the expression that each is made by", True)},
+    "map": {"columns": Option("expressions", "new columns and the expression or number that each is made by", True)},
     "filter": {"keep": Option("expression", "which rows stay", True)},
     "select": {"columns": Option("names", "the columns that stay, in this order", True)},
     "drop": {"columns": Option("names", "the columns that go", True)},
