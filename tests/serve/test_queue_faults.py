@@ -41,7 +41,7 @@ from poolish.files import Partial
 from poolish.serve import purge_queue, queue_status, verify_queue
 from poolish.serve.queue_log import QueueLog
 from tests.effort import IS_SOAK, times
-from tests.faults import ended, fill, fork, in_child, kill, signals, small_disk, wait_until
+from tests.faults import children, ended, fill, fork, in_child, kill, signals, small_disk, wait_until
 from tests.serve.damage import (
     Counting,
     consumer,
@@ -469,7 +469,7 @@ def remove(split: Path, how: str) -> None:
         os.rename(split.parent, split.parent.with_name("elsewhere"))
     else:
         delete = ["rm", "-rf", str(split.parent)]
-        wait_until(lambda: subprocess.run(delete, capture_output=True, check=False).returncode == 0, "the end of it")
+        wait_until(lambda: subprocess.run(delete, capture_output=True, check=False) and not split.parent.exists())
 
 
 def telling(file: Path, use: Callable[[], object]) -> Callable[[], None]:
@@ -503,14 +503,8 @@ def running_pair(tmp_path: Path, *, prefetch: int, is_waiting: bool) -> Iterator
             reading.get_batch()
 
     filled(tmp_path / "set", 4)
-    pids = [fork(telling(tmp_path / "provider", provide)), fork(telling(tmp_path / "consumer", consume))]
-    try:
+    with children(telling(tmp_path / "provider", provide), telling(tmp_path / "consumer", consume)) as pids:
         yield pids
-    finally:
-        for pid in pids:
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize(("how", "prefetch"), [("purge", 0), ("rm -rf", 2), ("rename", 0)])
