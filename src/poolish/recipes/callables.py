@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from poolish.errors import RecipeError
 from poolish.lazy import cached_property
-from poolish.recipes.fingerprints import fingerprint_of
+from poolish.recipes.fingerprints import CannotTell, cannot_tell, fingerprint_of
 from poolish.recipes.piece import Mask, Piece
 from poolish.recipes.steps import Rejected, place_of, raise_at, reason_of
 from poolish.rows import DatasetBuffer
@@ -39,12 +38,11 @@ class RowPredicate:
         """What changes when the function does; a RecipeError asks for a version where nobody can tell."""
         try:
             return f"function {fingerprint_of(self._function, self.name, getattr(self._function, 'version', None))}"
-        except RecipeError as error:
-            # That is written for steps; a filter has no argument of its own for a version.
+        except CannotTell as error:
+            # A filter has no argument of its own for a version.
             place = f"{self._what}, where {self.name!r}" if self._what else f"where {self.name!r}"
             name = self.name if self.name.isidentifier() else "keep"
-            told = str(error).replace(f"step {self.name!r}", place)
-            raise RecipeError(told.replace("pass version=1", f"give it an attribute, {name}.version = 1")) from None
+            raise cannot_tell(place, error.uses, f"give it an attribute, {name}.version = 1") from None
 
     def __str__(self) -> str:
         return self.fingerprint

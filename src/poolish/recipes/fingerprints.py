@@ -48,6 +48,22 @@ _OF_EVERY_CLASS = {
 }
 
 
+class CannotTell(RecipeError):
+    """Nobody can tell whether something is still the same, because of what it ``uses``."""
+
+    uses = ""
+
+
+def cannot_tell(what: str, uses: str, advice: str) -> CannotTell:
+    """The error, with what can be done about it."""
+    error = CannotTell(
+        f"{what}: nobody can tell whether this is still the same for a cache, because it uses {uses}; {advice}, "
+        "and another number whenever it changes"
+    )
+    error.uses = uses
+    return error
+
+
 class _Unknown(Exception):
     """Something of which nobody can tell whether it is still the same; the text names it."""
 
@@ -86,10 +102,7 @@ def value_print(value: Any, name: str, version: Any = None) -> str:
     except _Unknown as unknown:
         if version is not None:
             return f"version {version}"
-        raise RecipeError(
-            f"step {name!r}: nobody can tell whether this is still the same for a cache, because it uses {unknown}; "
-            "pass version=1, and another number whenever it changes"
-        ) from None
+        raise cannot_tell(f"step {name!r}", str(unknown), "pass version=1") from None
     return digest.hexdigest()
 
 
