@@ -781,3 +781,35 @@ def test_an_error_that_looks_like_an_end_is_told(n_workers):
         recipe.bake(engine=LocalEngine(n_workers))
 
     assert all(word in message_of(caught.value) for word in ("oats", "knead", "row"))
+
+
+# The name of the ingredient -------------------------------------------------------------------------------------------
+
+
+def test_rows_can_be_told_apart_by_their_ingredient():
+    """In map and filter as in ``where``, though it is no column; it becomes one only if somebody asks for that."""
+    recipe = DatasetRecipe("r").add_ingredient("rye", numbers(2)).add_ingredient("oats", numbers(3))
+    recipe.prepare_step("tell", "map", columns={"source": col.ingredient, "is_rye": "ingredient == 'rye'"})
+
+    rows = recipe.bake().buffer.to_pydict()
+
+    assert rows["source"] == ["rye"] * 2 + ["oats"] * 3
+    assert rows["is_rye"] == [True] * 2 + [False] * 3
+    assert "ingredient" not in rows
+    recipe.prepare_step("some", "filter", keep="ingredient == 'oats' and x > 0")
+    recipe.prepare_step("keep", "map", columns={"ingredient": "upper(ingredient)"})
+    assert recipe.bake().buffer.to_pydict()["ingredient"] == ["OATS"] * 2
+    assert str(recipe.explain().rows) == "2"
+
+
+def test_a_column_called_ingredient_is_the_data_s_own():
+    """In ``where`` and in expressions alike."""
+    table = pa.table({"x": [1, 2], "ingredient": ["salt", "rye"]})
+    recipe = DatasetRecipe("r").add_ingredient("rye", table)
+    recipe.prepare_step("ten", "map", columns={"x": "x * 10"}, where=col.ingredient == "salt")
+    recipe.prepare_step("tell", "map", columns={"of": col.ingredient})
+
+    rows = recipe.bake().buffer.to_pydict()
+
+    assert rows == {"x": [10, 2], "ingredient": ["salt", "rye"], "of": ["salt", "rye"]}
+    assert recipe.explain().problems == ()

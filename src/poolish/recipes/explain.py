@@ -38,7 +38,7 @@ from poolish.recipes.identity import below, row_hashes, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
 from poolish.recipes.interpretation import as_filter, quotas_of, step_of
 from poolish.recipes.last_bake import LastBake
-from poolish.recipes.piece import Mask, Piece, canonical, selected_rows
+from poolish.recipes.piece import INGREDIENT, Mask, Piece, canonical, selected_rows
 from poolish.recipes.row_steps import RowStep
 from poolish.recipes.sampling import Look, border_of, looked, smallest, spread
 from poolish.recipes.sources import Fragment, Source, as_source
@@ -355,7 +355,8 @@ class _Kitchen:
 
     def _try(self, flow: _Flow, work: Work, line: ExplainedLine, keeps_rows: bool) -> None:
         """Do a step to the sample, or to as much of it as can be done quickly."""
-        if work.where is not None and work.where.bind(ingredient=flow.name) is False:
+        is_own = any(INGREDIENT in piece.table.column_names for piece in flow.pieces)
+        if work.where is not None and not is_own and work.where.bind(ingredient=flow.name) is False:
             return
         is_quick = isinstance(work.step, RowStep) and not work.step.fingerprint.startswith("tokenize")
         tried = flow.pieces if is_quick else self._affordable(flow.pieces, work)

@@ -18,6 +18,9 @@ from poolish.schema.arrow import spelled_out, unsliced
 
 Mask = NDArray[np.bool_]
 
+#: What steps may ask for as if it were a column, where the data has none of that name.
+INGREDIENT = "ingredient"
+
 
 class Origin(NamedTuple):
     """Where rows of one part of one ingredient came from.
@@ -149,9 +152,9 @@ def workable(table: pa.Table) -> pa.Table:
 
 
 def selected_rows(piece: Piece, where: Any) -> Mask:
-    """Which rows of a piece a step's filter asks for; the column ``ingredient`` is known without being there."""
+    """Which rows of a piece a step's filter asks for; ``ingredient`` is known without being a column."""
     if where is None or not len(piece):  # a buffer that never had a row has no columns to ask about either
         return np.ones(len(piece), bool)
-    bound = where.bind(ingredient=piece.ingredient)
+    bound = where if INGREDIENT in piece.table.column_names else where.bind(ingredient=piece.ingredient)
     mask: Mask = np.full(len(piece), bound) if isinstance(bound, bool) else bound.mask(piece.table)[0]
     return mask

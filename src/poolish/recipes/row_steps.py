@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.lazy import cached_property
-from poolish.recipes.expressions import as_expression, as_value
+from poolish.recipes.expressions import Expression, as_expression, as_value
 from poolish.recipes.fingerprints import options_print
 from poolish.recipes.identity import Int64
-from poolish.recipes.piece import Piece, canonical_table
+from poolish.recipes.piece import INGREDIENT, Piece, canonical_table
 from poolish.recipes.steps import Prepared, Rejected, WrongResult, place_of, raise_at, reason_of
 
 #: A table out of a table, and the numbers of the rows that are left; None for all.
@@ -36,6 +36,7 @@ class RowStep:
         self._change = change
         #: Columns that are needed, if not all.
         self.needs: list[str] | None = list(options["columns"]) if kind == "select" else None
+        self._asks_ingredient = any(INGREDIENT in each.columns for each in _expressions(kind, options))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -43,7 +44,17 @@ class RowStep:
         return f"{self._kind} {options_print(self._options, self._name, self._version)}"
 
     def prepare(self, piece: Piece, on_error: str) -> Prepared:
-        """Do it to all rows at once, or as far as it can be done."""
+        """Do it to all rows, where expressions may ask for the name of the ingredient as if it were a column."""
+        if not self._asks_ingredient or INGREDIENT in piece.table.column_names:
+            return self._prepared(piece, on_error)
+        names = pa.repeat(pa.scalar(piece.ingredient, pa.large_string()), len(piece))
+        made = self._prepared(piece.with_table(piece.table.append_column(INGREDIENT, names)), on_error)
+        if INGREDIENT in self._options.get("columns", ()):
+            return made
+        return made._replace(table=made.table.drop_columns([INGREDIENT]))
+
+    def _prepared(self, piece: Piece, on_error: str) -> Prepared:
+        """To all rows at once, or as far as it can be done."""
         try:
             table, parents = self._change(piece.table)
         except Exception as error:
@@ -98,6 +109,14 @@ class RowStep:
         except Exception as failure:
             error = failure
         return low, error
+
+
+def _expressions(kind: str, options: Mapping[str, Any]) -> list[Expression]:
+    """All that a step evaluates."""
+    if kind == "filter":
+        return [as_expression(options["keep"])]
+    made = [as_value(value) for value in options["columns"].values()] if kind == "map" else []
+    return [each for each in made if each is not None]
 
 
 # What they do --------------------------------------------------------------------------------------------------------
