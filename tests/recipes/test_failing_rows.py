@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from poolish import col
+from poolish import DatasetRecipe, col
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.recipes.built_in import built_in
 from poolish.recipes.callables import RowPredicate
-from tests.recipes.kitchen import called, message_of, piece
+from tests.recipes.kitchen import called, cut, line, message_of, piece, rejects, xs
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,45 @@ def test_the_rows_that_a_batch_fails_for_are_found_in_few_calls():
     assert made.table["x"].to_pylist() == [x for x in range(1_000) if x != 700]
     assert [each.row for each in made.rejected] == [710]
     assert len(calls) < 30
+
+
+# Filters --------------------------------------------------------------------------------------------------------------
+
+WORDS = pa.table({"x": range(6), "n": ["1", "20", None, "many", "5", "few"]})
+
+
+def test_a_row_that_a_filter_fails_for_is_rejected_alone():
+    """An expression as a function would: a text that is no number says nothing about the others."""
+    recipe = DatasetRecipe("r").add_ingredient("a", WORDS, where="cast(n, 'int64') > 3")
+
+    for n_rows in (None, 2):
+        with cut(n_rows or 100):
+            result = recipe.bake(on_error="skip")
+        told = line(result, "a")
+        assert xs(result) == [1, 4]
+        assert [reject[:4] for reject in rejects(result)] == [("a", "", 3, "where"), ("a", "", 5, "where")]
+        assert (told.rows_in, told.nulls, told.filtered, told.rejected, told.rows_out) == (6, 1, 2, 2, 2)
+    counted = DatasetRecipe("r").add_ingredient("a", WORDS, where="cast(n, 'int64') > 0", take=3)
+    assert xs(counted.bake(on_error="skip")) == [0, 1, 4]
+
+
+def test_a_row_that_the_filter_of_a_step_fails_for_is_rejected_alone():
+    """And the others stay where they are."""
+    recipe = DatasetRecipe("r").add_ingredient("a", WORDS)
+    recipe.prepare_step("ten", "map", columns={"x": "x * 10"}, where="cast(n, 'int64') > 3")
+
+    result = recipe.bake(on_error="skip")
+
+    assert xs(result) == [0, 10, 2, 40]
+    assert [reject[:4] for reject in rejects(result)] == [("a", "", 3, "ten"), ("a", "", 5, "ten")]
+
+
+def test_the_first_row_that_a_filter_fails_for_is_named():
+    """Where an error is asked for; what is wrong with the filter itself has no row."""
+    recipe = DatasetRecipe("r").add_ingredient("a", WORDS, where="cast(n, 'int64') > 3")
+    with pytest.raises(RecipeError, match="many") as caught:
+        recipe.bake()
+    assert caught.value.__notes__ == ["while baking ingredient 'a', row 3, step 'where'"]
+    with pytest.raises(UnknownColumn) as unknown:
+        DatasetRecipe("r").add_ingredient("a", WORDS, where="m > 3").bake(on_error="skip")
+    assert unknown.value.__notes__ == ["while baking ingredient 'a', step 'where'"]

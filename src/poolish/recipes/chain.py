@@ -14,13 +14,12 @@ import pyarrow.types as kinds
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.lazy import cached_property
 from poolish.recipes.cache import Baked, Cache, is_one_to_one, key_of
-from poolish.recipes.callables import RowPredicate
 from poolish.recipes.expressions import Expression
+from poolish.recipes.filters import asked_for, filtered, reject_of
 from poolish.recipes.identity import Int64, below, part_numbers, row_hashes
-from poolish.recipes.piece import Mask, Piece, canonical, canonical_table, joined, selected_rows, workable
+from poolish.recipes.piece import Mask, Piece, canonical, canonical_table, joined, workable
 from poolish.recipes.selection import Candidates
 from poolish.recipes.sources import Fragment, Source, no_rows, selected
-from poolish.recipes.steps import Rejected, place_of, raise_at
 
 
 @dataclass(frozen=True)
@@ -211,25 +210,6 @@ def _tells_its_type(column: Any, mask: Mask) -> bool:
     return column.null_count == 0 or bool((column.is_valid().to_numpy() & mask).any())
 
 
-def filtered(piece: Piece, where: Any, on_error: str, rejects: list[dict[str, Any]]) -> tuple[Mask, int]:
-    """Which rows of a piece an ingredient's filter keeps, and how many it knows nothing of."""
-    if isinstance(where, RowPredicate):
-        judged = where.judged(piece, on_error)
-        rejects += [reject_of(piece, "where", rejected) for rejected in judged.rejected]
-        return judged.mask, judged.n_null
-    try:
-        mask, n_null = where.mask(piece.table)
-    except Exception as error:
-        raise_at(place_of(piece, "where"), error)
-    return mask, n_null
-
-
-def reject_of(piece: Piece, step: str, rejected: Rejected) -> dict[str, Any]:
-    """A rejected row with all that says which it is."""
-    place = {"ingredient": piece.ingredient, "file": piece.name, "row": rejected.row}
-    return {**place, "step": step, "reason": rejected.reason}
-
-
 def _check_column(names: list[str], name: str, ingredient: str, *, is_count: bool) -> None:
     if name not in names:
         way = (
@@ -253,13 +233,7 @@ def prepared(piece: Piece, work: Work, on_error: str, rejects: list[dict[str, An
     """A piece after one step, on the rows that its filter selects; the others stay, and all keep their places."""
     if not len(piece):  # whatever the step would make of rows, there are none
         return piece
-    if isinstance(work.where, RowPredicate):
-        piece, chosen = _judged(piece, work, work.where, on_error, rejects)
-    else:
-        try:
-            chosen = selected_rows(piece, work.where)
-        except Exception as error:
-            raise_at(place_of(piece, work.name), error)
+    piece, chosen = asked_for(piece, work.where, on_error, work.name, rejects)
     if not chosen.any():
         return piece
     part = piece.keep(chosen)
@@ -275,20 +249,6 @@ def prepared(piece: Piece, work: Work, on_error: str, rejects: list[dict[str, An
     if work.where is not None and set(names) == set(done.table.column_names):
         return done.with_table(done.table.select(names))  # as it would be if some rows had not been asked about
     return done
-
-
-def _judged(
-    piece: Piece, work: Work, where: RowPredicate, on_error: str, rejects: list[dict[str, Any]]
-) -> tuple[Piece, Mask]:
-    """The rows that a function of the user's did not fail for, and which of them it asks for."""
-    judged = where.judged(piece, on_error, work.name)
-    if not judged.rejected:
-        return piece, judged.mask
-    rejects += [reject_of(piece, work.name, rejected) for rejected in judged.rejected]
-    failed = {(rejected.row, rejected.sub) for rejected in judged.rejected}
-    named = zip(piece.rows.tolist(), piece.subs.tolist(), strict=True)
-    is_left = np.array([pair not in failed for pair in named], bool)
-    return piece.keep(is_left), judged.mask[is_left]
 
 
 def _nth_of_parent(parents: Int64) -> Int64:

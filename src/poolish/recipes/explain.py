@@ -31,9 +31,10 @@ from poolish.errors import PoolishError, RecipeError
 from poolish.recipes.baked_rows import one_table
 from poolish.recipes.built_in import Dedup, Fitted, Limit, Shuffle
 from poolish.recipes.cache import Cache
-from poolish.recipes.chain import Chain, Work, filtered, fragments_of, prepared
+from poolish.recipes.chain import Chain, Work, fragments_of, prepared
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explanation, duration_text
+from poolish.recipes.filters import filtered
 from poolish.recipes.identity import below, row_hashes, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
 from poolish.recipes.interpretation import as_filter, quotas_of, step_of

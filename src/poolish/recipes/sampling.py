@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from poolish.recipes.cache import key_of
-from poolish.recipes.chain import Chain, filtered
+from poolish.recipes.chain import Chain
 from poolish.recipes.explanation import Estimate
+from poolish.recipes.filters import filtered
 from poolish.recipes.piece import Piece, canonical, canonical_table, joined, workable
 from poolish.recipes.sources import Fragment, no_rows
 
