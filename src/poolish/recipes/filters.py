@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from poolish.recipes.callables import Judged, RowPredicate
-from poolish.recipes.piece import INGREDIENT, Mask, Piece
+from poolish.recipes.piece import Mask, Piece, bound_to
 from poolish.recipes.steps import Rejected, place_of, raise_at, reason_of
 
 
@@ -26,7 +26,7 @@ def asked_for(piece: Piece, where: Any, on_error: str, step: str, rejects: list[
     """The rows of a piece that a step's filter does not fail for, and which of them it asks for."""
     if where is None:
         return piece, np.ones(len(piece), bool)
-    bound = where if INGREDIENT in piece.table.column_names else where.bind(ingredient=piece.ingredient)
+    bound = bound_to(piece, where)
     if isinstance(bound, bool):
         return piece, np.full(len(piece), bound)
     judged = _judged(piece, bound, on_error, step)

@@ -155,6 +155,11 @@ def selected_rows(piece: Piece, where: Any) -> Mask:
     """Which rows of a piece a step's filter asks for; ``ingredient`` is known without being a column."""
     if where is None or not len(piece):  # a buffer that never had a row has no columns to ask about either
         return np.ones(len(piece), bool)
-    bound = where if INGREDIENT in piece.table.column_names else where.bind(ingredient=piece.ingredient)
+    bound = bound_to(piece, where)
     mask: Mask = np.full(len(piece), bound) if isinstance(bound, bool) else bound.mask(piece.table)[0]
     return mask
+
+
+def bound_to(piece: Piece, where: Any) -> Any:
+    """A step's filter with the name of the ingredient in it, or the answer where that decides it for all rows."""
+    return where if INGREDIENT in piece.table.column_names else where.bind(ingredient=piece.ingredient)

@@ -6,15 +6,8 @@
                                           +--str()--> text of the same grammar, which parses to the same tree
                                           `--bind()--> the same with constants in place of columns
 
-    expression_nodes         what it may hold: functions, constants, limits
-    expression_text          as text, and in the form that all of its meaning share
-    expression_parts         parts with types, and what may meet what
-    expression_rules         what each operation makes of such parts
-    expression_evaluation    a tree and a schema -> parts
-    expression_binding       constants in place of columns
-
 An expression knows no types; they come with the table or schema it meets, and decide what may meet what: a text is
-never compared with a number. Null is unknown, as in SQL. How exactly numbers meet is told in expression_rules.py.
+never compared with a number. Null is unknown, as in SQL. How exactly numbers meet is told in rules.py.
 """
 
 from __future__ import annotations

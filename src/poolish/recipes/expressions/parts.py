@@ -1,7 +1,7 @@
 """Parts of an expression that know their types, and the kinds of types: what may meet what.
 
 An expression has no types before it meets a table or a schema. Then each part of it becomes one of these, from the
-columns and constants upwards; the rules between them are those of expression_rules.py.
+columns and constants upwards; the rules between them are those of rules.py.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _COUNT: Schema = {"type": "integer", "minimum": 0}
 _NUMBER: Schema = {"type": "number"}
 _CONSTANT: Schema = {"type": ["number", "boolean", "null"]}
 
-#: What ``file_values.KINDS`` checks, as schemas.
+#: What ``values.KINDS`` checks, as schemas.
 _KINDS: dict[str, Schema] = {
     "text": {"type": "string"},
     "texts": {"type": "object", "additionalProperties": {"type": "string"}},

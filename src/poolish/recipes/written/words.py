@@ -1,6 +1,6 @@
 """What may stand in a recipe file: keys, built-in steps and their options.
 
-Files are read by these tables (``file_reading``), and described by them to editors (``json_schema``).
+Files are read by these tables (``reading``), and described by them to editors (``json_schema``).
 """
 
 from __future__ import annotations
