@@ -28,7 +28,7 @@ FLOORS: tuple[set[str], ...] = (
     {"alive", "errors", "lazy"},
     {"kernels", "html", "grammar"},
     {"seeds", "files", "versions"},
-    {"schema"},
+    {"schema", "runs", "fingerprints"},
     {"guards"},
     {"rows", "tokens"},
     {"recipes", "serve", "load"},

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.errors import StoreFull
-from poolish.files import explain_full, grow, write_all
+from poolish.files import explain_full, grow, write_all, write_at
 from tests.faults import fill, in_child, small_disk
 
 
@@ -207,3 +207,29 @@ def test_a_grown_file_can_be_filled_through_a_map_on_a_full_disk(tmp_path):
         assert fill_through_a_map(disk, grow) == 0
     with small_disk(tmp_path / "lengthened", 2**20) as disk:
         assert fill_through_a_map(disk, os.ftruncate) == -signal.SIGBUS
+
+
+def test_every_byte_is_written_however_little_the_system_takes_at_once(tmp_path, monkeypatch):
+    """A short write is continued where it stopped, for streams and for writes at a place."""
+    pwrite, writev = os.pwrite, os.writev
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, start: pwrite(fd, data[:3], start))
+    monkeypatch.setattr(os, "writev", lambda fd, views: writev(fd, [views[0][:3]]))
+
+    with open(tmp_path / "placed", "wb") as placed, open(tmp_path / "streamed", "wb") as streamed:
+        write_at(placed.fileno(), b"twelve bytes", 2)
+        write_all(streamed.fileno(), [b"twelve", b" bytes"])
+
+    assert (tmp_path / "placed").read_bytes() == b"\0\0twelve bytes"
+    assert (tmp_path / "streamed").read_bytes() == b"twelve bytes"
+
+
+def test_a_system_that_writes_nothing_is_an_error_and_no_endless_loop(tmp_path, monkeypatch):
+    """Zero bytes written without an error is reported, as an input/output error."""
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, start: 0)
+    monkeypatch.setattr(os, "writev", lambda fd, views: 0)
+
+    with open(tmp_path / "file", "wb") as file:
+        with pytest.raises(OSError, match="wrote nothing"):
+            write_at(file.fileno(), b"bytes", 0)
+        with pytest.raises(OSError, match="wrote nothing"):
+            write_all(file.fileno(), [b"bytes"])

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from poolish.files.checksums import CHECKSUM, Checksummed, checksum, checksum_hex
 from poolish.files.directories import publish_directory
-from poolish.files.documents import check_name, parse_json, read_json, write_json
+from poolish.files.documents import check_name, local_path, parse_json, read_json, write_json
 from poolish.files.locks import Lock
 from poolish.files.publishing import Partial, publish, sweep, sync, sync_directory
 from poolish.files.sizes import parse_bytes
-from poolish.files.space import allocate, explain_full, grow, open_regular, punch, write_all
+from poolish.files.space import allocate, explain_full, grow, open_regular, punch, write_all, write_at
 
 __all__ = [
     "CHECKSUM",
@@ -33,6 +33,7 @@ __all__ = [
     "checksum_hex",
     "explain_full",
     "grow",
+    "local_path",
     "open_regular",
     "parse_bytes",
     "parse_json",
@@ -44,5 +45,6 @@ __all__ = [
     "sync",
     "sync_directory",
     "write_all",
+    "write_at",
     "write_json",
 ]

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from poolish.errors import BadText, ConfigError, CorruptDataError, LimitExceeded
@@ -24,6 +25,8 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+#: ``s3://bucket``, ``simplecache::s3://bucket``, and ``s3:/bucket``, which is what ``Path`` makes of the first.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?::|/)")
 #: Strings as one piece (an unfinished one to the end, so that no text is looked at twice), and brackets.
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 
@@ -40,6 +43,22 @@ def check_name(name: str, what: str = "name") -> str:
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
     raise ConfigError(f"{what} {_shorten(repr(name))}: use 1 to 128 of A-Z a-z 0-9 . _ - and no dot at the start")
+
+
+def local_path(path: str | os.PathLike[str], what: str, *, instead: str) -> Path:
+    """``path`` as a ``Path``, if it names a place on this machine; a URL would silently become a directory ``s3:``.
+
+    ``what`` is the argument it was passed as, ``instead`` what accepts URLs.
+
+    >>> local_path("s3://bucket/runs", "StreamStore path", instead="save_dataset() and the sources of a recipe")
+    Traceback (most recent call last):
+    poolish.errors.ConfigError: StreamStore path 's3://bucket/runs': must be a local path; URLs are accepted by
+    save_dataset() and the sources of a recipe
+    """
+    text = os.fspath(path)
+    if isinstance(text, str) and _URL.match(text):
+        raise ConfigError(f"{what} {_shorten(repr(text))}: must be a local path; URLs are accepted by {instead}")
+    return Path(text)
 
 
 def read_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:

@@ -85,7 +85,31 @@ def write_all(fd: int, buffers: Iterable[Buffer]) -> int:
         first = 0
         while first < len(waiting):
             written = os.writev(fd, waiting[first : first + _IOV_MAX])
-            first = _drop(waiting, first, written)
+            first = _drop(waiting, first, _progress(written))
+    return n_bytes
+
+
+def write_at(fd: int, data: Buffer, start: int) -> None:
+    """Write all of ``data`` at byte ``start``, or raise.
+
+    ``os.pwrite`` returns how much it wrote. On a disk that fills up that is less than it was given, without an error,
+    so a durable file is never written with it directly.
+    """
+    waiting = memoryview(data).cast("B")
+    with explain_full(fd, waiting.nbytes):
+        _write_at(fd, waiting, start)
+
+
+def _write_at(fd: int, waiting: memoryview, start: int) -> None:
+    while waiting.nbytes:
+        written = _progress(os.pwrite(fd, waiting, start))
+        waiting, start = waiting[written:], start + written
+
+
+def _progress(n_bytes: int) -> int:
+    """``n_bytes``; an error where the system wrote nothing and reported nothing, which would repeat for ever."""
+    if n_bytes <= 0:
+        raise OSError(codes.EIO, "the system wrote nothing")
     return n_bytes
 
 
@@ -153,7 +177,9 @@ def _allocate(fd: int, start: int, n_bytes: int) -> None:
 def _write_zeros(fd: int, start: int, n_bytes: int) -> None:
     zeros, end = bytes(min(n_bytes, 2**20)), start + n_bytes
     while start < end:
-        start += os.pwrite(fd, zeros[: end - start], start)
+        n_bytes = min(len(zeros), end - start)
+        _write_at(fd, memoryview(zeros)[:n_bytes], start)
+        start += n_bytes
 
 
 def _name_of(fd: int) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
-from poolish.files import Lock, checksum_hex, parse_json, read_json, write_json
+from poolish.files import Lock, checksum_hex, parse_json, read_json, write_at, write_json
 from poolish.files.space import explain_full
 from poolish.load.frozen import Frozen
 from poolish.load.ledger import OnEmpty, Run, Skipped, digest
@@ -175,7 +175,7 @@ class _EpochFile:
             try:
                 end = _end_of_lines(fd)
                 os.ftruncate(fd, end)
-                os.pwrite(fd, text + b" " + checksum_hex(text).encode() + b"\n", end)
+                write_at(fd, text + b" " + checksum_hex(text).encode() + b"\n", end)
             finally:
                 os.close(fd)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from poolish.errors import CorruptDataError, LimitExceeded
-from poolish.files import checksum, explain_full, grow, open_regular, parse_json, sync
+from poolish.files import checksum, grow, open_regular, parse_json, sync, write_at
 
 SLOT_BYTES = 65_536
 _HEAD = struct.Struct("<QQ")
@@ -66,7 +66,7 @@ class Slots:
             )
         fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
         try:
-            _write_at(fd, _HEAD.pack(len(text), checksum(text)) + text, (turn % 2) * SLOT_BYTES, self.path)
+            write_at(fd, _HEAD.pack(len(text), checksum(text)) + text, (turn % 2) * SLOT_BYTES)
             if durable:
                 sync(fd, self.path)
         finally:
@@ -99,11 +99,3 @@ def _read_slot(fd: int, start: int) -> bytes:
     data = os.pread(fd, 4096, start)
     length = int.from_bytes(data[:8], "little")
     return data if length <= 4096 - _HEAD.size else os.pread(fd, SLOT_BYTES, start)
-
-
-def _write_at(fd: int, data: bytes, start: int, path: Path) -> None:
-    """All of it: a disk that becomes full in the middle is an error, and the other slot holds."""
-    with explain_full(path, len(data)):
-        written = 0
-        while written < len(data):
-            written += os.pwrite(fd, data[written:], start + written)

@@ -14,7 +14,7 @@ import os
 import struct
 from pathlib import Path
 
-from poolish.files import checksum, explain_full, open_regular
+from poolish.files import checksum, open_regular, write_at
 
 #: Larger numbers are damage or malice: at a million batches a second this takes 36,000 years.
 MAX_NUMBER = 2**60
@@ -38,13 +38,12 @@ class Words:
         self._is_writable = False
 
     def write(self, *numbers: int) -> None:
-        """Put these numbers in place of the others, in one system call."""
+        """Replace the numbers: in one system call, unless the disk takes them in parts."""
         if not self._is_writable:
             self.close()
             self._fd, self._is_writable = open_regular(self.path, os.O_RDWR | os.O_CREAT), True
         packed = self._layout.pack(*numbers)
-        with explain_full(self.path):
-            os.pwrite(self._fd, packed + checksum(packed).to_bytes(8, "little"), 0)
+        write_at(self._fd, packed + checksum(packed).to_bytes(8, "little"), 0)
 
     def read(self) -> tuple[int, ...] | None:
         """The numbers, or None if there are none that are whole."""
