@@ -63,8 +63,8 @@ test: environment check  ## everything that must hold: check, tests, examples in
 	then echo "again, on the reference kernels:"; POOLISH_PURE=1 $(BIN)/pytest $(PYTEST) -m kernels; \
 	else echo "the kernels are not compiled here: all of the above ran on the reference"; fi
 
-soak: environment $(VENV)/.tools  ## the same tests for much longer: more examples, more kills
-	POOLISH_SOAK=1 $(BIN)/pytest $(PYTEST)
+soak: environment $(VENV)/.tools  ## the same tests for much longer: more examples, more kills; SOAK=60 ends it after 60 minutes
+	POOLISH_SOAK=1 POOLISH_SOAK_MINUTES=$(SOAK) $(BIN)/pytest $(PYTEST)
 
 bench: environment $(VENV)/.peers  ## poolish against its peers; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.run

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.effort import IS_SOAK, times
+from tests.effort import IS_SOAK, SOAK_MINUTES, times
+from tests.soak_clock import SoakClock
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,6 +36,12 @@ settings.load_profile("soak" if IS_SOAK else "push")
 #: Rooms whose answers come out of the kernels: their tests and doctests run on both kinds. Of a room where only some
 #: modules lean on them, those set ``pytestmark = pytest.mark.kernels`` themselves.
 KERNEL_ROOMS = {"kernels", "seeds"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A soak with an end watches the clock."""
+    if SOAK_MINUTES:
+        config.pluginmanager.register(SoakClock(SOAK_MINUTES))
 
 
 @pytest.fixture
