@@ -320,6 +320,21 @@ def unsafe_lines(module: str, tree: ast.AST) -> Iterator[str]:
             yield f"{module}:{call.lineno} calls {ast.unparse(call)}"
 
 
+def short_writes(module: str, tree: ast.Module) -> Iterator[str]:
+    """Calls that may write less than they are given, without an error."""
+    for name, call in calls(tree):
+        if name in {"os.write", "os.writev", "os.pwrite", "os.pwritev"}:
+            yield f"{module}:{call.lineno} calls {ast.unparse(call)}"
+
+
+def test_every_file_is_written_by_the_functions_that_write_everything_or_raise():
+    """Only ``poolish.files`` calls the system's writes; the command line prints to a pipe that is no file."""
+    lines = [line for module, tree in sources().items() for line in short_writes(module, tree)]
+
+    assert [line for line in lines if not line.startswith(("poolish.files.", "poolish.cli.reports:"))] == []
+    assert list(short_writes("module", ast.parse("import os\nos.pwrite(fd, data, 0)")))
+
+
 def test_data_is_never_code():
     """Nothing in poolish can unpickle or execute what it reads."""
     assert [line for module, tree in sources().items() for line in unsafe_lines(module, tree)] == []

@@ -1,4 +1,4 @@
-"""What version 0.1.0 wrote opens in this version with the same content, and its states go on exactly where they were."""
+"""What version 0.1.0 wrote opens in this version with the same content, and its states go on where they were."""
 
 from __future__ import annotations
 
