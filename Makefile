@@ -34,13 +34,18 @@ NATIVE  := $(wildcard $(KERNELS)/*.pyx $(KERNELS)/*.pxi $(KERNELS)/*.h)
 PYTEST ?= -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help environment run tour test check bench soak clean
+.PHONY: help environment develop rebuild run tour test check bench soak clean
 .DELETE_ON_ERROR:
 
 help:  ## what can be typed here
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-environment: $(VENV)/.compiled  ## the environment, ready to be used (`source install.sh` also activates it)
+environment: $(VENV)/.compiled  ## the environment, ready to be used
+
+develop: environment $(VENV)/.tools  ## the same with test tools, linters and types (`source install.sh` also activates it)
+
+rebuild: clean  ## remove the environment and set it up anew, after a change of dependencies (so does `bash install.sh`)
+	@$(MAKE) --no-print-directory develop
 
 run: environment  ## a provider and a trainer for a minute; the trainer is killed in the middle, resumes, and nothing is lost
 	@$(BIN)/python examples/char_diffusion/run.py

@@ -1,12 +1,13 @@
-# Sets up poolish's environment and activates it in this shell (bash or zsh), from any folder:
+# Sets up poolish's environment for development, from any folder:
 #
-#     source path/to/poolish/install.sh
+#     source path/to/poolish/install.sh     sets it up if needed and activates it in this shell (bash or zsh)
+#     bash path/to/poolish/install.sh       rebuilds it from scratch, after a change of dependencies
 #
-# `make environment` does the work, with uv where it is installed. Sourced code must not end or change the caller's
-# shell: no `set`, no `exit`, no `cd`, and nothing stays behind but the activated environment.
+# make does the work, with uv where it is installed. Sourced code must not end or change the caller's shell: no `set`,
+# no `exit`, no `cd`, and nothing stays behind but the activated environment.
 
 _poolish_install() {
-    local home
+    local home goal=develop
     if ! command -v make > /dev/null; then
         echo "poolish: install.sh needs make; install it and source this file again" >&2
         return 1
@@ -16,16 +17,19 @@ _poolish_install() {
     elif [ -n "${ZSH_VERSION:-}" ]; then
         home=${(%):-%x}
     else
-        echo "poolish: source install.sh from bash or zsh; elsewhere run 'make environment'" >&2
+        echo "poolish: source install.sh from bash or zsh; elsewhere run 'make develop'" >&2
         return 1
     fi
     home=$(CDPATH= cd -- "$(dirname -- "$home")" > /dev/null && pwd) || return 1
-    if ! make --no-print-directory -C "$home" environment; then
-        echo "poolish: the environment was not set up; what went wrong is said above" >&2
+    if [ -n "${BASH_VERSION:-}" ] && [ "${BASH_SOURCE[0]}" = "$0" ]; then
+        goal=rebuild
+    fi
+    if ! make --no-print-directory -C "$home" "$goal"; then
+        echo "poolish: the environment was not set up; the error is above" >&2
         return 1
     fi
-    if [ -n "${BASH_VERSION:-}" ] && [ "${BASH_SOURCE[0]}" = "$0" ]; then
-        echo "poolish: set up; to activate it in your shell: source $home/install.sh"
+    if [ "$goal" = rebuild ]; then
+        echo "poolish: rebuilt; to activate it in your shell: source $home/install.sh"
         return 0
     fi
     . "$home/.venv/bin/activate" || return 1
