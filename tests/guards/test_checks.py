@@ -410,3 +410,23 @@ def test_a_name_that_is_not_registered_is_refused_with_the_nearest():
         Suite().expect("n", check="test.evn")
     with pytest.raises(ConfigError, match="a name is up to 128"):
         register_check("os system")
+
+
+@pytest.mark.parametrize(("dtype", "first"), [("float64", 2**53), ("float32", 2**24), ("float16", 2**11)])
+def test_integers_are_exact_beside_floats(dtype: str, first: int):
+    """A rule about an integer that the column's floats cannot hold is not a rule about the next one that they can."""
+    rows = {"x": np.array([first, first + 2], dtype)}
+
+    rules = {"one_of": [first + 1, first + 2], "at_least": first + 1, "at_most": first + 1, "above": first}
+    rules["below"] = first + 2
+    answers = {name: Suite().expect("x", **{name: value}).check(rows).mask.tolist() for name, value in rules.items()}
+
+    assert answers == {
+        "one_of": [False, True],
+        "at_least": [False, True],
+        "at_most": [True, False],
+        "above": [False, True],
+        "below": [True, False],
+    }
+    assert Suite().expect("x", above=first + 1).check(rows).mask.tolist() == [False, True]
+    assert Suite().expect("x", below=first + 1).check(rows).mask.tolist() == [True, False]

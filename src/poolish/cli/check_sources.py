@@ -172,25 +172,26 @@ def _read_arrow_stream(path: Path) -> pa.Table:
         return pa.ipc.open_stream(file).read_all()
 
 
-def _read_json_lines(path: Path) -> pa.Table:
-    import pyarrow.json
+def _read_text(path: Path, kind: str) -> pa.Table:
+    """Rows of a text as ``bake`` reads them, so that what is checked is what is trained on."""
+    from poolish.recipes.sources.exact_numbers import check_exact
+    from poolish.recipes.sources.formats import is_blank, table_of
 
-    return pyarrow.json.read_json(path)
-
-
-def _read_csv(path: Path, delimiter: str = ",") -> pa.Table:
-    import pyarrow.csv
-
-    return pyarrow.csv.read_csv(path, parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter))
+    data = path.read_bytes()
+    if is_blank(data):
+        raise ValueError("there is nothing but space in it")
+    table = table_of(data, kind)
+    check_exact(table, data, kind, str(path))
+    return table
 
 
 _READERS: dict[str, Callable[[Path], pa.Table]] = {
     "parquet": _read_parquet,
     "arrow": _read_arrow,
     "arrow stream": _read_arrow_stream,
-    "JSON lines": _read_json_lines,
-    "csv": _read_csv,
-    "tsv": lambda path: _read_csv(path, "\t"),
+    "JSON lines": partial(_read_text, kind="jsonl"),
+    "csv": partial(_read_text, kind="csv"),
+    "tsv": partial(_read_text, kind="tsv"),
 }
 
 

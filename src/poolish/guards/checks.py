@@ -185,7 +185,8 @@ class Finite(_OfColumn):
 class InRange(_OfColumn):
     """Every number, or time, lies between two bounds, one of which may be missing.
 
-    Bounds are rounded to the column's own dtype: 0.1 is within ``at_most=0.1`` in a float32 column too.
+    Fractions are rounded to the column's own dtype: 0.1 is within ``at_most=0.1`` in a float32 column too. Integers are
+    exact, also beyond 2**53.
     """
 
     low: Number | str | None = None
@@ -402,7 +403,12 @@ def _bound(value: Number | str, dtype: np.dtype[Any], column: str, whole: Callab
     if dtype.kind in "iu":
         return value if isinstance(value, int) or math.isinf(value) else whole(value)
     with np.errstate(over="ignore"):
-        return np.asarray(value, np.float64).astype(dtype)
+        bound = np.asarray(value, np.float64).astype(dtype)
+    if not isinstance(value, int) or float(bound) == value:
+        return bound
+    # Python compares integers and floats exactly: the bound is the next float on its own side of the integer.
+    is_inside = float(bound) > value if whole is math.ceil else float(bound) < value
+    return bound if is_inside else np.nextafter(bound, dtype.type(math.inf if whole is math.ceil else -math.inf))
 
 
 def _fitting(allowed: tuple[Any, ...], dtype: np.dtype[Any]) -> Any:
@@ -415,8 +421,12 @@ def _fitting(allowed: tuple[Any, ...], dtype: np.dtype[Any]) -> Any:
         return np.array(
             [int(n) for n in numbers if math.isfinite(n) and n == int(n) and info.min <= n <= info.max], dtype
         )
+    own = dtype if dtype.kind == "f" else np.dtype(np.float64)
     with np.errstate(over="ignore"):
-        return np.array(numbers, np.float64).astype(dtype if dtype.kind == "f" else np.float64)
+        rounded = np.array(numbers, np.float64).astype(own)
+    # 0.1 is rounded as the column has rounded it; an integer that the column cannot hold is none of its values.
+    held = [isinstance(n, float) or float(value) == n for n, value in zip(numbers, rounded, strict=True)]
+    return rounded[np.array(held, bool)]
 
 
 def _are_all_different(column: Column) -> bool:

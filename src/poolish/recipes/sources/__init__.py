@@ -3,6 +3,7 @@
     source   tables, buffers, streams, iterables    files          paths, globs and directories as one source
     nested   recipes                                paths          which files those are
                                                     one_file       one of them; parquet_file, formats by its format
+                                                    exact_numbers  has text a number that a table would round?
                                                     pruning        what of it a filter cannot hold for
                                                     stamps         has it changed?
 

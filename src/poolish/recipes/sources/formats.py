@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -67,7 +67,7 @@ def table_of(data: bytes, kind: str) -> pa.Table:
         return _arrow(data)
     if is_blank(data):
         return pa.table({})
-    table = _jsonl(data) if kind == "jsonl" else _csv(data)
+    table = _jsonl(data) if kind == "jsonl" else _csv(data, kind)
     _ = table.column_names  # Arrow finds out that one is no text when somebody asks
     return table
 
@@ -122,21 +122,27 @@ def _jsonl(data: bytes) -> pa.Table:
     return read(block_bytes, pa.schema([field.with_type(_as_text(field.type)) for field in table.schema]))
 
 
-def _csv(data: bytes) -> pa.Table:
+def _csv(data: bytes, kind: str) -> pa.Table:
+    table, block_bytes = _in_blocks(data, lambda size: _read_csv(data, kind, size))
+    texts = [field.name for field in table.schema if _has_times(field.type)]
+    return _read_csv(data, kind, block_bytes, texts) if texts else table
+
+
+def csv_texts(data: bytes, kind: str, columns: Sequence[str]) -> pa.Table:
+    """The rows of a csv or tsv file, where these columns are text as it is written."""
+    return _in_blocks(data, lambda size: _read_csv(data, kind, size, columns))[0]
+
+
+def _read_csv(data: bytes, kind: str, block_bytes: int, texts: Sequence[str] = ()) -> pa.Table:
     import pyarrow.csv as reader
 
-    def read(block_bytes: int, types: dict[str, pa.DataType] | None = None) -> pa.Table:
-        return reader.read_csv(
-            io.BytesIO(data),
-            read_options=reader.ReadOptions(block_size=block_bytes),
-            # A text may have lines of its own, also where a block happens to end.
-            parse_options=reader.ParseOptions(newlines_in_values=True),
-            convert_options=reader.ConvertOptions(column_types=types),
-        )
-
-    table, block_bytes = _in_blocks(data, read)
-    texts = {field.name: pa.string() for field in table.schema if _has_times(field.type)}
-    return read(block_bytes, texts) if texts else table
+    return reader.read_csv(
+        io.BytesIO(data),
+        read_options=reader.ReadOptions(block_size=block_bytes),
+        # A text may have lines of its own, also where a block happens to end.
+        parse_options=reader.ParseOptions(newlines_in_values=True, delimiter="\t" if kind == "tsv" else ","),
+        convert_options=reader.ConvertOptions(column_types=dict.fromkeys(texts, pa.string())),
+    )
 
 
 def _in_blocks(data: bytes, read: Callable[[int], pa.Table]) -> tuple[pa.Table, int]:

@@ -14,6 +14,7 @@ from poolish.errors import CorruptDataError, RecipeError
 from poolish.files import checksum_hex
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import workable
+from poolish.recipes.sources.exact_numbers import check_exact
 from poolish.recipes.sources.formats import counted_rows, table_of, unpacked
 from poolish.recipes.sources.paths import file_system
 from poolish.recipes.sources.source import Fragment, selected
@@ -76,13 +77,17 @@ class WholeFile(OneFile):
             data: bytes = file.read()
         return data
 
-    def _table(self) -> pa.Table:
+    def _text(self) -> bytes:
         data = self._data()
         with self._explained():
-            return workable(table_of(unpacked(data, self.path), self.kind))
+            return unpacked(data, self.path)
+
+    def _table(self, text: bytes) -> pa.Table:
+        with self._explained():
+            return workable(table_of(text, self.kind))
 
     def look(self) -> tuple[pa.Schema, bool]:
-        table = self._table()
+        table = self._table(self._text())
         return table.schema, table.num_rows > 0
 
     def fragments(self, name: str) -> list[Fragment]:
@@ -93,7 +98,9 @@ class WholeFile(OneFile):
                 n_rows = self._counted(unpacked(data, self.path))
             if n_rows is None:
                 return []
-        return [Fragment(name, 0, n_rows, checksum_hex(data), {"path": self.path, "stamp": stamp})]
+        # What 0.1.0 kept in a cache may have rounded integers, so texts have other fingerprints since.
+        print_ = checksum_hex(data) + ("" if self.kind == "arrow" else ":exact")
+        return [Fragment(name, 0, n_rows, print_, {"path": self.path, "stamp": stamp})]
 
     def _counted(self, text: bytes) -> int | None:
         """How many rows a text has; None if it has no columns either."""
@@ -104,5 +111,8 @@ class WholeFile(OneFile):
         return table.num_rows if table.num_columns or table.num_rows else None
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
-        table = self._table()
-        yield selected(table, columns), np.arange(table.num_rows)
+        text = self._text()
+        table = selected(self._table(text), columns)
+        with self._explained():
+            check_exact(table, text, self.kind, f"{self.what}: {self.path}")
+        yield table, np.arange(table.num_rows)
