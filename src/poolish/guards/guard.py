@@ -15,6 +15,8 @@ import numpy as np
 
 from poolish.errors import ConfigError, DataRefused
 from poolish.guards.leaves import Mask, Rows
+from poolish.guards.stream_guard import StreamGuard
+from poolish.guards.suite import Suite
 from poolish.guards.verdicts import Action, Result, Verdict
 
 logger = logging.getLogger("poolish.guards")
@@ -44,15 +46,20 @@ class Guard(Protocol):
 
 
 def check_guard(guard: Any, door: str) -> Guard | None:
-    """The guard, if it is one."""
+    """The guard, if it is one. A suite is in use from here on, and refuses changes."""
     if guard is not None and not callable(guard):
         raise ConfigError(f"{door}: a guard is a Suite, or a function of rows, got {guard!r}")
-    checked: Guard | None = guard
+    checked: Guard | None = guard.in_use(door) if isinstance(guard, Suite) else guard
     return checked
 
 
-def ask(guard: Guard, rows: Any) -> Result:
-    """What a guard says of rows; the answer of a function that is no suite's is refused as a whole if it is not ok."""
+def ask(guard: Guard, rows: Any, owner: object = None, stream: str = "") -> Result:
+    """What a guard says of rows; the answer of a function that is no suite's is refused as a whole if it is not ok.
+
+    A guard with a memory serves one ``stream`` of one ``owner``: windows of rows of several would mean nothing.
+    """
+    if owner is not None and isinstance(guard, StreamGuard):
+        guard.claim(owner, stream)
     found = guard(rows)
     if isinstance(found, Result):
         _log.say(found)
@@ -94,7 +101,7 @@ def passed(result: Result, place: str) -> Mask | None:
 
 def refusal(result: Result, place: str) -> DataRefused:
     """The error for rows that may not pass."""
-    return result.error(place, 'mend them, or let the good ones in with Suite.on(error="drop")')
+    return result.error(place, 'mend them, or let the good ones in with suite.copy().on(error="drop")')
 
 
 class _Log:

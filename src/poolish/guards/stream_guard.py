@@ -16,6 +16,7 @@ import base64
 import binascii
 import reprlib
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ import pyarrow as pa
 from poolish.errors import ConfigError, ResumeError
 from poolish.files import checksum_hex
 from poolish.guards.leaves import Rows
+from poolish.guards.profile import Profile
 from poolish.guards.suite import Suite
 from poolish.guards.verdicts import Result, Verdict
 from poolish.schema.arrow import unsliced
@@ -51,12 +53,28 @@ class StreamGuard:
             raise ConfigError(f"a guard for a stream is made by a Suite, got {suite!r}")
         if type(window) is not int or window < 1:
             raise ConfigError(f"window: a number of rows from 1, got {window!r}")
-        self.suite, self.reference, self.window = suite, reference, window
+        self.suite, self.window = suite.in_use("a StreamGuard"), window
+        self.reference = _kept(reference, self.suite.distribution_columns())
         self.n_seen = self.n_bad = self.n_windows = 0
         self.streaks: dict[str, int] = {}
         self._open: list[pa.Table] = []
         self._n_open = 0
         self._lock = threading.Lock()
+
+    #: Whose rows it has seen, and which of them; weakly, as a guard may outlive a door and serve the next one.
+    _claim: tuple[weakref.ref[Any], str] | None = None
+
+    def claim(self, owner: object, stream: str = "") -> None:
+        """Serve the rows of this owner; a ``ConfigError`` while it serves another one's, or another stream of it."""
+        with self._lock:
+            first, watched = (None, "") if self._claim is None else (self._claim[0](), self._claim[1])
+            if first is None:
+                self._claim = weakref.ref(owner), stream
+            elif first is not owner or watched != stream:
+                raise ConfigError(
+                    f"this guard of suite {self.name!r} watches {_place(first, watched)}, and its windows would mix "
+                    f"its rows with those of {_place(owner, stream)}; make a guard for each with suite.guard()"
+                )
 
     @property
     def name(self) -> str:
@@ -156,17 +174,34 @@ class StreamGuard:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_claim")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _lock=threading.Lock())
 
 
-def _packed(table: pa.Table) -> str:
+def _place(owner: object, stream: str) -> str:
+    return type(owner).__name__.removesuffix("Guard") + (f" of {stream!r}" if stream else "")
+
+
+def _kept(reference: Any, columns: list[str] | None) -> Any:
+    """The reference as it is now, the columns that are compared: a buffer may grow, an array may be written to."""
+    if reference is None or isinstance(reference, Profile):
+        return reference
+    rows = Rows.of(reference)
+    table = rows.to_arrow([name for name in (rows.names if columns is None else columns) if name in rows])
+    return pa.ipc.open_stream(_serialized(table)).read_all()
+
+
+def _serialized(table: pa.Table) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return base64.b64encode(sink.getvalue()).decode("ascii")
+    return sink.getvalue()
+
+
+def _packed(table: pa.Table) -> str:
+    return base64.b64encode(_serialized(table)).decode("ascii")
 
 
 def _unpacked(data: str) -> pa.Table:

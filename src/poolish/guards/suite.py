@@ -7,6 +7,9 @@ edited by hand, and nothing in it is ever executed. What the values mean is in `
     Suite --check(rows)--> Result            all at once: a file, a buffer, a batch
           --guard(window=)--> StreamGuard    batch after batch, statistics over windows, with state
           itself, called                     a guard without memory, for any door that takes one
+
+A suite is built in place until a door, a ``StreamGuard`` or a recipe uses it. From then on it refuses changes, so no
+door is disarmed by a change made for another one; ``copy`` gives one that can be changed.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -60,6 +64,8 @@ class Suite:
     rollouts: not ok, 1 of 5 checks failed, 1 of 2 rows bad
       error: reward is between -10 and 10: 1 of 2 rows are bad; row 1: 99.0
 
+    A suite that guards something cannot be changed any more, only copied: ``suite.copy().on(error="drop")``.
+
     A null passes all checks but ``nullable=False``. Rows may be a ``pa.Table``, a buffer, a data frame, a dict of
     columns (arrays, tensors, lists) or a list of dicts.
     """
@@ -67,12 +73,47 @@ class Suite:
     def __init__(self, name: str = "suite") -> None:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"name: a suite is called by text that is not empty, got {name!r}")
-        self.name = name
+        self._name = name
         self._entries: dict[str, list[Entry]] = {kind: [] for kind in KEYS}
         self._is_closed = False
         self._actions: dict[Severity, Action] = dict(DEFAULT_ACTIONS)
-        self.persist = 1
+        self._persist = 1
         self._made: tuple[list[tuple[RowCheck, Severity]], list[DistributionCheck]] | None = None
+
+    #: What uses it, once something does.
+    _user: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in verdicts and logs."""
+        return self._name
+
+    @property
+    def persist(self) -> int:
+        """In how many windows in a row a statistic has to fail before it acts."""
+        return self._persist
+
+    def copy(self) -> Self:
+        """A suite that says the same and can be changed, whatever uses this one.
+
+        >>> from poolish import DatasetBuffer
+        >>> strict = Suite("rewards").expect("reward", finite=True)
+        >>> buffer = DatasetBuffer(guard=strict)
+        >>> lenient = strict.copy().on(error="drop")
+        >>> buffer.append([{"reward": 1.0}, {"reward": float("nan")}], guard=lenient)
+        >>> len(buffer), strict == lenient
+        (1, False)
+        """
+        copied = type(self).__new__(type(self))
+        vars(copied).update(deepcopy(vars(self)), _user=None, _made=None)
+        return copied
+
+    __copy__ = copy
+
+    def in_use(self, user: str) -> Self:
+        """Itself, as ``user`` (a door, a guard, a recipe) keeps it: from now on every change is an error."""
+        self._user = self._user or user
+        return self
 
     # -- saying what is expected
 
@@ -81,6 +122,7 @@ class Suite:
 
         A nullable column may be missing. ``closed``: there are no other columns.
         """
+        self._check_changeable()
         entries = [schema_entry(field) for field in Schema.of(schema)]
         self._entries["schema"], self._is_closed = entries, closed
         return self._changed()
@@ -154,6 +196,7 @@ class Suite:
         or a share of outliers acts only when it has failed in k windows in a row, which is what tells a change from a
         bad hour; until then it is logged. Checks of rows always act at once: a bad row is bad.
         """
+        self._check_changeable()
         given: dict[Severity, Action | None] = {"error": error, "warn": warn, "fatal": fatal}
         for severity, action in given.items():
             if action is not None:
@@ -161,7 +204,7 @@ class Suite:
         if persist is not None:
             if type(persist) is not int or persist < 1:
                 raise ConfigError(f"persist: a number of windows from 1, got {persist!r}")
-            self.persist = persist
+            self._persist = persist
         return self
 
     # -- asking
@@ -235,7 +278,7 @@ class Suite:
         told: dict[str, Any] = {"suite": self.name, "version": VERSION}
         for kind, entries in self._entries.items():
             if entries:
-                told[kind] = [shortened(kind, entry) for entry in entries]
+                told[kind] = deepcopy([shortened(kind, entry) for entry in entries])
         if self._entries["schema"] and not self._is_closed:
             told["closed"] = False
         # Not "on", as the method: YAML of 2009 takes that word for true.
@@ -341,9 +384,17 @@ class Suite:
     # -- inside
 
     def _add(self, kind: str, entry: Entry) -> Self:
+        self._check_changeable()
         check_keys(entry, KEYS[kind], kind)
         self._entries[kind].append(NORMALIZED[kind](entry))
         return self._changed()
+
+    def _check_changeable(self) -> None:
+        if self._user is not None:
+            raise ConfigError(
+                f"suite {self.name!r} is in use ({self._user}), and what guards data does not change; change a copy "
+                "and pass that on: suite.copy()"
+            )
 
     def _changed(self) -> Self:
         self._made = None

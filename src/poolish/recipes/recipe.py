@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import sys
@@ -14,7 +15,8 @@ import numpy as np
 from poolish import seeds
 from poolish.errors import ConfigError, RecipeError
 from poolish.files import checksum_hex
-from poolish.guards.guard import ask
+from poolish.guards.guard import ask, check_guard
+from poolish.guards.suite import Suite
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.baking import Bake, Progress
 from poolish.recipes.cache import Cache
@@ -79,8 +81,13 @@ class DatasetRecipe:
         pick: Pick | str = "hash",
         on_short: str = "error",
     ) -> Self:
-        """Rows of ``source``: all, ``take`` of them (a count, or a fraction), or its share of the recipe's total."""
+        """Rows of ``source``: all, ``take`` of them (a count, or a fraction), or its share of the recipe's total.
+
+        A recipe as a source is taken as it is now: changing it afterwards does not change this one.
+        """
         what = f"ingredient {name!r}"
+        if source is self:
+            raise RecipeError(f"{what}: recipe {self.name!r} cannot be made of itself; pass another, or a copy()")
         if any(isinstance(each, AddIngredient) and each.name == name for each in self.instructions):
             raise RecipeError(f"{what}: there is one of that name already; names tell rows apart")
         if take is not None and weight is not None:
@@ -96,18 +103,34 @@ class DatasetRecipe:
                 "weight=, or leave out pick="
             )
         as_filter(where, what)  # what it cannot be is told here, and not when it is baked
-        self.instructions.append(AddIngredient(name, held(source), where, take, weight, picked, on_short))
+        kept = source.copy() if isinstance(source, DatasetRecipe) else held(source)
+        self.instructions.append(AddIngredient(name, kept, where, take, weight, picked, on_short))
         return self
 
     def prepare_step(
         self, name: str, step: Any, where: Any = None, version: int | str | None = None, **options: Any
     ) -> Self:
-        """Do ``step`` to the rows that are there so far, or to those that ``where`` selects."""
+        """Do ``step`` to the rows that are there so far, or to those that ``where`` selects.
+
+        A ``Suite`` is in use from here on: it refuses changes, and ``suite.copy()`` can be changed.
+        """
         as_filter(where, f"step {name!r}")  # what it cannot be is told here, and not when it is baked
         if isinstance(step, str) and step == "validate" and not is_registered(step):
             step, options = _validating(name, options), {}
-        self.instructions.append(PrepareStep(name, step, where, version, options))
+        kept = step.in_use(f"recipe {self.name!r}, step {name!r}") if isinstance(step, Suite) else step
+        self.instructions.append(PrepareStep(name, kept, where, version, options))
         return self
+
+    def copy(self) -> Self:
+        """A recipe of the same instructions that can be changed by itself.
+
+        >>> breads = DatasetRecipe("breads").add_ingredient("rye", [{"stars": 5}])
+        >>> breads.copy().add_ingredient("wheat", [{"stars": 4}]), breads
+        (<DatasetRecipe breads: 2 ingredients, 0 steps>, <DatasetRecipe breads: 1 ingredient, 0 steps>)
+        """
+        copied = copy.copy(self)
+        copied.instructions = list(self.instructions)
+        return copied
 
     @property
     def fingerprint(self) -> str:
@@ -188,7 +211,7 @@ class DatasetRecipe:
         kept = None if cache is None else Cache(cache)
         bake_ = Bake(self.instructions, self.seed, self.total, self.unit, self.tokens, as_engine(engine))
         bake_.on_error, bake_.budget, bake_.cache, bake_.progress = on_error, budget, kept, progress
-        bake_.guard, bake_.may_mask = guard, into is None
+        bake_.guard, bake_.may_mask = check_guard(guard, "bake"), into is None
         rows = bake_.run()
         buffer = DatasetBuffer() if into is None else into
         if into is None:
@@ -284,7 +307,7 @@ def _appended(rows: Rows, buffer: DatasetBuffer, bake_: Bake) -> Rows:
     def listening(asked: Any) -> Any:
         # The bake counts what a guard keeps out, before anything enters: a budget may be spent by it. It gets the
         # answer that this one gave, because a guard may remember what it saw and must not be asked twice.
-        answer = ask(own, asked)
+        answer = ask(own, asked, buffer)
         bake_.guard = lambda _: answer
         entered.append(bake_._guarded(rows))
         return answer

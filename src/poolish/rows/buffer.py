@@ -154,7 +154,7 @@ class DatasetBuffer(ReadsSnapshots):
 
         asked = check_guard(guard, "append") or self._guard
         assert asked is not None
-        turned = admit(draft, asked)
+        turned = admit(draft, asked, self)
         if turned is None or draft.n_rows:
             with self._lock:
                 self._commit(draft, retain_prior, retain_prior_by)
@@ -306,7 +306,7 @@ class DatasetBuffer(ReadsSnapshots):
         from poolish.guards.guard import check_guard
 
         with self._lock:
-            self._guard = check_guard(guard, "guard")
+            self._guard = check_guard(guard, "DatasetBuffer")
             is_settled = self._codec is not None and self._codec.is_resolved
             self._takes_rows = self._kind == ROWS and is_settled and guard is None
 

@@ -13,12 +13,12 @@ from poolish.rows.draft import Draft
 Turned = tuple[pa.Table, Result, Mask]
 
 
-def admit(draft: Draft, guard: Guard) -> Turned | None:
+def admit(draft: Draft, guard: Guard, buffer: object) -> Turned | None:
     """Leave in the draft what may enter; what may not, if there is any. ``DataRefused`` if all of it is refused."""
     table = draft.table()
     if table is None:
         return None
-    result = ask(guard, table)
+    result = ask(guard, table, buffer)
     kept = passed(result, f"append of {draft.n_rows:,} rows")
     if kept is None:
         return None

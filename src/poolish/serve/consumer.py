@@ -138,7 +138,7 @@ class DatasetConsumer:
             columns = batch.columns
             if self._stage is not None:  # the memory of the batch may be another's by now
                 columns, made = made
-            kept = guard.kept(columns, f"{reader.log.path}, batch {batch.number}")
+            kept = guard.kept(columns, f"{reader.log.path}, batch {batch.number}", split)
             given = self._given(batch, made)
             reader.handed_out(batch)
             if self.prefetch:

@@ -40,7 +40,7 @@ class ProviderGuard:
 
     def admit(self, columns: Columns, label: Label, place: str) -> tuple[Columns, int]:
         """The columns that may be published, and how many rows; ``Quarantined`` if there are none."""
-        result = ask(self._guard, seen(columns))
+        result = ask(self._guard, seen(columns), self, self._quarantine.folder.name)
         self.n_seen += 1
         kept = None if result.action == "log" else result.kept
         if kept is None:
@@ -74,9 +74,9 @@ class ConsumerGuard:
     def __init__(self, guard: Guard, rank: int, world_size: int) -> None:
         self._guard, self._rank, self._world_size = guard, rank, world_size
 
-    def kept(self, columns: Columns, place: str) -> Mask | None:
+    def kept(self, columns: Columns, place: str, split: str) -> Mask | None:
         """Which rows the trainer gets, None for all. If none: skip the batch."""
-        result: Result = ask(self._guard, seen(columns))
+        result: Result = ask(self._guard, seen(columns), self, split)
         kept = passed(result, place)
         if kept is not None and not kept.any() and self._world_size > 1:
             raise result.error(

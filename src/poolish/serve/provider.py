@@ -93,6 +93,8 @@ class DataProviderBase:
         self.meta: dict[str, Any] = self.build_meta()
         self.schema: Schema = batch_schema_of(self.meta)
         self._promise = Promise(self.schema)
+        if self.guard is not None:
+            self._checked_guard()  # that of the class is in use too, and does not change any more
 
     # -- what a subclass says
 
@@ -180,15 +182,19 @@ class DataProviderBase:
         if max_rejected is not None:
             self.max_rejected = check_max_rejected(max_rejected)
 
+    def _checked_guard(self) -> Guard:
+        from poolish.guards.guard import check_guard
+
+        guard = check_guard(self.guard, f"{type(self).__name__}.guard")
+        assert guard is not None
+        return guard
+
     def _guard_of(self, split: str) -> ProviderGuard:
         if split not in self._guards:
-            from poolish.guards.guard import check_guard
             from poolish.serve.guarding import ProviderGuard, check_max_rejected
 
-            guard = check_guard(self.guard, f"{type(self).__name__}.guard")
-            assert guard is not None
             folder = self.dataset_path / "quarantine" / split
-            self._guards[split] = ProviderGuard(guard, folder, check_max_rejected(self.max_rejected))
+            self._guards[split] = ProviderGuard(self._checked_guard(), folder, check_max_rejected(self.max_rejected))
         return self._guards[split]
 
     def run(

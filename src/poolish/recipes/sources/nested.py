@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from poolish.errors import RecipeError
 from poolish.recipes.cache import Cache
 from poolish.recipes.content import content_of
 from poolish.recipes.engine import Engine
@@ -37,11 +36,10 @@ class RecipeSource:
     def prepare(self, engine: Engine | str = "local", cache: Cache | None = None, on_error: str = "raise") -> None:
         """Bake the recipe as the outer one is baked: by the same engine, with the same cache and treatment of errors.
 
-        A recipe that is made of itself is a ``RecipeError``. Who reads without preparing gets the defaults.
+        Who reads without preparing gets the defaults.
         """
         if self._baked is not None:
             return
-        check_ends(self._recipe)
         result = self._recipe.bake(engine=engine, cache=None if cache is None else cache.path, on_error=on_error)
         self.lineage, self.rejects, self.report = result.lineage, result.rejects, result.report
         self._baked = result.buffer.snapshot().to_arrow(), result.lineage.identities()
@@ -72,18 +70,6 @@ class RecipeSource:
         first, end = fragment.place["first"], fragment.place["end"]
         part = table.slice(first, end - first)
         yield selected(part, columns), numbers[first:end]
-
-
-def check_ends(recipe: Any, above: tuple[Any, ...] = ()) -> None:
-    """Refuse a recipe that is an ingredient of itself, directly or through others: baking it would never end."""
-    if any(recipe is other for other in above):
-        path = " > ".join(repr(each.name) for each in (*above, recipe))
-        raise RecipeError(f"recipe {recipe.name!r} is made of itself ({path}); give one of them another source")
-    for instruction in recipe.instructions:
-        source = getattr(instruction, "source", None)
-        inner = source._recipe if isinstance(source, RecipeSource) else source
-        if hasattr(inner, "instructions") and hasattr(inner, "bake"):
-            check_ends(inner, (*above, recipe))
 
 
 def identity_numbers(
