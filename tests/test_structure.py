@@ -26,7 +26,7 @@ SRC = ROOT / "src"
 #: The ground is finer than "the shared modules": seeds permute and files checksum with the kernels, all may raise.
 FLOORS: tuple[set[str], ...] = (
     {"alive", "errors", "lazy"},
-    {"kernels", "html", "grammar"},
+    {"kernels", "html", "grammar", "printable"},
     {"seeds", "files", "versions"},
     {"schema", "runs", "fingerprints"},
     {"guards"},

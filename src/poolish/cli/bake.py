@@ -20,12 +20,13 @@ from typing import TypeVar
 import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.text import Text
 
 from poolish.cli.failures import FAILED, MISUSED, Failure, tell
 from poolish.cli.interrupts import Interrupt
+from poolish.cli.screen import message, one_line
 from poolish.errors import ConfigError
 from poolish.files import explain_full, publish_directory
+from poolish.printable import printable
 from poolish.recipes import BakeResult, DatasetRecipe
 from poolish.recipes.cache import Baked
 from poolish.recipes.engine import LocalEngine
@@ -68,7 +69,7 @@ def bake(order: Order) -> int:
             is_begun = True
             if target is None:
                 explanation = recipe.explain(order.cache, on_error=order.on_error)
-                print(explanation)
+                print(message(explanation))
                 return FAILED if explanation.problems else 0
             result = _baked(recipe, order)
 
@@ -161,9 +162,9 @@ def _baked(recipe: DatasetRecipe, order: Order) -> BakeResult:
 
 def _show(result: BakeResult, order: Order) -> None:
     console = Console(highlight=False)
-    for i, line in enumerate(str(result.report).splitlines()):
-        console.print(Text(line, style="" if i else "bold"), soft_wrap=True)
-    console.print(Text(f"written to {order.out}"), soft_wrap=True)
+    for i, line in enumerate(str(result.report).split("\n")):
+        console.print(one_line(line, "" if i else "bold"), soft_wrap=True)
+    console.print(one_line(f"written to {order.out}"), soft_wrap=True)
 
 
 # What is seen meanwhile ---------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class Watched:
             *columns, console=console, transient=True, auto_refresh=False, disable=not self._is_live,
             redirect_stdout=sys.stdout.isatty(),
         )  # fmt: skip
-        self._task = self._bar.add_task(title, total=None)
+        self._task = self._bar.add_task(printable(title), total=None)
 
     def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         """Results in the order of tasks, counted as they come."""
@@ -208,7 +209,7 @@ class Watched:
         seconds = max(self._clock() - self._started, 1e-9)
         rate = f"{self.n_rows:,} rows, {self.n_rows / seconds:,.0f} rows/s"
         about = f", {self._name}" if self._name else ""
-        return f"{self._title}: {self.n_done:,} of {self.n_fragments:,} fragments, {rate}{about}"
+        return printable(f"{self._title}: {self.n_done:,} of {self.n_fragments:,} fragments, {rate}{about}")
 
     def _show(self) -> None:
         if self._is_live:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from poolish.cli.check_sources import Source, sources
 from poolish.cli.failures import FAILED
+from poolish.cli.screen import one_line
 from poolish.errors import ConfigError
 from poolish.files import publish
 from poolish.guards.inferring import infer
@@ -102,9 +102,9 @@ def _show(reports: list[LevelReport], *, as_json: bool) -> None:
         return
     console = Console(highlight=False)
     for report in reports:
-        for i, line in enumerate(str(report).splitlines()):
+        for i, line in enumerate(str(report).split("\n")):
             style = "bold" if i == 0 else "red" if line.lstrip().startswith(("error:", "fatal:", "stopped")) else ""
-            console.print(Text(line, style=style), soft_wrap=True)
+            console.print(one_line(line, style), soft_wrap=True)
     if len(reports) > 1:
         n_bad = sum(1 for report in reports if not report.ok)
         console.print(f"{len(reports)} checked, {n_bad} not ok")

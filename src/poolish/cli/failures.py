@@ -12,8 +12,8 @@ from types import TracebackType
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
+from poolish.cli.screen import message
 from poolish.errors import ConfigError, PoolishError
 
 #: Where lines come from that stand between the command and the user's code: poolish, Python, installed libraries.
@@ -51,13 +51,14 @@ def describe(error: BaseException) -> str:
     error: batch_size: missing
     """
     if isinstance(error, PoolishError):
-        return "\n".join([f"error: {error}", *(f"  {note}" for note in [*_notes(error), *_place(error)])])
+        # Every line but the first is indented: one that a name from data begins is not taken for ours.
+        return "\n".join([f"error: {error}", *_notes(error), *_place(error)]).replace("\n", "\n  ")
     return "".join(traceback.format_exception(type(error), error, _from_theirs(error))).rstrip()
 
 
 def tell(text: str) -> None:
     """Put an error on the screen, its first word in red; never wrapped, so that paths can be copied."""
-    shown = Text(text)
+    shown = message(text)
     if text.startswith("error:"):
         shown.stylize("bold red", 0, len("error:"))
     Console(stderr=True, highlight=False).print(shown, soft_wrap=True)
@@ -72,7 +73,7 @@ def explained(*others: type[Exception]) -> Iterator[None]:
         tell(describe(error))
         raise typer.Exit(exit_code(error)) from None
     except others as error:
-        tell(f"error: {error}")
+        tell(f"error: {error}".replace("\n", "\n  "))
         raise typer.Exit(FAILED) from None
 
 

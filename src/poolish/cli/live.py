@@ -17,6 +17,7 @@ from rich.text import Text
 
 from poolish.cli.interrupts import Interrupt
 from poolish.cli.reports import Report
+from poolish.cli.screen import message, one_line
 
 _WINDOW_S = 5.0
 _LINE_EVERY_S = 10.0
@@ -103,23 +104,23 @@ class LiveLine:
 
     def say(self, text: str) -> None:
         """Print above the line."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(message(text), soft_wrap=True)
 
     def _draw(self) -> Group:
         report = self.last
         line = Table.grid(padding=(0, 2))
         line.add_row(
             self._spinner,
-            Text(self._title, style="bold"),
-            Text(counts(report.made) or "starting", style="green"),
+            one_line(self._title, "bold"),
+            one_line(counts(report.made) or "starting", "green"),
             Text(speed(self._pace.rate)),
-            Text(f"backlog {counts(report.backlog)}" if report.backlog else "", style="cyan"),
+            one_line(f"backlog {counts(report.backlog)}" if report.backlog else "", "cyan"),
         )
         for column in line.columns:
             column.no_wrap = True
         below = "the batch in the making is finished first; Ctrl-C again ends at once" if self._interrupt.count else ""
         below = below or (f"waiting: {report.waiting}" if report.waiting else "")
-        return Group(line, Text(f"   {below}", style="yellow")) if below else Group(line)
+        return Group(line, one_line(f"   {below}", "yellow")) if below else Group(line)
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
@@ -153,7 +154,7 @@ class PlainLines:
 
     def say(self, text: str) -> None:
         """Write a line."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(message(text), soft_wrap=True)
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from poolish.cli.screen import one_line
 from poolish.serve.workspace import make_workspace
 
 
@@ -16,9 +17,9 @@ def new_workspace(path: Path, *, is_toml: bool = False) -> None:
     name = path.name
     made = make_workspace(path, name, is_toml=is_toml)
     console = Console(highlight=False)
-    console.print(Text.assemble("made ", (str(path), "bold"), f" with {len(made)} files:"))
+    console.print(Text.assemble("made ", one_line(path, "bold"), f" with {len(made)} files:"))
     for file in made:
-        console.print(Text(f"  {file.relative_to(path)}", style="dim"), soft_wrap=True)
+        console.print(one_line(f"  {file.relative_to(path)}", "dim"), soft_wrap=True)
     config = f"config/train_{name}.{'toml' if is_toml else 'py'}"
     _print_steps(console, path, config)
 
@@ -32,4 +33,4 @@ def _print_steps(console: Console, path: Path, config: str) -> None:
     ]
     for what, commands in steps:
         console.print(f"\n{what}")
-        console.print(Text(f"  {'; '.join(commands)}", style="bold green"), soft_wrap=True)
+        console.print(one_line(f"  {'; '.join(commands)}", "bold green"), soft_wrap=True)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from poolish.cli.failures import FAILED, MISUSED, tell
 from poolish.cli.live import counts
+from poolish.cli.screen import one_line
 from poolish.serve import purge_queue, queue_status, verify_queue
 from poolish.serve.inspection import SplitStatus
 
@@ -36,7 +37,7 @@ def show_status(path: Path, *, as_json: bool = False) -> None:
     for found in status.values():
         table.add_row(*_row(found))
     console = _console()
-    console.print(Text(f"queue of {path}", style="bold"), soft_wrap=True)  # a long path is not cut into lines
+    console.print(one_line(f"queue of {path}", "bold"), soft_wrap=True)  # a long path is not cut into lines
     console.print(table)
     for line in _providers(status):
         console.print(line, soft_wrap=True)
@@ -45,7 +46,7 @@ def show_status(path: Path, *, as_json: bool = False) -> None:
 def _row(found: SplitStatus) -> list[Text]:
     numbers = (found.published, found.read, found.acknowledged, found.waiting, found.on_disk)
     return [
-        Text(found.split, style="bold"),
+        one_line(found.split, "bold"),
         *(Text(f"{n:,}") for n in numbers),
         Text(size(found.n_bytes)),
         Text(f"{found.dead:,}", style="bold red" if found.dead else ""),
@@ -61,7 +62,7 @@ def _providers(status: dict[str, SplitStatus]) -> list[Text]:
             made.setdefault(name, {})[split] = n
     alive = {name for found in status.values() for name in found.alive}
     lines = [
-        Text(f"provider {name}, {'alive' if name in alive else 'ended'}: made {counts(n)}", style=style)
+        one_line(f"provider {name}, {'alive' if name in alive else 'ended'}: made {counts(n)}", style)
         for name, n in sorted(made.items())
         for style in ["green" if name in alive else "dim"]
     ]
@@ -78,10 +79,10 @@ def verify(path: Path, *, as_json: bool = False) -> int:
         console = _console()
         for split, found in problems.items():
             verdict = f"{len(found):,} wrong" if found else "whole"
-            console.print(f"{split}: {n_files.get(split, 0):,} batches, ", end="")
+            console.print(one_line(f"{split}: {n_files.get(split, 0):,} batches, "), end="")
             console.print(Text(verdict, style="bold red" if found else "green"))
             for problem in found:
-                console.print(Text(f"  {problem}"), soft_wrap=True)
+                console.print(one_line(f"  {problem}"), soft_wrap=True)
     return FAILED if any(problems.values()) else 0
 
 
@@ -97,11 +98,11 @@ def purge(path: Path, *, is_sure: bool = False) -> int:
         if not is_at_terminal():
             tell(f"error: {path} was not purged: there is no terminal to ask at; add --yes to discard its batches")
             return MISUSED
-        if not typer.confirm(_question(path)):
+        if not typer.confirm(str(one_line(_question(path)))):
             print("nothing was discarded")
             return FAILED
     for split, n_batches in purge_queue(path).items():
-        print(f"{split}: {n_batches:,} batches discarded")
+        print(one_line(f"{split}: {n_batches:,} batches discarded"))
     return 0
 
 

@@ -24,6 +24,7 @@ from poolish.guards.distances import Side, chi2, js, kl, ks, psi, side_of, wasse
 from poolish.guards.json_numbers import encode_float
 from poolish.guards.moments import Moments
 from poolish.guards.profile import Profile
+from poolish.printable import printable
 
 _METHODS: dict[str, Callable[..., Comparison]] = {
     "psi": psi,
@@ -144,7 +145,7 @@ class DriftReport(Mapping[str, ColumnDrift]):
 
     def __repr__(self) -> str:
         lines = [
-            f"  {column.name}: {column.verdict}" + "".join(f"; {test}" for test in column.tests.values())
+            f"  {printable(column.name)}: {column.verdict}" + "".join(f"; {test}" for test in column.tests.values())
             for column in self.values()
         ]
         return "\n".join([f"{len(self.drifted)} of {len(self)} columns drifted (alpha {self.alpha:g})", *lines])

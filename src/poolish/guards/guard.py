@@ -18,6 +18,7 @@ from poolish.guards.leaves import Mask, Rows
 from poolish.guards.stream_guard import StreamGuard
 from poolish.guards.suite import Suite
 from poolish.guards.verdicts import Action, Result, Verdict
+from poolish.printable import printable
 
 logger = logging.getLogger("poolish.guards")
 
@@ -119,7 +120,10 @@ class _Log:
                 self._said.add(key) if is_new else None
             if is_new:
                 logger.warning(
-                    "%s: %s (%s; more of this kind are counted and not logged)", result.name, verdict, verdict.action
+                    "%s: %s (%s; more of this kind are counted and not logged)",
+                    printable(result.name),
+                    verdict,
+                    verdict.action,
                 )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from poolish import html
 from poolish.guards.verdicts import LEVELS, Level, Verdict, verdict_table
+from poolish.printable import printable
 
 
 @dataclass
@@ -67,7 +68,7 @@ class LevelReport:
         left = [level for level in self.asked if level not in self.found]
         if left:
             lines.append(f"  stopped at {self.stopped_at}: {', '.join(left)} not asked")
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -17,6 +17,7 @@ from poolish.guards.bins import N_BINS, Bins
 from poolish.guards.column_profile import ColumnProfile
 from poolish.guards.column_profiling import SKETCHES, profile_of
 from poolish.guards.columns import column_of, columns_of
+from poolish.printable import printable
 
 VERSION = 1
 _MOST_BINS = 1_000
@@ -144,7 +145,7 @@ class Profile(Mapping[str, ColumnProfile]):
         return cls(columns)
 
     def __repr__(self) -> str:
-        lines = [f"  {name}: {repr(column)[14:-1]}" for name, column in self._columns.items()]
+        lines = [f"  {printable(name)}: {repr(column)[14:-1]}" for name, column in self._columns.items()]
         return "\n".join([f"Profile of {len(self)} columns", *lines])
 
     def _repr_html_(self) -> str:

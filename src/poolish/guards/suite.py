@@ -44,6 +44,7 @@ from poolish.guards.entries import (
 )
 from poolish.guards.leaves import Mask, Rows, Unfit
 from poolish.guards.verdicts import ACTIONS, LEVELS, SEVERITIES, Action, Level, Result, Severity, Verdict, examples_of
+from poolish.printable import printable
 from poolish.schema import Schema
 
 if TYPE_CHECKING:
@@ -373,7 +374,7 @@ class Suite:
         row_checks, others = self._checks()
         lines = [f"  {severity}: {', '.join(check.columns)} {check.rule}" for check, severity in row_checks]
         lines += [f"  {check.severity}: {check}" for check in others]
-        return "\n".join([f"Suite({self.name!r}), {len(lines)} checks", *lines])
+        return "\n".join(map(printable, [f"Suite({self.name!r}), {len(lines)} checks", *lines]))
 
     def _repr_html_(self) -> str:
         row_checks, others = self._checks()

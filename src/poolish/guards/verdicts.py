@@ -31,6 +31,7 @@ from poolish import html
 from poolish.errors import DataRefused
 from poolish.guards.leaves import Mask, Rows, Unfit
 from poolish.lazy import cached_property
+from poolish.printable import printable
 
 Severity = Literal["warn", "error", "fatal"]
 Action = Literal["log", "drop", "skip", "refuse", "raise"]
@@ -88,6 +89,9 @@ class Verdict:
         return self.check if self.says_columns or not self.columns else f"{', '.join(self.columns)} {self.check}"
 
     def __str__(self) -> str:
+        return printable(self._sentence())
+
+    def _sentence(self) -> str:
         if self.ok:
             return f"{self.title}: {self.status}{f' ({self.detail})' if self.detail else ''}"
         parts = [self.detail] if self.detail else []
@@ -209,7 +213,7 @@ class Result:
 
     def __repr__(self) -> str:
         lines = [f"  {verdict.severity}: {verdict}" for verdict in self.failures]
-        return "\n".join([self._headline(), *lines])
+        return "\n".join([printable(self._headline()), *lines])
 
     def error(self, place: str = "", advice: str = "mend the rows, or change what the suite expects") -> DataRefused:
         """The error with which a door refuses these rows."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from poolish import html
+from poolish.printable import printable
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class Explanation:
     def __str__(self) -> str:
         columns = [] if self.schema is None else [f"  result: {', '.join(f'{f.name} {f.type}' for f in self.schema)}"]
         problems = [f"  problem: {problem}" for problem in self.problems]
-        return "\n".join([self._head(), *(_line_text(line) for line in self.lines), *columns, *problems])
+        lines = [self._head(), *map(_line_text, self.lines), *columns, *problems]
+        return "\n".join(map(printable, lines))
 
     def to_html(self) -> str:
         """As a page that needs nothing from elsewhere and runs nothing."""

@@ -19,6 +19,7 @@ from poolish import html
 from poolish.guards import ColumnProfile, Profile
 from poolish.guards.bins import Bins
 from poolish.lazy import cached_property
+from poolish.printable import printable
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.baking import Line
 from poolish.recipes.differences import Told
@@ -85,7 +86,7 @@ class Report:
         if len(self.reasons) > _TOLD_REASONS:
             n_rest = sum(each.rows for each in self.reasons[_TOLD_REASONS:])
             reasons.append(f"  rejected {n_rest:,} for other reasons: see report.reasons")
-        return "\n".join([head, *(f"  {_told(line)}" for line in self.lines), *reasons])
+        return "\n".join(map(printable, [head, *(f"  {_told(line)}" for line in self.lines), *reasons]))
 
     def to_html(self) -> str:
         """As a page that needs nothing from elsewhere and runs nothing."""

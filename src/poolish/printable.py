@@ -1,0 +1,30 @@
+"""Text from data as a terminal, a log or a traceback may show it.
+
+Column names, file names and values come from anyone. Raw, they could set a window's title, move the cursor, reverse a
+line or add one that poolish never wrote. Whatever is put into text for people goes through ``printable``.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+__all__ = ["printable"]
+
+
+def printable(text: object, keep: str = "") -> str:
+    r"""The text with every control, format and line-breaking character escaped as in Python, except those to ``keep``.
+
+    >>> print(printable("reward\x1b]0;owned\x07\nall is ok\u202e"))
+    reward\x1b]0;owned\x07\nall is ok\u202e
+    >>> printable("größe 長さ") == "größe 長さ"
+    True
+    """
+    plain = str(text)
+    if plain.isprintable():
+        return plain
+    return "".join(each if each in keep or _is_visible(each) else ascii(each)[1:-1] for each in plain)
+
+
+def _is_visible(character: str) -> bool:
+    # Spaces of other widths than ours are no tricks: texts of many languages have them.
+    return character.isprintable() or unicodedata.category(character) == "Zs"
