@@ -140,7 +140,7 @@ def test_values_are_put_over_others(kind, is_watched):
         return
 
     column.own()
-    column.put(np.array([4, 0, 4]), new)
+    column.patch(np.array([4, 0, 4]), new).write()
 
     expected = [*before]
     for position, value in zip([4, 0, 4], listed_array(new), strict=True):

@@ -31,11 +31,11 @@ def test_a_live_set_is_a_set(steps):
     for step, argument in steps:
         if step == "kill":
             gone = sorted(set(argument) & set(alive))
-            live.kill(np.array(gone, np.int64))
+            live = live.without(np.array(gone, np.int64))
             alive = [place for place in alive if place not in gone]
         elif step == "evict":
             before = set(alive)
-            n_left = live.evict(0, len(alive) - argument, len(alive) - argument, 7, 0, argument)
+            live, n_left = live.evicted(0, len(alive) - argument, len(alive) - argument, 7, 0, argument)
             alive = live.places(0, n_places).tolist()
             assert n_left == len(alive) == len(before) - argument
             assert set(alive) < before
@@ -53,48 +53,28 @@ def test_a_live_set_is_a_set(steps):
 def test_a_part_of_the_living(dead, start, stop):
     """From any place to any other, also in the middle of a word."""
     start, stop = sorted((start, stop))
-    live = LiveSet(2_000)
-    live.kill(np.array(sorted(set(dead)), np.int64))
+    live = LiveSet(2_000).without(np.array(sorted(set(dead)), np.int64))
 
     assert live.places(start, stop).tolist() == [place for place in range(start, stop) if place not in dead]
 
 
-def test_a_lease_keeps_a_set_as_it_is():
-    """Whoever holds a lease sees the old set; the change happens in a copy, and the next one in that copy itself."""
+def test_a_set_never_changes():
+    """Rows that leave give another set: what a snapshot or an unfinished change holds stays as it is."""
     live = LiveSet(100)
-    lease = live.lease()
 
-    changed = live.to_change()
-    changed.kill(np.array([0]))
+    killed = live.without(np.array([0]))
+    evicted, n_left = live.evicted(0, 95, 95, 7, 0, 5)
 
-    assert changed is not live
-    assert (live.place(0), changed.place(0)) == (0, 1)
-    assert changed.to_change() is changed
-    del lease
-    assert live.to_change() is live
+    assert all_ranks(live, 100) == list(range(100))
+    assert (killed.place(0), n_left, len(evicted.places(0, 100))) == (1, 95, 95)
 
 
-def test_two_leases_are_one_promise():
-    """The set may change only when the last holder has gone."""
-    live = LiveSet(100)
-    first, second = live.lease(), live.lease()
-
-    del first
-    assert live.to_change() is not live
-    del second
-    assert live.to_change() is live
-
-
-def test_growing_a_leased_set_leaves_it_alone():
+def test_growing_a_set_leaves_it_alone():
     """The larger set is another one, and the places behind the old end are live in it."""
-    live = LiveSet(100)
-    live.kill(np.array([5]))
-    lease = live.lease()
+    live = LiveSet(100).without(np.array([5]))
 
-    grown = live.reserve(10_000)
-    grown.kill(np.array([6]))
+    grown = live.reserve(10_000).without(np.array([6]))
 
-    assert lease is not None
     assert all_ranks(live, 8) == [0, 1, 2, 3, 4, 6, 7, 8]
     assert all_ranks(grown, 8) == [0, 1, 2, 3, 4, 7, 8, 9]
     assert grown.place(9_997) == 9_999

@@ -1,7 +1,8 @@
 """Memory that runs out and Ctrl-C at a bad moment leave a buffer as it was before the operation, or as it is after it.
 
-Three ways to fail: every allocation of an operation in turn, every line of the code that changes a buffer in turn, and
-the real thing in a child process: an address space that is too small, a signal at a random time.
+Three ways to fail: every allocation of an operation in turn, every line of the code that changes a buffer in turn (and
+a line of what comes next), and the real thing in a child process: an address space that is too small, signals at random
+times.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pytest
 
 from poolish import DatasetBuffer
+from poolish.guards import Suite
 from poolish.rows import buffer as buffer_module
 from poolish.rows import columns, memory, stored
 from tests.effort import IS_SOAK, times
@@ -75,6 +77,8 @@ def odd_rows() -> pa.Table:
     return table_of(NAMES, new_rows(50, 30))
 
 
+ODD_KEYS = Suite("odd").expect("key", one_of=list(range(1, 100, 2))).on(error="drop")
+LOW_KEYS = Suite("low").expect("key", between=(0, 49)).on(error="drop")
 IDS = [0, 3, 10, 3]
 ODD = np.arange(30) % 2 == 1
 OPERATIONS = {
@@ -102,7 +106,25 @@ OPERATIONS = {
     "update numbers": Operation(lambda _: filled(), lambda b: b.update(IDS, {"key": [1, 2, 3, 4]})),
     "update numbers somebody looks at": Operation(lambda _: watched(), lambda b: b.update(IDS, {"key": [1, 2, 3, 4]})),
     "update text": Operation(lambda _: filled(), lambda b: b.update(IDS, {"text": ["a", "b", "c", "d"]})),
+    "update several columns": Operation(lambda _: filled(), lambda b: b.update(IDS, several())),
+    "update several columns somebody looks at": Operation(lambda _: watched(), lambda b: b.update(IDS, several())),
+    "update several columns of a loaded buffer": Operation(loaded, lambda b: b.update(IDS, several())),
+    "rows that a guard thins": Operation(lambda _: filled(), lambda b: b.append(new_rows(50, 9), guard=ODD_KEYS)),
+    "rows that a guard refuses": Operation(lambda _: filled(), lambda b: b.append(new_rows(50, 4), guard=LOW_KEYS)),
+    "a guard from now on": Operation(lambda _: filled(), lambda b: setattr(b, "guard", ODD_KEYS)),
+    "save": Operation(lambda path: saved_once(path), lambda b: b.save(b.path)),
 }
+
+
+def several() -> dict[str, Any]:
+    """New values for columns that are written in place and for one that is written anew."""
+    return {"key": [1, 2, 3, 4], "vector": np.ones((4, 3), np.float32), "text": ["a", "b", "c", "d"]}
+
+
+def saved_once(tmp_path: Path) -> DatasetBuffer:
+    buffer = filled()
+    buffer.path = tmp_path / "saved.rows"
+    return buffer
 
 
 def nulls_only() -> DatasetBuffer:
@@ -167,12 +189,12 @@ def test_no_memory_is_no_change(name, tmp_path):
                 operation.change(buffer)
         assert facts(buffer) == after
 
-    assert n_failed or name == "one row"  # which waits, and asks for nothing
+    assert n_failed or name in ("one row", "a guard from now on")  # which ask for nothing
 
 
 # Every line ---------------------------------------------------------------------------------------------------
 
-CHANGING = {"buffer.py", "stored.py", "columns.py", "memory.py", "live.py"}
+CHANGING = {"buffer.py", "state.py", "stored.py", "columns.py", "memory.py", "live.py", "guarding.py", "rejected.py"}
 
 
 @contextmanager
@@ -208,28 +230,82 @@ def moments(lines: list[str]) -> list[int]:
     return sorted({k for found in times_of.values() for k in (found[0], found[-1])})
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_an_interrupt_leaves_the_whole_operation_or_none_of_it(name, tmp_path):
-    """Before whichever line Ctrl-C comes, nobody ever sees half of a change, and the buffer goes on working."""
-    operation = OPERATIONS[name]
-    before = facts(operation.prepare(tmp_path))
-    done = operation.prepare(tmp_path)
+def all_facts(buffer: DatasetBuffer) -> dict[str, Any]:
+    """What a reader can notice, the guard and the rows that it kept out included."""
+    out = buffer.rejected
+    return facts(buffer) | {"guarded": buffer.guard is not None, "out": [out.n_rows, len(out.rows), dict(out.reasons)]}
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What an operation may leave, what comes of it when rows are appended, and the lines that it runs."""
+
+    before: dict[str, Any]
+    after: dict[str, Any]
+    later: dict[str, Any]
+    lines: list[str]
+
+
+def outcomes(operation: Operation, tmp_path: Path) -> Outcomes:
+    before, done = all_facts(operation.prepare(tmp_path)), operation.prepare(tmp_path)
     with interrupted_at_line(0) as lines:
         operation.change(done)
-    after = facts(done)
+    return Outcomes(before, all_facts(done), later(done), lines)
 
-    for k in moments(lines):
+
+def later(buffer: DatasetBuffer) -> dict[str, Any]:
+    """The facts after an append that any buffer takes, random numbers included."""
+    buffer.guard = None
+    buffer.append(new_rows(90, 4), 0.9, "random")
+    return all_facts(buffer)
+
+
+def check_whole(buffer: DatasetBuffer, operation: Operation, version: str, known: Outcomes, place: str) -> None:
+    """The buffer is as before or as after, its version as well, and it goes on as one that was never interrupted."""
+    found = all_facts(buffer)
+    assert found in (known.before, known.after), place
+    if known.before["ids"] == known.after["ids"] and known.before["rows"] != known.after["rows"]:
+        assert (buffer.version != version) == (found == known.after), place
+    if found == known.before:
+        operation.change(buffer)
+        assert all_facts(buffer) == known.after, f"{place}, then done again"
+    assert later(buffer) == known.later, place
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_interrupt_leaves_the_whole_operation_or_none_of_it(name, tmp_path):
+    """Before whichever line Ctrl-C comes, no reader ever sees half of a change, and the buffer goes on working."""
+    operation = OPERATIONS[name]
+    known = outcomes(operation, tmp_path)
+
+    for k in moments(known.lines):
         buffer = operation.prepare(tmp_path)
+        version = buffer.version
         with interrupted_at_line(k), pytest.raises(KeyboardInterrupt):
             operation.change(buffer)
 
-        found = facts(buffer)
-        assert found in (before, after), f"interrupted before {lines[k - 1]}"
-        if found == before:
+        check_whole(buffer, operation, version, known, f"interrupted before {known.lines[k - 1]}")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_interrupts_after_an_interrupt_change_nothing_more(name, tmp_path):
+    """Ctrl-C again, in whatever reads the buffer first, and again: still the whole operation or none of it."""
+    operation, rng = OPERATIONS[name], random.Random(name)
+    known = outcomes(operation, tmp_path)
+    with interrupted_at_line(0) as reading:
+        facts(operation.prepare(tmp_path))
+    pairs = [(k, j) for k in moments(known.lines) for j in moments(reading)]
+
+    for k, j in pairs if IS_SOAK else rng.sample(pairs, min(times(60), len(pairs))):
+        buffer = operation.prepare(tmp_path)
+        version = buffer.version
+        with interrupted_at_line(k), pytest.raises(KeyboardInterrupt):
             operation.change(buffer)
-            assert facts(buffer) == after, f"interrupted before {lines[k - 1]}, then done again"
-        buffer.append(new_rows(90, 4))
-        assert buffer.next_id == after["next_id"] + 4
+        for line in (j, rng.randint(1, j)):
+            with interrupted_at_line(line), suppress(KeyboardInterrupt):
+                facts(buffer)
+
+        check_whole(buffer, operation, version, known, f"interrupted before {known.lines[k - 1]} and {reading[j - 1]}")
 
 
 @pytest.mark.parametrize("sample", [{"other": "x"}, np.arange(3)], ids=["row", "array"])
@@ -254,8 +330,19 @@ def test_an_interrupted_first_append_decides_nothing(sample):
 
 def append_until_interrupted(buffer: DatasetBuffer, tags: Iterator[int]) -> None:
     for tag in tags:
-        buffer.append([{"tag": tag, "text": str(tag)}] * 3, retain_prior=0.9, retain_prior_by="latest")
-        buffer.append({"tag": -1, "text": "single"})
+        row = {"tag": tag, "text": str(tag), "mark": 0, "same": np.zeros(2), "mark_text": "0"}
+        buffer.append([row] * 3, retain_prior=0.9, retain_prior_by="latest")
+        buffer.append({**row, "tag": -1, "text": "single"})
+        ids = buffer.ids[::2]
+        new = [tag] * len(ids)
+        buffer.update(ids, {"mark": new, "same": np.full((len(ids), 2), tag, float), "mark_text": list(map(str, new))})
+
+
+def calm() -> None:
+    """No more signals; one that is on its way is caught."""
+    while signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
+        with suppress(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def interrupt_at_random(n: int) -> int:
@@ -270,16 +357,19 @@ def interrupt_at_random(n: int) -> int:
     for _ in range(n):
         try:
             # Again and again: code of others may swallow one (pyarrow does while it looks for pandas).
-            signal.setitimer(signal.ITIMER_VIRTUAL, rng.uniform(1e-5, 3e-3), 0.02)
+            # And at once: the next may come while the first is still being handled.
+            signal.setitimer(signal.ITIMER_VIRTUAL, rng.uniform(1e-5, 3e-3), rng.choice([1e-4, 0.02]))
             append_until_interrupted(buffer, tags)
         except KeyboardInterrupt:
             pass
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        calm()
         columns, ids = buffer.to_pydict(), buffer.ids
         tagged = [tag for tag in columns.get("tag", []) if tag >= 0]
         assert all(tagged.count(tag) == 3 for tag in set(tagged[3:]))
         assert columns.get("text", []) == ["single" if tag < 0 else str(tag) for tag in columns.get("tag", [])]
+        marks = columns.get("mark", [])
+        assert [row.tolist() for row in columns.get("same", [])] == [[mark, mark] for mark in marks]
+        assert columns.get("mark_text", []) == list(map(str, marks))
         assert len(buffer) == len(ids) == len(columns.get("tag", [])) <= 200
         assert (np.diff(ids) > 0).all()
         n_whole += 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -16,6 +17,32 @@ MAX_ROWS = 1_000
 MAX_BYTES = 64 * 2**20
 
 
+class Tally(NamedTuple):
+    """Rows that were kept out, up to some append; never changed, so that a buffer publishes it with its rows."""
+
+    n_rows: int
+    n_appends: int
+    reasons: Counter[str]
+    kept: Sequence[pa.Table]
+
+    def plus(self, table: pa.Table, result: Result, which: Mask) -> Tally:
+        """With some rows of another append."""
+        told = result.rejected(which)
+        bad = unsliced(table).filter(pa.array(which)).combine_chunks()
+        front = {
+            "rejected_append": pa.array([self.n_appends] * len(bad), pa.int64()),
+            "rejected_row": told["row"],
+            "rejected_reason": told["reason"],
+        }
+        for i, (name, values) in enumerate(front.items()):
+            bad = bad.add_column(i, name, values)
+        reasons = self.reasons.copy()
+        for verdict in result.failures:
+            if verdict.action != "log":
+                reasons[verdict.title] += int((verdict.bad & which).sum()) if verdict.bad is not None else len(bad)
+        return Tally(self.n_rows + len(bad), self.n_appends + 1, reasons, _newest([*self.kept, bad]))
+
+
 class Rejected:
     """Rows that a guard kept out of a buffer.
 
@@ -24,44 +51,39 @@ class Rejected:
     """
 
     def __init__(self) -> None:
-        self.n_rows = self.n_appends = 0
-        self.reasons: Counter[str] = Counter()
-        self._kept: list[pa.Table] = []
-        self._lock = threading.Lock()
+        self.tally = Tally(0, 0, Counter(), ())
+        self.lock = threading.Lock()
 
-    def add(self, table: pa.Table, result: Result, which: Mask) -> None:
-        """Count and keep some rows of an append."""
-        told = result.rejected(which)
-        bad = unsliced(table).filter(pa.array(which)).combine_chunks()
-        with self._lock:
-            front = {
-                "rejected_append": pa.array([self.n_appends] * len(bad), pa.int64()),
-                "rejected_row": told["row"],
-                "rejected_reason": told["reason"],
-            }
-            for i, (name, values) in enumerate(front.items()):
-                bad = bad.add_column(i, name, values)
-            self.n_appends += 1
-            self.n_rows += len(bad)
-            for verdict in result.failures:
-                if verdict.action != "log":
-                    self.reasons[verdict.title] += (
-                        int((verdict.bad & which).sum()) if verdict.bad is not None else len(bad)
-                    )
-            self._kept = _newest([*self._kept, bad])
+    @property
+    def n_rows(self) -> int:
+        """How many there were."""
+        return self.tally.n_rows
+
+    @property
+    def n_appends(self) -> int:
+        """How many appends brought them."""
+        return self.tally.n_appends
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """How many rows broke each rule."""
+        return self.tally.reasons
 
     @property
     def rows(self) -> pa.Table:
         """The newest of them, oldest first."""
-        with self._lock:
-            kept = list(self._kept)
+        kept = self.tally.kept
         return pa.concat_tables(kept, promote_options="permissive") if kept else pa.table({})
+
+    def add(self, table: pa.Table, result: Result, which: Mask) -> None:
+        """Count and keep some rows of an append."""
+        with self.lock:
+            self.tally = self.tally.plus(table, result, which)
 
     def clear(self) -> None:
         """Forget the rows and the counts."""
-        with self._lock:
-            self.n_rows = self.n_appends = 0
-            self.reasons, self._kept = Counter(), []
+        with self.lock:
+            self.tally = Tally(0, 0, Counter(), ())
 
     def __len__(self) -> int:
         return self.n_rows
@@ -74,10 +96,10 @@ class Rejected:
         return f"<Rejected {self.n_rows:,} rows of {self.n_appends:,} appends{': ' if told else ''}{told}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
+        return {name: value for name, value in vars(self).items() if name != "lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
+        vars(self).update(state, lock=threading.Lock())
 
 
 def _newest(tables: list[pa.Table]) -> list[pa.Table]:

@@ -4,8 +4,9 @@
     append(many)    --checked as a whole (Draft)------------------------------->  stored
 
 Deciding happens in ``retention``, checking in ``draft`` and ``codec``, keeping in ``stored``, reading in
-``snapshot``; this module joins them under one lock. User code (normalizers, generators) runs before the lock is
-taken.
+``snapshot``; this module joins them under one lock. A change makes the next ``State`` from the present one and
+publishes it by one assignment, so an error or a Ctrl-C anywhere leaves the whole change or none of it. User code
+(normalizers, generators) runs before the lock is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,9 +30,9 @@ from poolish.rows import arrays, forks, normalizers, retention, show
 from poolish.rows.codec import RowCodec, kept_types
 from poolish.rows.draft import Draft, joined, runs_of
 from poolish.rows.limits import Limits
-from poolish.rows.normalizers import ROWS
 from poolish.rows.reading import ReadsSnapshots
 from poolish.rows.snapshot import Snapshot, check_mask, checked_ids
+from poolish.rows.state import State
 from poolish.rows.stored import StoredRows
 from poolish.schema import Schema
 from poolish.schema.arrow import unsliced
@@ -41,10 +41,7 @@ if TYPE_CHECKING:
     from poolish.guards.guard import Guard
     from poolish.guards.rejected import Rejected
 
-#: What an append may change besides the rows themselves.
-_CHANGING = ("_stored", "_loaded", "_kind", "_codec", "_takes_rows", "_pending", "_rng", "_version")
-
-#: Rows appended one by one wait until there are this many, or until somebody reads.
+#: Rows appended one by one wait until there are this many, or until they are read.
 PENDING_ROWS = 1024
 
 
@@ -83,21 +80,14 @@ class DatasetBuffer(ReadsSnapshots):
         self._drop_strategy = drop_strategy
         self._seed = seeds.check_seed(seed)
         self.limits = limits or Limits()
-        self.uuid = self._version = uuid.uuid4().hex
-        self._kind: str | None = None
-        self._rng = seeds.generator(seed, "rows", "retain")
+        self.uuid = uuid.uuid4().hex
         self._sample_rng = seeds.generator(seed, "rows", "sample")
         self._evict_key = seeds.key(seed, "rows", "evict")
         self._lock = threading.RLock()
-        self._pending: list[Any] = []
-        self._takes_rows = False
-        self._stored: StoredRows | None = None
-        self._loaded: Snapshot | None = None
-        self._codec: RowCodec | None = None
         self._may_be_missing: frozenset[str] = frozenset()
-        self._current: Snapshot | None = None
-        self._guard: Guard | None = None
         self._rejected: Rejected | None = None
+        self._state = State(seeds.generator(seed, "rows", "retain"), self.uuid, ((self.uuid, 0),))
+        self._shown: tuple[State, Snapshot] | None = None
         if guard is not None:
             self.guard = guard
         if schema is not None:
@@ -107,8 +97,10 @@ class DatasetBuffer(ReadsSnapshots):
 
     def _declare(self, schema: Schema, may_be_missing: frozenset[str]) -> None:
         self._may_be_missing = may_be_missing
-        self._codec = RowCodec(schema, self.limits, self._may_be_missing)
-        self._stored = StoredRows(schema)
+        self._state = self._state.but(codec=self._codec(schema), rows=StoredRows.empty(schema))
+
+    def _codec(self, schema: Schema) -> RowCodec:
+        return RowCodec(schema, self.limits, self._may_be_missing)
 
     # -- adding
 
@@ -129,7 +121,7 @@ class DatasetBuffer(ReadsSnapshots):
         """
         if (
             type(samples) is dict
-            and self._takes_rows
+            and self._state.takes_rows
             and type(retain_prior) is float
             and retain_prior == 1.0
             and type(retain_prior_by) is str
@@ -141,25 +133,36 @@ class DatasetBuffer(ReadsSnapshots):
             return
         retention.n_kept(0, retain_prior)
         retention.named(retention.RETENTION, retain_prior_by, "retain_prior_by")
-        draft = Draft(self.schema, self._kind, self.limits, self._may_be_missing).read(samples)
-        if guard is not None or self._guard is not None:
+        self._append_draft(self._draft().read(samples), retain_prior, retain_prior_by, guard)
+
+    def _draft(self) -> Draft:
+        state = self._state
+        return Draft(state.schema, state.kind, self.limits, self._may_be_missing)
+
+    def _append_draft(self, draft: Draft, retain_prior: float, retain_prior_by: str, guard: Guard | None) -> None:
+        if guard is not None or self._state.guard is not None:
             self._append_guarded(draft, retain_prior, retain_prior_by, guard)
             return
         with self._lock:
-            self._commit(draft, retain_prior, retain_prior_by)
+            self._publish(self._committed(draft, retain_prior, retain_prior_by))
 
     def _append_guarded(self, draft: Draft, retain_prior: float, retain_prior_by: str, guard: Guard | None) -> None:
         from poolish.guards.guard import check_guard
         from poolish.rows.guarding import admit
 
-        asked = check_guard(guard, "append") or self._guard
+        asked = check_guard(guard, "append") or self._state.guard
         assert asked is not None
         turned = admit(draft, asked, self)
-        if turned is None or draft.n_rows:
+        if turned is None:
             with self._lock:
-                self._commit(draft, retain_prior, retain_prior_by)
-        if turned is not None:
-            self.rejected.add(*turned)
+                self._publish(self._committed(draft, retain_prior, retain_prior_by))
+            return
+        rejected = self.rejected
+        with self._lock, rejected.lock:
+            tally = rejected.tally.plus(*turned)
+            state = self._committed(draft, retain_prior, retain_prior_by) if draft.n_rows else self._state
+            # In one statement, between whose two assignments Python handles no signal.
+            self._state, rejected.tally, self._shown = state, tally, None
 
     def append_columns(
         self,
@@ -202,22 +205,17 @@ class DatasetBuffer(ReadsSnapshots):
         batches = normalizers.batches_of(table)
         if batches is None:
             raise TypeError(f"append_where takes a table, got {type(table).__name__}; append takes samples of any kind")
-        draft = self._draft_where(list(batches), check_mask(mask))
-        if guard is not None or self._guard is not None:
-            self._append_guarded(draft, retain_prior, retain_prior_by, guard)
-            return
-        with self._lock:
-            self._commit(draft, retain_prior, retain_prior_by)
+        self._append_draft(self._draft_where(list(batches), check_mask(mask)), retain_prior, retain_prior_by, guard)
 
     def _draft_where(self, batches: list[pa.RecordBatch], mask: NDArray[np.bool_]) -> Draft:
         n_rows = sum(batch.num_rows for batch in batches)
         if mask.shape != (n_rows,):
             raise IndexError(f"a mask has one value per row ({n_rows}), got shape {mask.shape}")
-        draft = Draft(self.schema, self._kind, self.limits, self._may_be_missing)
+        draft = self._draft()
         try:
             draft.read(batches)
-        except Exception:  # maybe for a row that is not meant: without those it shows
-            return Draft(self.schema, self._kind, self.limits, self._may_be_missing).read(runs_of(batches, mask))
+        except Exception:  # maybe for a row that the mask leaves out: without those it shows
+            return self._draft().read(runs_of(batches, mask))
         draft.keep(mask)
         return draft
 
@@ -227,88 +225,61 @@ class DatasetBuffer(ReadsSnapshots):
         Cells of waiting rows lie one behind the other in a flat list: a list per row would cost the garbage collector.
         """
         with self._lock:
-            codec = self._codec
+            state = self._state
+            codec = state.codec
             assert codec is not None
             frozen = codec.freeze(row)
-            if len(self._pending) >= PENDING_ROWS * codec.n_columns:
-                self._flush()  # first: if it fails, this row has not come yet
-            self._current = None
-            self._pending.extend(frozen)
+            if len(state.pending) >= PENDING_ROWS * codec.n_columns:
+                state = self._flushed()
+                self._publish(state)  # first: if it fails, this row has not come yet
+            state.pending.extend(frozen)
 
-    def _commit(self, draft: Draft, retain_prior: float, retain_prior_by: str) -> None:
-        """The new rows, then the thinning of the prior ones, then the size; if any of it fails, none of it happened."""
-        self._flush()
-        with self._all_or_nothing():
-            if draft.schema is not None:
-                self._extend(draft, draft.schema)
-            self._thin(draft.n_rows, retain_prior, retain_prior_by)
-            self._enforce_size()
+    def _publish(self, state: State) -> None:
+        """The moment of a change. What was shown is forgotten only to free its memory: it belongs to its state."""
+        self._state, self._shown = state, None
 
-    def _extend(self, draft: Draft, drafted: Schema) -> None:
-        draft.check_kind(self._kind)
-        schema = joined(self.schema, drafted)
+    def _committed(self, draft: Draft, retain_prior: float, retain_prior_by: str) -> State:
+        """The state with the new rows, then the thinning of the prior ones, then the size."""
+        state = self._flushed()
+        if draft.schema is not None:
+            state = self._extended(state, draft, draft.schema)
+        return self._sized(_thinned(state, draft.n_rows, retain_prior, retain_prior_by))
+
+    def _extended(self, state: State, draft: Draft, drafted: Schema) -> State:
+        draft.check_kind(state.kind)
+        schema = joined(state.schema, drafted)
         chunks = draft.arrays(schema, self.limits)
-        rows = self._rows(schema)
-        rows.retype(schema)
-        rows.extend(chunks, draft.chosen)
-        self._settle(draft.kind, schema)
+        rows = state.own_rows(schema).retyped(schema).extended(chunks, draft.chosen)
+        codec = state.codec if state.codec is not None and schema == state.codec.schema else self._codec(schema)
+        return state.but(rows=rows, loaded=None, kind=draft.kind, codec=codec).on_own_branch(draft.n_rows)
 
-    def _settle(self, kind: str | None, schema: Schema) -> None:
-        """From now on the buffer holds samples of this kind and schema."""
-        self._kind = kind
-        if self._codec is None or schema != self._codec.schema:
-            self._codec = RowCodec(schema, self.limits, self._may_be_missing)
-        self._takes_rows = kind == ROWS and self._codec.is_resolved and self._guard is None
-
-    def _flush(self) -> None:
-        """Move pending rows into the store, as if each had been stored when it came."""
-        if not self._pending:
-            return
-        with self._all_or_nothing():
-            assert self._codec is not None
-            rows = self._rows(self._codec.schema)
-            rows.extend([self._codec.build(self._pending)], one_by_one=True)
-            if self._max_size is not None and self._drop_strategy == "random":
-                rows.evict_one_by_one(self._n_pending(), self._max_size, self._evict_key)
-            self._enforce_size()
-            self._pending = []
-
-    def _rows(self, schema: Schema) -> StoredRows:
-        """The store, to be changed; a loaded buffer moves from the mapped file into memory of its own."""
-        self._current = None
-        if self._stored is None:
-            self._stored = StoredRows(schema) if self._loaded is None else StoredRows.of(self._loaded)
-            self._loaded = None
-        return self._stored
-
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """A change that ends in any error, Ctrl-C included, leaves the buffer as it was before."""
-        self._current = None
-        before = {name: getattr(self, name) for name in _CHANGING}
-        mark = None if self._stored is None else self._stored.mark()
-        try:
-            yield
-        except BaseException:
-            self.__dict__.update(before)
-            if self._stored is not None and mark is not None:
-                self._stored.restore(mark)
-            self._current = None
-            raise
+    def _flushed(self) -> State:
+        """The state with nothing left to do: values written, pending rows stored as if each had been when it came."""
+        state = self._state
+        if state.patches:
+            for patch in state.patches:
+                patch.write()
+            state = self._state = state.but(patches=())
+        if not state.pending:
+            return state
+        assert state.codec is not None
+        n = state.n_pending
+        rows = state.own_rows(state.codec.schema).extended([state.codec.build(state.pending)], one_by_one=True)
+        if self._max_size is not None and self._drop_strategy == "random":
+            rows = rows.evicted_one_by_one(n, self._max_size, self._evict_key)
+        return self._sized(state.but(rows=rows, loaded=None, pending=[]).on_own_branch(n))
 
     @property
     def guard(self) -> Guard | None:
         """What is asked about every append; None for nothing."""
-        return self._guard
+        return self._state.guard
 
     @guard.setter
     def guard(self, guard: Guard | None) -> None:
         from poolish.guards.guard import check_guard
 
         with self._lock:
-            self._guard = check_guard(guard, "DatasetBuffer")
-            is_settled = self._codec is not None and self._codec.is_resolved
-            self._takes_rows = self._kind == ROWS and is_settled and guard is None
+            self._state = self._state.but(guard=check_guard(guard, "DatasetBuffer"))
 
     @property
     def rejected(self) -> Rejected:
@@ -327,42 +298,20 @@ class DatasetBuffer(ReadsSnapshots):
         retention.n_kept(0, fraction)
         retention.named(retention.RETENTION, by, "by")
         with self._lock:
-            self._flush()
-            with self._all_or_nothing():
-                self._thin(0, fraction, by)
+            self._publish(_thinned(self._flushed(), 0, fraction, by))
 
     def clear(self) -> None:
         """Drop all rows; schema, ids and settings stay."""
         self.retain(-1)
 
-    def _thin(self, n_new: int, fraction: float, by: str) -> None:
-        """Keep a fraction of the rows before the ``n_new`` newest."""
-        n_prior = self._n_stored() - n_new
-        n_kept = retention.n_kept(n_prior, fraction)
-        if n_kept < n_prior:
-            kept = retention.RETENTION[by](n_prior, n_kept, self._drawing(by))
-            assert self.schema is not None
-            self._rows(self.schema).keep(kept, n_prior)
-
-    def _enforce_size(self) -> None:
-        n_rows = self._n_stored()
-        if self._stored is not None and self._max_size is not None and n_rows > self._max_size:
-            drop = retention.DROP[self._drop_strategy]
-            self._stored.drop(drop(n_rows, n_rows - self._max_size, self._drawing(self._drop_strategy)))
-
-    def _drawing(self, policy: str) -> np.random.Generator:
-        """The generator, to draw from; a copy, so that a change that fails has not used up random numbers."""
-        if policy not in ("latest", "oldest"):
-            self._rng = copy.deepcopy(self._rng)
-        return self._rng
-
-    def _n_pending(self) -> int:
-        return len(self._pending) // self._codec.n_columns if self._codec is not None else 0
-
-    def _n_stored(self) -> int:
-        if self._stored is not None:
-            return len(self._stored)
-        return 0 if self._loaded is None else len(self._loaded)
+    def _sized(self, state: State) -> State:
+        """The state with no more rows than ``max_size``."""
+        n_rows = state.n_stored
+        if state.rows is None or self._max_size is None or n_rows <= self._max_size:
+            return state
+        rng = _drawing(state.rng, self._drop_strategy)
+        dropped = retention.DROP[self._drop_strategy](n_rows, n_rows - self._max_size, rng)
+        return state.but(rows=state.rows.dropping(dropped), rng=rng)
 
     # -- changing
 
@@ -388,17 +337,23 @@ class DatasetBuffer(ReadsSnapshots):
             values = fitted_columns(columns, len(asked), snapshot.schema, self.limits)
             numbers, found = snapshot.numbers_of(asked)
             schema = snapshot.schema
-            del snapshot  # it would count as somebody who still looks at the old values
             if len(numbers):
-                with self._all_or_nothing():
-                    self._rows(schema).replace(numbers, np.flatnonzero(found), values)
-                    self._version = uuid.uuid4().hex
+                del snapshot  # it would count as a view that shows the old values
+                self._replace(numbers, np.flatnonzero(found), values, schema)
             return asked[~found]
+
+    def _replace(
+        self, numbers: NDArray[np.int64], which: NDArray[np.int64], values: Mapping[str, pa.Array], schema: Schema
+    ) -> None:
+        state, self._shown = self._state, None  # which shows the old values too
+        rows, patches = state.own_rows(schema).replacing(numbers, which, values)
+        self._publish(state.but(rows=rows, loaded=None, patches=patches, version=uuid.uuid4().hex))
+        self._flushed()  # or by the next reader, if this is interrupted
 
     @property
     def version(self) -> str:
         """Another text after each ``update`` that changed a row, so that caches know; ids tell all other rows apart."""
-        return self._version
+        return self._state.version
 
     def map(self, function: Callable[[dict[str, Any]], Any]) -> DatasetBuffer:
         """A new buffer with ``function(row)`` for every row; a name that stays keeps its type where the values fit."""
@@ -417,7 +372,7 @@ class DatasetBuffer(ReadsSnapshots):
             mask = np.fromiter(map(bool, self._calls(keep, rows)), bool, len(rows)) if callable(keep) else keep
             chosen = rows[check_mask(mask)]
         kept = self._derived(chosen)
-        kept._kind = self._kind
+        kept._state = kept._state.but(kind=self._state.kind)
         return kept
 
     def _calls(self, function: Callable[[dict[str, Any]], Any], rows: Snapshot) -> Iterator[Any]:
@@ -442,38 +397,40 @@ class DatasetBuffer(ReadsSnapshots):
 
     def snapshot(self) -> Snapshot:
         """The rows as they are now: immutable, made in O(1), unaffected by whatever happens to the buffer."""
-        current = self._current
-        if current is not None:
-            return current
+        state, shown = self._state, self._shown
+        if shown is not None and shown[0] is state and not state.pending:
+            return shown[1]
         with self._lock:
-            self._flush()
-            self._current = self._view()
-            self._current.version = self._version
-            return self._current
+            state = self._flushed()
+            snapshot = self._view(state)
+            snapshot.version = state.version
+            self._state, self._shown = state, (state, snapshot)
+            return snapshot
 
     def __getitem__(self, index: Any) -> Any:
         """One row as a dict for a number; a ``pa.Table`` for a slice, an array of numbers or a boolean mask."""
-        current = self._current  # the call of ``snapshot`` would cost a tenth of the row
-        return (self.snapshot() if current is None else current)[index]
+        state, shown = self._state, self._shown  # the call of ``snapshot`` would cost a tenth of the row
+        if shown is not None and shown[0] is state and not state.pending:
+            return shown[1][index]
+        return self.snapshot()[index]
 
-    def _view(self) -> Snapshot:
-        if self._stored is not None:
-            return self._stored.view(self.uuid)
-        if self._loaded is not None:
-            return self._loaded
+    def _view(self, state: State) -> Snapshot:
+        if state.rows is not None:
+            return state.rows.view(self.uuid, state.lineage)
+        if state.loaded is not None:
+            return state.loaded
         empty = np.empty(0, np.int64)
-        return Snapshot(Schema([]), [], empty, empty, next_id=0, uuid=self.uuid)
+        return Snapshot(Schema([]), [], empty, empty, next_id=0, uuid=self.uuid, lineage=state.lineage)
 
     def __len__(self) -> int:
-        with self._lock:
-            n_rows = self._n_pending() + self._n_stored()
+        state = self._state
+        n_rows = state.n_pending + state.n_stored
         return n_rows if self._max_size is None else min(n_rows, self._max_size)
 
     @property
     def schema(self) -> Schema | None:
         """The columns and their types; None until the first append."""
-        codec = self._codec
-        return None if codec is None else codec.schema
+        return self._state.schema
 
     @property
     def is_full(self) -> bool:
@@ -494,10 +451,9 @@ class DatasetBuffer(ReadsSnapshots):
     def nbytes(self) -> int:
         """Memory in use by the rows, those that have left but not yet made room included."""
         with self._lock:
-            self._flush()
-            return (
-                self._loaded.to_arrow().nbytes if self._loaded else 0 if self._stored is None else self._stored.n_bytes
-            )
+            state = self._state = self._flushed()
+            loaded = 0 if state.loaded is None else state.loaded.to_arrow().nbytes
+            return loaded if state.rows is None else state.rows.n_bytes
 
     # -- keeping
 
@@ -521,9 +477,9 @@ class DatasetBuffer(ReadsSnapshots):
             "max_size": self._max_size,
             "drop_strategy": self._drop_strategy,
             "seed": self._seed,
-            "kind": self._kind,
+            "kind": self._state.kind,
             "may_be_missing": sorted(self._may_be_missing),
-            "rng": self._rng.bit_generator.state,
+            "rng": self._state.rng.bit_generator.state,
             "sample_rng": self._sample_rng.bit_generator.state,
         }
 
@@ -532,11 +488,12 @@ class DatasetBuffer(ReadsSnapshots):
         buffer = cls(settings["max_size"], settings["drop_strategy"], seed=settings["seed"], limits=limits)
         buffer.uuid = snapshot.uuid
         buffer._may_be_missing = frozenset(settings["may_be_missing"])
-        buffer._rng.bit_generator.state = settings["rng"]
+        buffer._state.rng.bit_generator.state = settings["rng"]
         buffer._sample_rng.bit_generator.state = settings["sample_rng"]
+        buffer._state = buffer._state.but(lineage=snapshot.lineage, is_copy=True)
         if len(snapshot.schema):
-            buffer._loaded = snapshot
-            buffer._settle(settings["kind"], snapshot.schema)
+            codec = buffer._codec(snapshot.schema)
+            buffer._state = buffer._state.but(loaded=snapshot, kind=settings["kind"], codec=codec)
         return buffer
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -551,6 +508,23 @@ class DatasetBuffer(ReadsSnapshots):
 
     def _bound(self) -> str:
         return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self._drop_strategy!r}"
+
+
+def _thinned(state: State, n_new: int, fraction: float, by: str) -> State:
+    """The state with a fraction of the rows before the ``n_new`` newest."""
+    n_prior = state.n_stored - n_new
+    n_kept = retention.n_kept(n_prior, fraction)
+    if n_kept >= n_prior:
+        return state
+    rng = _drawing(state.rng, by)
+    kept = retention.RETENTION[by](n_prior, n_kept, rng)
+    assert state.schema is not None
+    return state.but(rows=state.own_rows(state.schema).keeping(kept, n_prior), loaded=None, rng=rng)
+
+
+def _drawing(rng: np.random.Generator, policy: str) -> np.random.Generator:
+    """The generator, to draw from; a copy, so that a change that fails has not used up random numbers."""
+    return rng if policy in ("latest", "oldest") else copy.deepcopy(rng)
 
 
 def _n_rows(max_size: Any) -> int:

@@ -2,7 +2,7 @@
 
 A column mirrors the layout of its type: numbers are one region, text is offsets and bytes, a list is offsets and a
 column of elements, a struct is columns side by side. ``extend`` copies an Arrow array to the end, ``view`` shows a
-range of rows as an Arrow array without a copy, ``truncate`` takes back what a failed append had added.
+range of rows as an Arrow array without a copy, ``truncate`` sets the end at which the next ``extend`` begins.
 
 Rows below the length never change and never move while a view is alive, so a view stays what it was.
 """
@@ -10,7 +10,7 @@ Rows below the length never change and never move while a view is alive, so a vi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,18 @@ def column_of(type_: pa.DataType) -> Column:
     return Fixed(type_)
 
 
+class Patch(NamedTuple):
+    """New values for rows in place. Writing them twice is the same as writing them once."""
+
+    items: Bytes
+    positions: Positions
+    values: Bytes
+
+    def write(self) -> None:
+        """Change the rows; no view of them may be alive."""
+        self.items[self.positions] = self.values
+
+
 class Column:
     """What all columns share: a length, and a validity bitmap from the first null on."""
 
@@ -73,7 +85,7 @@ class Column:
         return self._view_values(valid, start, stop - start, n_null)
 
     def truncate(self, length: int) -> None:
-        """Forget the rows from ``length`` on; they must never have been shown to anybody."""
+        """Forget the rows from ``length`` on, whatever a failed ``extend`` left; no view may show them."""
         if self._valid is not None:
             self._valid.n_bits = length
         self._truncate_values(length)
@@ -108,14 +120,14 @@ class Column:
         return 0
 
     def can_put(self, values: pa.Array) -> bool:
-        """Whether ``put`` can write these values over others: rows have one width and none is null."""
+        """Whether these values can be written over others: rows have one width and none is null."""
         return False
 
     def own(self) -> None:
-        """Before ``put``: take a copy of the memory if anybody looks at it."""
+        """Before a patch: take a copy of the memory while a view of it is alive."""
 
-    def put(self, positions: np.ndarray[Any, Any], values: pa.Array) -> None:
-        """Write ``values`` over the rows at ``positions``."""
+    def patch(self, positions: Positions, values: pa.Array) -> Patch:
+        """What writes ``values`` over the rows at ``positions``; needs ``can_put`` and ``own``."""
         raise AssertionError(f"{type(self).__name__} cannot be written in place")
 
 
@@ -177,10 +189,10 @@ class Fixed(Column):
             fresh.append(self.region.writable)
             self.region = fresh
 
-    def put(self, positions: np.ndarray[Any, Any], values: pa.Array) -> None:
+    def patch(self, positions: Positions, values: pa.Array) -> Patch:
         start = values.offset * self.width
         new = _bytes_of(values.buffers()[1])[start : start + len(values) * self.width]
-        self.region.writable.reshape(-1, self.width)[positions] = new.reshape(-1, self.width)
+        return Patch(self.region.writable.reshape(-1, self.width), positions, new.reshape(-1, self.width))
 
     def n_bytes(self, start: int, stop: int) -> int:
         return (stop - start) * self.width
@@ -320,9 +332,9 @@ class Tuples(Column):
     def own(self) -> None:
         self.elements.own()
 
-    def put(self, positions: np.ndarray[Any, Any], values: pa.Array) -> None:
+    def patch(self, positions: Positions, values: pa.Array) -> Patch:
         elements = (positions[:, None] * self.size + np.arange(self.size)).ravel()
-        self.elements.put(elements, values.flatten())
+        return self.elements.patch(elements, values.flatten())
 
     def n_bytes(self, start: int, stop: int) -> int:
         return self.elements.n_bytes(start * self.size, stop * self.size)
@@ -375,8 +387,8 @@ class Extended(Column):
     def own(self) -> None:
         self.storage.own()
 
-    def put(self, positions: np.ndarray[Any, Any], values: pa.Array) -> None:
-        self.storage.put(positions, values.storage)
+    def patch(self, positions: Positions, values: pa.Array) -> Patch:
+        return self.storage.patch(positions, values.storage)
 
     def n_bytes(self, start: int, stop: int) -> int:
         return self.storage.n_bytes(start, stop)

@@ -3,11 +3,11 @@
 A bit per place, set while it is live, and a Fenwick tree that counts live bits by blocks of 512: the n-th live row is
 found, and a row killed, in O(log n), whatever is stored. Places that have not been written yet are live too, so that
 appending needs nothing here but room.
+
+A set never changes: rows that leave give another set, so a snapshot or an interrupted change keeps the one it has.
 """
 
 from __future__ import annotations
-
-import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +18,10 @@ from poolish.kernels.reference import BLOCK_BITS
 Int64 = NDArray[np.int64]
 
 
-class Lease:
-    """Held by whoever must not see the set change; while one is alive the set is copied before a change."""
-
-    __slots__ = ("__weakref__",)
-
-
 class LiveSet:
     """Live and dead places from 0 on.
 
-    >>> live = LiveSet(10)
-    >>> live.kill(np.array([0, 3]))
+    >>> live = LiveSet(10).without(np.array([0, 3]))
     >>> live.select(np.array([0, 1, 2]))
     array([1, 2, 4])
     """
@@ -37,7 +30,6 @@ class LiveSet:
         n_blocks = max(1, -(-n_places // BLOCK_BITS))
         self._words = np.full(n_blocks * (BLOCK_BITS // 64), ~np.uint64(0))
         self._tree = np.empty(n_blocks + 1, np.int64)
-        self._lease: weakref.ref[Lease] | None = None
         kernels.count_blocks(self._words, self._tree)
 
     def reserve(self, n_places: int) -> LiveSet:
@@ -49,27 +41,26 @@ class LiveSet:
         kernels.count_blocks(grown._words, grown._tree)
         return grown
 
-    def lease(self) -> Lease:
-        """A promise that this set stays as it is while the lease lives."""
-        lease = (self._lease and self._lease()) or Lease()
-        self._lease = weakref.ref(lease)
-        return lease
+    def without(self, places: Int64) -> LiveSet:
+        """The set in which the rows at ``places`` are dead."""
+        changed = self._copy()
+        kernels.kill(changed._words, changed._tree, places)
+        return changed
 
-    def to_change(self) -> LiveSet:
-        """The set itself, or a copy where somebody holds a lease."""
-        if self._lease is None or self._lease() is None:
-            return self
+    def evicted(
+        self, n_before: int, n_live: int, max_live: int, key: int, first_id: int, n: int
+    ) -> tuple[LiveSet, int]:
+        """The set after ``n`` rows came in singly, each driving out a random row where more than ``max_live`` would
+        live; and how many live in it.
+        """
+        changed = self._copy()
+        n_left = kernels.evict(changed._words, changed._tree, n_before, n_live, max_live, key, first_id, n)
+        return changed, int(n_left)
+
+    def _copy(self) -> LiveSet:
         copy = LiveSet.__new__(LiveSet)
-        copy._words, copy._tree, copy._lease = self._words.copy(), self._tree.copy(), None
+        copy._words, copy._tree = self._words.copy(), self._tree.copy()
         return copy
-
-    def kill(self, places: Int64) -> None:
-        """The rows at ``places`` are gone."""
-        kernels.kill(self._words, self._tree, places)
-
-    def evict(self, n_before: int, n_live: int, max_live: int, key: int, first_id: int, n: int) -> int:
-        """``n`` rows come in singly, each driving out a random row where more than ``max_live`` would live."""
-        return int(kernels.evict(self._words, self._tree, n_before, n_live, max_live, key, first_id, n))
 
     def select(self, ranks: Int64) -> Int64:
         """Places of the live rows number ``ranks``, counted from 0."""

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 Int64 = NDArray[np.int64]
 
+#: Who gave out row ids: each branch, and its first id. A copy that is loaded and appended to begins a branch.
+Lineage = tuple[tuple[str, int], ...]
+
 #: Rows gathered at a time while iterating.
 ITERATION_ROWS = 1024
 
@@ -65,6 +68,7 @@ class Snapshot:
         *,
         next_id: int,
         uuid: str,
+        lineage: Lineage = (),
         span: tuple[int, int] | None = None,
         live: LiveSet | None = None,
         n_before: int = 0,
@@ -73,12 +77,12 @@ class Snapshot:
         self.schema = schema
         self.next_id = next_id
         self.uuid = uuid
+        self.lineage = lineage or ((uuid, 0),)
         self._arrays = arrays
         self._all_ids = ids
         self._starts = generations
         self._first, self._last = span or (0, len(ids))
         self._live = live
-        self._lease = None if live is None else live.lease()
         self._n_before = n_before
         self._n_rows = self._last - self._first if n_rows is None else n_rows
 
