@@ -112,6 +112,10 @@ class SnapshotRows:
     def __len__(self) -> int:
         return len(self.snapshot)
 
+    def branch_of(self, next_id: int) -> str:
+        """Which copy of the buffer gave out the ids below ``next_id``."""
+        return self.snapshot.branch_of(next_id)
+
     def spans(self) -> list[Span]:
         """One: from the oldest row that is left."""
         return [(self._first, self.snapshot.next_id)]

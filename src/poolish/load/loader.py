@@ -29,7 +29,7 @@ from poolish.load.journal import Journal
 from poolish.load.ledger import Keeps, Ledger, Skipped, shared_ledger
 from poolish.load.order import Order
 from poolish.load.reading import Reading
-from poolish.load.state import VERSION, check_belongs, sealed, to_order, to_place
+from poolish.load.state import VERSION, branch_of, check_belongs, sealed, to_order, to_place
 from poolish.load.supply import Supply, SupplyAhead
 from poolish.load.views import check_epoch, pass_epoch
 from poolish.load.walk import BatchWalk, Place, Walk, Walks
@@ -334,6 +334,8 @@ class Loader:
             state["n_batches"], state["n_rows"] = self._walk.n_batches, len(rows)
         else:
             state["order"] = to_order(place, rows)
+            branch = branch_of(state, rows)
+            state |= {} if branch is None else {"branch": branch}
         if self._worker[1] > 1:
             state["skip"] = self._n_skip
         if hasattr(self._faults, "state_dict"):

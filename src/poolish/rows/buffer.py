@@ -403,7 +403,7 @@ class DatasetBuffer(ReadsSnapshots):
         with self._lock:
             state = self._flushed()
             snapshot = self._view(state)
-            snapshot.version = state.version
+            snapshot.version, snapshot.rng = state.version, self._sample_rng
             self._state, self._shown = state, (state, snapshot)
             return snapshot
 
@@ -418,6 +418,7 @@ class DatasetBuffer(ReadsSnapshots):
         if state.rows is not None:
             return state.rows.view(self.uuid, state.lineage)
         if state.loaded is not None:
+            state.loaded.check_file()
             return state.loaded
         empty = np.empty(0, np.int64)
         return Snapshot(Schema([]), [], empty, empty, next_id=0, uuid=self.uuid, lineage=state.lineage)
@@ -458,7 +459,11 @@ class DatasetBuffer(ReadsSnapshots):
     # -- keeping
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything into one file: whole or not at all, checksummed, and there after a power cut."""
+        """Write everything into one file: whole or not at all, checksummed, and there after a power cut.
+
+        The file at ``path`` is replaced, not written over: a buffer that was loaded from it keeps its rows, so a buffer
+        may be saved to where it came from.
+        """
         from poolish.rows import saved
 
         with self._lock:
@@ -466,11 +471,16 @@ class DatasetBuffer(ReadsSnapshots):
         saved.write(path, snapshot, settings)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, limits: Limits | None = None) -> DatasetBuffer:
-        """The buffer that ``save`` wrote: rows, ids, generations, settings and random state. Any damage is an error."""
+    def load(cls, path: str | os.PathLike[str], *, limits: Limits | None = None, mmap: bool = True) -> DatasetBuffer:
+        """The buffer that ``save`` wrote: rows, ids, generations, settings and random state. Any damage is an error.
+
+        The file is mapped: never write to it in place or truncate it (``cp``, ``rsync --inplace``) while the buffer or
+        a snapshot of it is in use. That changes rows, or ends the process (SIGBUS); where poolish notices first, it is
+        a ``CorruptDataError``. Replace it instead (``save``, ``mv``), or pass ``mmap=False`` to read it into memory.
+        """
         from poolish.rows import saved
 
-        return saved.read(path, lambda snapshot, settings: cls._restored(snapshot, settings, limits))
+        return saved.read(path, lambda snapshot, settings: cls._restored(snapshot, settings, limits), mmap=mmap)
 
     def _settings(self) -> dict[str, Any]:
         return {

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 class ReadsSnapshots(ABC):
     """The reading half of ``DatasetBuffer``."""
 
-    _sample_rng: np.random.Generator
-
     @abstractmethod
     def snapshot(self) -> Snapshot:
         """The rows as they are now."""
@@ -46,7 +44,7 @@ class ReadsSnapshots(ABC):
         rng: np.random.Generator | None = None,
     ) -> pa.Table:
         """``n`` random rows; ``weights`` are one number per row, or the name of a column; ``rng`` follows the seed."""
-        return self.snapshot().sample(n, weights, replace, self._sample_rng if rng is None else rng)
+        return self.snapshot().sample(n, weights, replace, rng)
 
     def by_id(self, ids: ArrayLike) -> Found:
         """The rows with these ids that are still there, and which of the ids are gone."""

@@ -6,13 +6,13 @@
 The footer comes last, so that rows are written as they are hashed, in one pass and without a second copy in memory.
 It holds the settings, the lengths of the parts and the xxh3 of everything before it. Reading goes: sizes, checksums,
 structure (``validate(full=True)``), use; Arrow alone would take every second damaged file for good. The file is
-mapped copy-on-write, so a loaded buffer costs no memory until its rows are looked at.
+mapped copy-on-write, so a loaded buffer costs no memory until its rows are looked at; ``mapped_file`` says what must
+not happen to it meanwhile.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 from collections.abc import Callable
@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from poolish import files
 from poolish.errors import CorruptDataError, PoolishError
 from poolish.rows.fit import one_chunk
+from poolish.rows.mapped_file import MappedFile
 from poolish.rows.refusal import Refusal
 from poolish.rows.sizes import check_shapes
-from poolish.rows.snapshot import Snapshot
+from poolish.rows.snapshot import Lineage, Snapshot
 from poolish.schema import Schema
 
 Restored = TypeVar("Restored")
@@ -38,13 +39,15 @@ Restored = TypeVar("Restored")
 MAGIC = b"POOLROW1"
 VERSION = 1
 MAX_FOOTER_BYTES = 1 << 20
+_URLS = "save_dataset() and the sources of a recipe"
 _TAIL = struct.Struct("<QQ8s")
 _FRONT = MAGIC.ljust(64, b"\0")
 
 
 def write(path: str | os.PathLike[str], snapshot: Snapshot, settings: dict[str, Any]) -> None:
     """Publish the file; whoever opens ``path`` sees the old one or the new one."""
-    with files.publish(path) as file:
+    snapshot.check_file()
+    with files.publish(files.local_path(path, "DatasetBuffer.save path", instead=_URLS)) as file:
         body = _Hashed(file)
         body.write(_FRONT)
         _write_ipc(snapshot, pa.PythonFile(body, "w"))
@@ -57,6 +60,7 @@ def write(path: str | os.PathLike[str], snapshot: Snapshot, settings: dict[str, 
             "version": VERSION,
             "uuid": snapshot.uuid,
             "next_id": snapshot.next_id,
+            "lineage": snapshot.lineage,
             "bytes": {"rows": n_rows_bytes, "ids": len(snapshot) * 8, "generations": len(starts) * 8},
             "xxh3": body.digest.hexdigest(),
             "settings": settings,
@@ -85,14 +89,18 @@ class _Hashed:
         """Publishing flushes."""
 
 
-def read(path: str | os.PathLike[str], restore: Callable[[Snapshot, dict[str, Any]], Restored]) -> Restored:
+def read(
+    path: str | os.PathLike[str], restore: Callable[[Snapshot, dict[str, Any]], Restored], *, mmap: bool = True
+) -> Restored:
     """What ``restore`` makes of the snapshot and the settings in a file; CorruptDataError if anything is wrong."""
-    path = Path(path)
+    path = files.local_path(path, "DatasetBuffer.load path", instead=_URLS)
     try:
-        memory = _mapped(path)
+        memory, mapped = _memory(path, mmap)
         footer, end = _checked_footer(memory)
         _check_body(memory, footer, end)
-        return _restored(_snapshot(memory, footer), footer, restore)
+        snapshot = _snapshot(memory, footer)
+        snapshot.mapped_file = mapped
+        return _restored(snapshot, footer, restore)
     except _Damaged as damage:
         advice = "restore it from a copy, or save the buffer again"
         raise CorruptDataError(f"{path}: not a whole saved buffer: {damage}; {advice}") from None
@@ -114,13 +122,17 @@ def _restored(
         raise _Damaged(f"its settings make no sense ({error})") from None
 
 
-def _mapped(path: Path) -> memoryview:
+def _memory(path: Path, is_mapped: bool) -> tuple[memoryview, MappedFile | None]:
+    """The bytes of the file: mapped, or read into memory that may be written."""
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise _Damaged("it is no regular file")
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size < len(_FRONT) + _TAIL.size:
-            raise _Damaged("it is too short")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        n_bytes = os.fstat(file.fileno()).st_size
+        mapped = MappedFile(path, file) if is_mapped and n_bytes else None
+        memory = memoryview(bytearray(file.read())) if mapped is None else mapped.memory
+    if len(memory) < len(_FRONT) + _TAIL.size:
+        raise _Damaged("it is too short")
+    return memory, mapped
 
 
 def _checked_footer(memory: memoryview) -> tuple[dict[str, Any], int]:
@@ -142,7 +154,14 @@ def _checked_footer(memory: memoryview) -> tuple[dict[str, Any], int]:
         raise _Damaged(f"it is not poolish.rows, version {VERSION}, which this poolish reads")
     if not isinstance(footer.get("uuid"), str) or type(footer.get("next_id")) is not int:
         raise _Damaged("its footer does not say which buffer it is")
+    _check_lineage(footer.setdefault("lineage", [[footer["uuid"], 0]]))  # which version 0.1 did not write
     return footer, end
+
+
+def _check_lineage(lineage: Any) -> None:
+    is_listed = isinstance(lineage, list) and all(isinstance(branch, list) and len(branch) == 2 for branch in lineage)
+    if not is_listed or not all(isinstance(name, str) and type(first) is int for name, first in lineage):
+        raise _Damaged("its footer does not say which copy of the buffer it is")
 
 
 def _check_body(memory: memoryview, footer: dict[str, Any], end: int) -> None:
@@ -166,7 +185,8 @@ def _snapshot(memory: memoryview, footer: dict[str, Any]) -> Snapshot:
         starts = np.frombuffer(memory[first + sizes["ids"] :][: sizes["generations"]], "<i8")
         for column in table.columns:
             check_shapes(one_chunk(column))
-        snapshot = _from_table(table, ids, starts, footer["next_id"], footer["uuid"])
+        lineage = tuple((name, first) for name, first in footer["lineage"])
+        snapshot = _from_table(table, ids, starts, footer["next_id"], footer["uuid"], lineage)
     except (Refusal, pa.ArrowException, PoolishError, KeyError, TypeError, ValueError, OSError) as error:
         raise _Damaged(f"its rows cannot be read ({error})") from None
     _check_ids(ids, starts, table.num_rows, footer["next_id"])
@@ -181,18 +201,24 @@ def _check_ids(ids: Any, starts: Any, n_rows: int, next_id: int) -> None:
         raise _Damaged("its row ids or generations do not match its rows")
 
 
-def snapshot_to_ipc(snapshot: Snapshot) -> tuple[bytes, bytes, bytes, int, str]:
-    """All a spawned worker needs, as plain bytes."""
+def snapshot_to_ipc(snapshot: Snapshot) -> tuple[Any, ...]:
+    """All a spawned worker needs, as plain bytes, and random numbers of its own."""
     sink = pa.BufferOutputStream()
     _write_ipc(snapshot, sink)
     ids, starts = np.asarray(snapshot.ids).tobytes(), _starts(snapshot).tobytes()
-    return sink.getvalue().to_pybytes(), ids, starts, snapshot.next_id, snapshot.uuid
+    (child,) = snapshot.rng.spawn(1)
+    return sink.getvalue().to_pybytes(), ids, starts, snapshot.next_id, snapshot.uuid, snapshot.lineage, child
 
 
-def snapshot_from_ipc(ipc: bytes, ids: bytes, starts: bytes, next_id: int, uuid: str) -> Snapshot:
+def snapshot_from_ipc(
+    ipc: bytes, ids: bytes, starts: bytes, next_id: int, uuid: str, lineage: Lineage, rng: np.random.Generator
+) -> Snapshot:
     """The snapshot in the worker, in memory that may be written: torch shares no other."""
     table = _table(memoryview(bytearray(ipc)))
-    return _from_table(table, np.frombuffer(ids, np.int64), np.frombuffer(starts, np.int64), next_id, uuid)
+    all_ids, all_starts = np.frombuffer(ids, np.int64), np.frombuffer(starts, np.int64)
+    snapshot = _from_table(table, all_ids, all_starts, next_id, uuid, lineage)
+    snapshot.rng = rng
+    return snapshot
 
 
 def _table(memory: memoryview) -> pa.Table:
@@ -239,7 +265,7 @@ def _starts(snapshot: Snapshot) -> np.ndarray[Any, Any]:
     return np.array([first for first, _ in snapshot.generations], np.int64)
 
 
-def _from_table(table: pa.Table, ids: Any, starts: Any, next_id: int, uuid: str) -> Snapshot:
+def _from_table(table: pa.Table, ids: Any, starts: Any, next_id: int, uuid: str, lineage: Lineage) -> Snapshot:
     schema = Schema.from_arrow(table.schema)
     columns = [one_chunk(column) for column in table.columns]
-    return Snapshot(schema, columns, ids, starts, next_id=next_id, uuid=uuid)
+    return Snapshot(schema, columns, ids, starts, next_id=next_id, uuid=uuid, lineage=lineage)

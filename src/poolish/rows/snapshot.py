@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from poolish import kernels
+from poolish import kernels, seeds
 from poolish.errors import UnknownColumn
 from poolish.lazy import cached_property
 from poolish.rows import show
 from poolish.rows.fit import one_chunk
 from poolish.rows.gather import Taker, taker
 from poolish.rows.live import LiveSet
+from poolish.rows.mapped_file import MappedFile
 from poolish.rows.readers import Reader, reader
 from poolish.rows.refusal import shown
 from poolish.schema import Schema
@@ -85,6 +86,14 @@ class Snapshot:
         self._live = live
         self._n_before = n_before
         self._n_rows = self._last - self._first if n_rows is None else n_rows
+
+    #: The file that the rows are mapped from, if they are.
+    mapped_file: MappedFile | None = None
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """What ``sample`` draws from: the buffer's own generator, or a child of it in another process."""
+        return seeds.generator(0, "rows", "sample")
 
     @cached_property
     def version(self) -> str:
@@ -152,10 +161,12 @@ class Snapshot:
 
     @cached_property
     def _takers(self) -> list[Taker]:
+        self.check_file()
         return [taker(array) for array in self._arrays]
 
     @cached_property
     def _readers(self) -> list[tuple[str, Reader]]:
+        self.check_file()
         return [(name, reader(array)) for name, array in zip(self.schema.names, self._arrays, strict=True)]
 
     # -- identity
@@ -177,6 +188,14 @@ class Snapshot:
         first_id = int(self.ids[0]) if self._n_rows else self.next_id
         pairs = zip(self._starts.tolist(), ends, strict=True) if len(self._starts) else iter(())
         return [(first, last) for first, last in pairs if last > first_id]
+
+    def branch_of(self, next_id: int) -> str:
+        """The branch that gave out the last id below ``next_id``.
+
+        A buffer that is loaded or unpickled is a copy: it gives out the same ids as the original for other rows, and
+        so begins a branch with its first append. Ids up to ``next_id`` mean the same rows where this is the same.
+        """
+        return next((branch for branch, first_id in reversed(self.lineage) if first_id < max(1, next_id)), "")
 
     def by_id(self, ids: ArrayLike) -> Found:
         """The rows with these ids, and which of the ids are gone."""
@@ -200,9 +219,19 @@ class Snapshot:
         replace: bool = False,
         rng: np.random.Generator | None = None,
     ) -> pa.Table:
-        """``n`` random rows; ``weights`` are numbers, one per row, or the name of a column that holds them."""
-        rng = np.random.default_rng(0) if rng is None else rng
-        return self.get_batch(self.draw(n, weights, replace, rng))
+        """``n`` random rows; ``weights`` are numbers, one per row, or the name of a column that holds them.
+
+        Every call draws anew, from the generator of the buffer that follows its seed. A pickled snapshot has a child
+        of that generator, each copy another one. Forked processes all inherit the same one: pass ``rng`` there.
+
+        >>> from poolish import DatasetBuffer
+        >>> buffer = DatasetBuffer(seed=7)
+        >>> buffer.append([{"x": i} for i in range(10)])
+        >>> rows = buffer.snapshot()
+        >>> rows.sample(3)["x"].to_pylist() == rows.sample(3)["x"].to_pylist()
+        False
+        """
+        return self.get_batch(self.draw(n, weights, replace, self.rng if rng is None else rng))
 
     def draw(self, n: int, weights: ArrayLike | str | None, replace: bool, rng: np.random.Generator) -> Int64:
         """Numbers of ``n`` random rows."""
@@ -238,7 +267,13 @@ class Snapshot:
 
     def to_arrow(self) -> pa.Table:
         """All rows as a table of one chunk, without a copy unless rows have left from the middle."""
+        self.check_file()
         return self._table
+
+    def check_file(self) -> None:
+        """CorruptDataError if the file below a loaded buffer is no longer the one that was checked."""
+        if self.mapped_file is not None:
+            self.mapped_file.check()
 
     @cached_property
     def _table(self) -> pa.Table:
