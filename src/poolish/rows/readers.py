@@ -1,4 +1,4 @@
-"""One value at a time, as plain Python: the other half of every read.
+"""One value at a time, as plain Python or in the dtype of its column: the other half of every read.
 
 ``reader(array)`` looks at an array's buffers once and gives a function from position to value. A memoryview hands out a
 Python number in 30 ns where an Arrow scalar costs a microsecond; that is what makes ``buffer[i]`` cheap.
@@ -27,16 +27,24 @@ _FORMATS = {
 }
 
 
-def reader(array: pa.Array) -> Reader:
+#: Numbers that Python's own would widen: a collate function makes int64, float64 and bool of those.
+_NARROW = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.uint32(), pa.float16(), pa.float32())
+
+
+def reader(array: pa.Array, typed: bool = False) -> Reader:
     """A function that gives the value of ``array`` at a position: lists, dicts, arrays for tensors, None for null.
+
+    ``typed`` gives numbers that Python would widen as NumPy's, which keep their dtype in a batch.
 
     >>> read = reader(pa.array(["rye", None], pa.large_string()))
     >>> read(0), read(1)
     ('rye', None)
+    >>> reader(pa.array([0.5], pa.float32()))(0), reader(pa.array([0.5], pa.float32()), typed=True)(0)
+    (0.5, np.float32(0.5))
     """
     if kinds.is_null(array.type):
         return lambda i: None
-    read = _present(array)
+    read = _present(array, typed)
     if array.null_count == 0:
         return read
     valid, first = (
@@ -51,9 +59,14 @@ def reader(array: pa.Array) -> Reader:
     return read_or_none
 
 
-def _present(array: pa.Array) -> Reader:
+def _present(array: pa.Array, typed: bool) -> Reader:
     """A reader that may be asked only for positions that are not null."""
     type_ = array.type
+    if typed and type_ in _NARROW:
+        return number_rows(array).__getitem__
+    if typed and kinds.is_uint64(type_):  # torch collates no NumPy scalars of this dtype, but arrays
+        numbers = number_rows(array)
+        return lambda i: numbers[i : i + 1].reshape(()).copy()
     if is_tensor(type_):
         return _ragged(array) if None in dtype_and_shape(type_)[1] else _tensor(array)
     if type_ in _FORMATS and array.buffers()[1] is not None:
@@ -64,9 +77,9 @@ def _present(array: pa.Array) -> Reader:
     if kinds.is_large_binary(type_):
         return _bytes(array)
     if kinds.is_large_list(type_):
-        return _list(array)
+        return _list(array, typed)
     if kinds.is_struct(type_):
-        return _struct(array)
+        return _struct(array, typed)
     if kinds.is_timestamp(type_) or kinds.is_duration(type_) or getattr(type_, "unit", None) == "ns":
         return _time(array)
     return lambda i: array[i].as_py()
@@ -116,20 +129,21 @@ def _blob(array: pa.Array) -> tuple[Any, memoryview]:
     return begins[array.offset :], memoryview(data if data is not None else b"")
 
 
-def _list(array: pa.Array) -> Reader:
+def _list(array: pa.Array, typed: bool) -> Reader:
     offsets, elements = array.buffers()[1], array.values
     if offsets is None:
         return lambda i: array[i].as_py()
     begins = _cast(offsets, "q")[array.offset :]
-    if elements.type in _FORMATS and elements.null_count == 0 and elements.buffers()[1] is not None:
+    is_flat = elements.type in _FORMATS and elements.null_count == 0 and elements.buffers()[1] is not None
+    if is_flat and not (typed and (elements.type in _NARROW or kinds.is_uint64(elements.type))):
         values = _numbers(elements)
         return lambda i: values[begins[i] : begins[i + 1]].tolist()
-    read = reader(elements)
+    read = reader(elements, typed)
     return lambda i: [read(k) for k in range(begins[i], begins[i + 1])]
 
 
-def _struct(array: pa.Array) -> Reader:
-    parts = [(array.type.field(i).name, reader(array.field(i))) for i in range(array.type.num_fields)]
+def _struct(array: pa.Array, typed: bool) -> Reader:
+    parts = [(array.type.field(i).name, reader(array.field(i), typed)) for i in range(array.type.num_fields)]
     return lambda i: {name: read(i) for name, read in parts}
 
 

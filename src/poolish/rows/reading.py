@@ -25,7 +25,7 @@ class ReadsSnapshots(ABC):
         """The rows as they are now."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows as dicts, the way torch's DataLoader asks for a whole batch."""
+        """Rows as dicts, the way torch's DataLoader asks for a whole batch: numbers have the dtype of their column."""
         return self.snapshot().__getitems__(indices)
 
     def __iter__(self) -> Iterator[pa.Table]:

@@ -121,8 +121,12 @@ class Snapshot:
         return {name: read(place) for name, read in self._readers}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows as dicts, the way torch's DataLoader asks for a whole batch."""
-        return [{name: read(place) for name, read in self._readers} for place in self.places(indices).tolist()]
+        """Rows as dicts, the way torch's DataLoader asks for a whole batch: numbers have the dtype of their column.
+
+        ``snapshot[i]`` gives Python's own numbers, of which a batch would become float64 or int64.
+        """
+        readers = self._typed_readers
+        return [{name: read(place) for name, read in readers} for place in self.places(indices).tolist()]
 
     def __iter__(self) -> Iterator[pa.Table]:
         """The rows one by one, as one-row tables."""
@@ -168,6 +172,12 @@ class Snapshot:
     def _readers(self) -> list[tuple[str, Reader]]:
         self.check_file()
         return [(name, reader(array)) for name, array in zip(self.schema.names, self._arrays, strict=True)]
+
+    @cached_property
+    def _typed_readers(self) -> list[tuple[str, Reader]]:
+        self.check_file()
+        columns = zip(self.schema.names, self._arrays, strict=True)
+        return [(name, reader(array, typed=True)) for name, array in columns]
 
     # -- identity
 
