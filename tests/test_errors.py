@@ -29,6 +29,7 @@ BUILTIN_PARENT = {
     errors.Starved: TimeoutError,
     errors.ConfigError: ValueError,
     errors.RecipeError: ValueError,
+    errors.Unfingerprintable: ValueError,
     errors.ResumeError: ValueError,
     errors.LimitExceeded: ValueError,
     errors.BudgetSpent: RuntimeError,

@@ -19,6 +19,7 @@ that a caller who does not know poolish would expect, so that code written for f
     |   `-- Starved            TimeoutError        no batch came in time
     |-- ConfigError            ValueError
     |-- RecipeError            ValueError
+    |-- Unfingerprintable      ValueError          a ConfigError and a RecipeError: a cache needs a version
     |-- ResumeError            ValueError          a saved state does not belong to this object
     |-- LimitExceeded          ValueError          larger than a limit that protects the process
     |-- BudgetSpent            RuntimeError        more failures than the user allowed
@@ -52,6 +53,7 @@ __all__ = [
     "Starved",
     "StoreFull",
     "StoreLocked",
+    "Unfingerprintable",
     "UnknownColumn",
 ]
 
@@ -166,6 +168,12 @@ class ConfigError(PoolishError, ValueError):
 
 class RecipeError(PoolishError, ValueError):
     """A recipe cannot be baked as it is written."""
+
+
+class Unfingerprintable(ConfigError, RecipeError):
+    """A cache cannot tell whether something is still the same, because of what it ``uses``; pass a version."""
+
+    uses = ""
 
 
 class ResumeError(PoolishError, ValueError):

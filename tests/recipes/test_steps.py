@@ -712,6 +712,11 @@ def test_a_budget_bounds_what_may_fail(kind, budget, is_enough, tmp_path):
 
 
 class Kneader:
+    """An object with state that cannot be read."""
+
+    def __init__(self) -> None:
+        self._rows = iter([])
+
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         return row
 
@@ -720,7 +725,7 @@ class Kneader:
 
 
 @pytest.mark.parametrize("step", [Kneader(), Kneader().knead])
-def test_a_function_that_nobody_can_compare_asks_for_a_version(step, tmp_path):
+def test_a_function_that_cannot_be_fingerprinted_asks_for_a_version(step, tmp_path):
     """Where a cache would have to know whether it is still the same; without a cache nobody asks."""
     recipe = DatasetRecipe("r").add_ingredient("a", numbers(3)).prepare_step("s", step)
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from poolish.errors import RecipeError, UnknownColumn
+from poolish.fingerprints import options_fingerprint
 from poolish.lazy import cached_property
-from poolish.recipes.fingerprints import options_print
 from poolish.recipes.identity import Int64, mixed, row_hashes
 from poolish.recipes.piece import Mask, Piece, canonical_table, selected_rows
 from poolish.recipes.row_steps import ROW_STEPS, RowStep, known, with_column
@@ -37,7 +37,7 @@ class Barrier:
     @cached_property
     def fingerprint(self) -> str:
         """What it does, and with which options."""
-        return f"{self._kind} {options_print(self._given, self._kind)}"
+        return f"{self._kind} {options_fingerprint(self._given, f'step {self._kind!r}')}"
 
 
 class Dedup(Barrier):

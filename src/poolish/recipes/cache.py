@@ -32,6 +32,8 @@ from poolish.recipes.piece import Piece
 
 #: What a piece has besides its columns, for each row.
 _HIDDEN = ("rows", "subs", "steps")
+#: Raised whenever fingerprints cover more than before, so that results kept under weaker keys are never found.
+_KEYS = 2
 _DIGITS = len(checksum_hex(b""))
 _MAX_LINE, _USUAL_LINE = 1 << 20, 1 << 12
 
@@ -55,8 +57,8 @@ class Baked:
 
 
 def key_of(*parts: Any) -> str:
-    """A name for whatever is made of these parts and of nothing else."""
-    return blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=20).hexdigest()
+    """The key of a result that depends on these parts and on nothing else."""
+    return blake2b(json.dumps((_KEYS, *parts), sort_keys=True, default=str).encode(), digest_size=20).hexdigest()
 
 
 class Cache:

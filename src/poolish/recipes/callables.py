@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from poolish.fingerprints import function_fingerprint
 from poolish.lazy import cached_property
-from poolish.recipes.fingerprints import CannotTell, cannot_tell, fingerprint_of
 from poolish.recipes.piece import Mask, Piece
 from poolish.recipes.steps import Rejected, place_of, raise_at, reason_of
 from poolish.rows import DatasetBuffer
@@ -35,14 +35,13 @@ class RowPredicate:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What changes when the function does; a RecipeError asks for a version where nobody can tell."""
-        try:
-            return f"function {fingerprint_of(self._function, self.name, getattr(self._function, 'version', None))}"
-        except CannotTell as error:
-            # A filter has no argument of its own for a version.
-            place = f"{self._what}, where {self.name!r}" if self._what else f"where {self.name!r}"
-            name = self.name if self.name.isidentifier() else "keep"
-            raise cannot_tell(place, error.uses, f"give it an attribute, {name}.version = 1") from None
+        """The fingerprint of the function; an ``Unfingerprintable`` asks for a version."""
+        # A filter has no argument of its own for a version.
+        place = f"{self._what}, where {self.name!r}" if self._what else f"where {self.name!r}"
+        name = self.name if self.name.isidentifier() else "keep"
+        advice = f"give it an attribute, {name}.version = 1, and another number whenever it changes"
+        version = getattr(self._function, "version", None)
+        return f"function {function_fingerprint(self._function, place, version, advice=advice)}"
 
     def __str__(self) -> str:
         return self.fingerprint

@@ -18,11 +18,12 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish.errors import RecipeError
+from poolish.fingerprints import function_fingerprint
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.expressions import Expression, as_expression
 from poolish.recipes.identity import Int64
 from poolish.recipes.instructions import AddIngredient, Instruction
-from poolish.recipes.steps import fingerprint_of, is_registered, registered
+from poolish.recipes.steps import is_registered, registered
 from poolish.recipes.suites import is_suite
 
 #: For each instruction, and for the recipe itself, what is said about it in words.
@@ -97,7 +98,7 @@ def _step(step: Any, version: Any) -> dict[str, str]:
 
 def _code(function: Any, version: Any) -> str:
     try:
-        return fingerprint_of(function, "", version)
+        return function_fingerprint(function, "step", version)
     except RecipeError:
         return "unknown"
 

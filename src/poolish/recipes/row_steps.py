@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from poolish.errors import RecipeError, UnknownColumn
+from poolish.fingerprints import options_fingerprint
 from poolish.lazy import cached_property
 from poolish.recipes.expressions import Expression, as_expression, as_value
-from poolish.recipes.fingerprints import options_print
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import INGREDIENT, Piece, canonical_table
 from poolish.recipes.steps import Prepared, Rejected, WrongResult, place_of, raise_at, reason_of
@@ -41,7 +41,8 @@ class RowStep:
     @cached_property
     def fingerprint(self) -> str:
         """What it does, and with which options."""
-        return f"{self._kind} {options_print(self._options, self._name, self._version)}"
+        options = options_fingerprint(self._options, f"step {self._name!r}", self._version)
+        return f"{self._kind} {options}"
 
     def prepare(self, piece: Piece, on_error: str) -> Prepared:
         """Do it to all rows, where expressions may ask for the name of the ingredient as if it were a column."""

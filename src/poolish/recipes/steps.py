@@ -1,7 +1,7 @@
 """Preparation steps: what they are called with, and how what they return becomes rows again.
 
 A step is a function of the user's, called with a row or with a batch, or one of ``built_in``. Each has a fingerprint,
-by which a cache knows whether it is still the same (see ``fingerprints``); without a cache nobody asks for it.
+which is part of its results' cache keys (see ``poolish.fingerprints``); it is computed only if there is a cache.
 
     per row      fn({"text": ...}) -> {"text": ...}, or a list of rows: several, or none
     per batch    fn(table) -> table, or with batched="columns" fn({name: values}) -> {name: values}; one row for a row,
@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import RecipeError, SchemaError
+from poolish.fingerprints import function_fingerprint, options_fingerprint
 from poolish.lazy import cached_property
-from poolish.recipes.fingerprints import fingerprint_of, options_print
 from poolish.recipes.identity import Int64
 from poolish.recipes.joining import TypesDiffer, joined_tables
 from poolish.recipes.made_rows import RowsDisagree, RowsRefused, table_of, table_of_columns
@@ -34,7 +34,6 @@ __all__ = [
     "Prepared",
     "Rejected",
     "Step",
-    "fingerprint_of",
     "is_registered",
     "place_of",
     "reason_of",
@@ -167,8 +166,10 @@ class CalledStep:
     @cached_property
     def fingerprint(self) -> str:
         """Of the function, how it is called, and with what."""
-        function = fingerprint_of(self._function, self._name, self._version)
-        return f"{self._name} {function} {self._batched} {options_print(self._options, self._name, self._version)}"
+        what = f"step {self._name!r}"
+        function = function_fingerprint(self._function, what, self._version)
+        options = options_fingerprint(self._options, what, self._version)
+        return f"{self._name} {function} {self._batched} {options}"
 
     def prepare(self, piece: Piece, on_error: str) -> Prepared:
         """Call the function for all rows."""

@@ -81,6 +81,9 @@ class Expression:
     def __hash__(self) -> int:
         return hash(self._text)
 
+    def __fingerprint__(self) -> str:
+        return self._text
+
     def same_as(self, other: object) -> bool:
         """Whether the other is an expression with the same text, so the same tree."""
         return isinstance(other, Expression) and self._text == other._text

@@ -15,6 +15,7 @@ import numpy as np
 
 from poolish.errors import RecipeError
 from poolish.files import checksum_hex
+from poolish.fingerprints import function_fingerprint
 from poolish.recipes import steps
 from poolish.recipes.built_in import BUILT_IN
 from poolish.recipes.callables import RowPredicate
@@ -79,7 +80,7 @@ def _step_print(each: PrepareStep) -> str:
         if step in BUILT_IN or not steps.is_registered(step):
             return f"built in {step}"
         step = steps.registered(step)
-    return f"function {steps.fingerprint_of(step, each.name, each.version)}"
+    return f"function {function_fingerprint(step, f'step {each.name!r}', each.version)}"
 
 
 def _value_print(value: Any) -> Any:
@@ -98,7 +99,7 @@ def _value_print(value: Any) -> Any:
         return ["array", str(value.dtype), list(value.shape), checksum_hex(np.ascontiguousarray(value).tobytes())]
     if hasattr(value, "__code__"):
         try:
-            return steps.fingerprint_of(value, "option", None)
+            return function_fingerprint(value, "option")
         except RecipeError:
             return f"function {value.__qualname__}"
     text = repr(value)
