@@ -93,9 +93,11 @@ def fingerprint(
     digest = _Digest(max_values=max_values, max_bytes=max_bytes)
     try:
         digest.add(value)
-    except (_Unknown, RecursionError) as unknown:
+    except (_Unknown, RecursionError, Unfingerprintable) as unknown:
         if version is not None:
             return f"version {version}"
+        if isinstance(unknown, Unfingerprintable):  # of a part, which it names
+            raise
         uses = str(unknown) if isinstance(unknown, _Unknown) else "values nested too deeply"
         raise unfingerprintable(what, uses, advice) from None
     return digest.hexdigest()

@@ -516,14 +516,6 @@ def test_bytes_that_are_no_sample_are_an_error(data: bytes, cut: int):
             pass
 
 
-def test_a_folder_belongs_to_one_kind_of_dataset(tmp_path):
-    """Two kinds without versions could not be told apart."""
-    CachedDataset(Rows(3), path=tmp_path)
-
-    with pytest.raises(ConfigError, match="path of its own"):
-        CachedDataset([1, 2], path=tmp_path)
-
-
 PROGRAM = """
 import json, sys
 import numpy as np

@@ -133,6 +133,18 @@ def test_a_state_is_small():
     assert len(json.dumps(filtered.state_dict())) < 200_000 / 4
 
 
+class Versioned(list):
+    """A list that says which one it is."""
+
+    version = "second"
+
+
+def test_a_state_of_an_earlier_poolish_is_refused():
+    """It holds the code of the predicate only, not what that used, nor which dataset it was asked about."""
+    with pytest.raises(ResumeError, match=r"0\.1\.0.*scan begin anew"):
+        FilteredDataset([1], abs).load_state_dict({"version": "", "code": "builtins.abs", "blocks": {}})
+
+
 def test_states_of_something_else_are_refused():
     """Another predicate, another version, more rows than there are, damage."""
     filtered = FilteredDataset(range(90), Likes())
@@ -140,13 +152,15 @@ def test_states_of_something_else_are_refused():
     state = filtered.state_dict()
 
     for other, match in (
-        (FilteredDataset(range(90), lambda n: True), "code"),
+        (FilteredDataset(range(90), lambda n: True), "identity"),
+        (FilteredDataset(range(1, 91), Likes()), "identity"),
         (FilteredDataset(range(80), Likes()), "90 rows"),
-        (FilteredDataset(TransformedDataset(range(90), abs), Likes()), "version"),
+        (FilteredDataset(TransformedDataset(range(90), abs), Likes()), "identity"),
+        (FilteredDataset(Versioned(range(90)), Likes()), "version"),
     ):
         with pytest.raises(ResumeError, match=match):
             other.load_state_dict(state)
-    for nonsense in (None, [], 3, {}, {**state, "version": 1}, {**state, "code": [[]]}):
+    for nonsense in (None, [], 3, {}, {**state, "version": 1}, {**state, "identity": [[]]}):
         with pytest.raises(ResumeError, match="no state of a FilteredDataset"):
             filtered.load_state_dict(nonsense)
     for blocks in (None, {"0": "?"}, {"0": "AAAA"}, {"0": 5}, {"x": state["blocks"]["0"]}, {0: state["blocks"]["0"]}):

@@ -135,9 +135,9 @@ def test_files_that_become_shorter_are_an_error(tmp_path: Path):
 
     path.write_bytes(b"one\n")
 
-    with pytest.raises(CorruptDataError, match="open it anew"):
+    with pytest.raises(CorruptDataError, match="open the dataset anew"):
         dataset[2]
-    with pytest.raises(CorruptDataError, match="open it anew"):
+    with pytest.raises(CorruptDataError, match="open the dataset anew"):
         len(dataset)
 
 

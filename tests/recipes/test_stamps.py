@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolish import DatasetRecipe
+from poolish.files import local_stamp
 from poolish.recipes.sources import stamps
 from tests.recipes.kitchen import file_source, fingerprints, rows_of, write
 
@@ -34,12 +35,12 @@ def test_two_writes_within_a_tick_of_the_clock_have_two_stamps(tmp_path):
     for i in range(5):
         path.write_bytes(b"a")
         os.utime(path, ns=(10**18, 10**18))
-        before = stamps.local_stamp(str(path))
+        before = local_stamp(str(path))
         with path.open("r+b") as file:
             file.write(b"b")
         os.utime(path, ns=(10**18, 10**18))
 
-        assert stamps.local_stamp(str(path)) != before, i
+        assert local_stamp(str(path)) != before, i
 
 
 def test_files_in_memory_are_seen_to_change(memory):

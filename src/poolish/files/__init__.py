@@ -8,6 +8,7 @@
     documents    small JSON files and names that come from outside
     yaml_toml    files that people write, read strictly; imported by name, because PyYAML takes long to load
     sizes        "8gb" as a number of bytes
+    stamps       has a file changed?
 
 All of it works on paths and descriptors alone and knows nothing of rows, tokens or queues.
 """
@@ -21,6 +22,7 @@ from poolish.files.locks import Lock
 from poolish.files.publishing import Partial, publish, sweep, sync, sync_directory
 from poolish.files.sizes import parse_bytes
 from poolish.files.space import allocate, explain_full, grow, open_regular, punch, write_all, write_at
+from poolish.files.stamps import is_rewritten, local_stamp
 
 __all__ = [
     "CHECKSUM",
@@ -33,7 +35,9 @@ __all__ = [
     "checksum_hex",
     "explain_full",
     "grow",
+    "is_rewritten",
     "local_path",
+    "local_stamp",
     "open_regular",
     "parse_bytes",
     "parse_json",

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from poolish.errors import ConfigError
-from poolish.load.dataset import Dataset, check_index, version_of
+from poolish.fingerprints import qualified_name
+from poolish.load.dataset import Dataset, check_index, check_version, identity_of, version_of
+from poolish.load.transformed import function_identity
 
 Way = Callable[..., Any] | str
 
@@ -16,6 +18,9 @@ class AdaptedDataset(Dataset):
 
     ``length(obj)``, ``get(obj, number)`` with a number from 0 up, and where many samples can be had faster together
     ``get_many(obj, numbers)``, which gives as many samples in the same order.
+
+    A cache on disk identifies ``obj`` by its class and attributes, and the functions by their code. Where these cannot
+    be read, it asks for ``version``: change it whenever a sample changes.
 
     >>> class Bakery:
     ...     def count(self):
@@ -29,8 +34,16 @@ class AdaptedDataset(Dataset):
     'r'
     """
 
-    def __init__(self, obj: Any, *, length: Way, get: Way, get_many: Way | None = None) -> None:
-        self._object = obj
+    def __init__(
+        self,
+        obj: Any,
+        *,
+        length: Way,
+        get: Way,
+        get_many: Way | None = None,
+        version: str | float | None = None,
+    ) -> None:
+        self._object, self._version = obj, check_version(version)
         self._length = _way(obj, length, "length")
         self._get = _way(obj, get, "get")
         self._get_many = None if get_many is None else _way(obj, get_many, "get_many")
@@ -58,6 +71,13 @@ class AdaptedDataset(Dataset):
     def version(self) -> str:
         """The object's own, if it has one."""
         return version_of(self._object)
+
+    def _identity(self) -> Any:
+        """The object and the ways in, or the version."""
+        if self._version is not None:
+            return "adapted", qualified_name(type(self._object)), self._version
+        ways = [way for way in (self._length, self._get, self._get_many) if way is not None]
+        return "adapted", identity_of(self._object), [function_identity(way) for way in ways], self._get_many is None
 
 
 class _Method:

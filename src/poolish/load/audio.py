@@ -33,6 +33,7 @@ class AudioDataset(BaseDataset):
     """
 
     input_name = "audio"
+    unidentified = ("paths",)
 
     def __init__(
         self,
@@ -81,10 +82,9 @@ class AudioDataset(BaseDataset):
         """The sound files."""
         return list(self.paths)
 
-    @property
-    def version(self) -> str:
-        """Of the files, and which part of them."""
-        return f"{super().version}|{self._offset_s} {self._duration_s}"
+    def files_of(self, number: int) -> list[str]:
+        """The sound file."""
+        return [self.paths[number]]
 
 
 def _soundfile() -> Any:

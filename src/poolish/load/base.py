@@ -14,15 +14,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from poolish.errors import ConfigError
+from poolish.errors import ConfigError, CorruptDataError
+from poolish.files import is_rewritten, local_stamp
 from poolish.lazy import cached_property
 from poolish.load.dataset import Dataset, check_index
-from poolish.load.transformed import fingerprint
+from poolish.load.transformed import function_identity
+
+#: Attributes that the version covers, or that are identified apart.
+_COVERED = ("_stamps", "_files_version", "_changed", "_transform", "_target_transform", "_lock")
 
 Transform = Callable[[Any], Any]
 
@@ -30,9 +35,10 @@ Transform = Callable[[Any], Any]
 class BaseDataset(Dataset):
     """Samples from files under ``root``, read when they are asked for.
 
-    Write ``__len__`` and ``read(number)``, which gives a dict, and say in ``files`` what is read. ``transform`` is
-    applied to the value named ``input_name``, ``target_transform`` to the one named ``target_name``. Both see one value
-    and no random numbers; ``TransformedDataset`` gives those.
+    Write ``__len__`` and ``read(number)``, which gives a dict, and return from ``files`` what is read (from
+    ``files_of``, what one row is read from, where there are many files). ``transform`` is applied to the value named
+    ``input_name``, ``target_transform`` to the one named ``target_name``. Both see one value and no random numbers;
+    ``TransformedDataset`` gives those.
 
     >>> class Loaves(BaseDataset):
     ...     input_name = "loaf"
@@ -47,6 +53,8 @@ class BaseDataset(Dataset):
     #: Which value of a sample ``transform`` and ``target_transform`` are for.
     input_name = "input"
     target_name = "label"
+    #: Attributes that do not decide what a sample is: maps of files, positions, paths that ``files`` returns.
+    unidentified: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -58,15 +66,38 @@ class BaseDataset(Dataset):
         for name, function in (("transform", transform), ("target_transform", target_transform)):
             if function is not None and not callable(function):
                 raise ConfigError(f"{name} is called with each value, got {function!r}; pass a function")
-        self.transform, self.target_transform = transform, target_transform
+        self._transform, self._target_transform = transform, target_transform
+        self._changed = ""
+
+    @property
+    def transform(self) -> Transform | None:
+        """Applied to the value named ``input_name``; assigning another one changes the version."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, function: Transform | None) -> None:
+        self._transform, self._changed = function, f"|{secrets.token_hex(8)}"
+
+    @property
+    def target_transform(self) -> Transform | None:
+        """Applied to the value named ``target_name``; assigning another one changes the version."""
+        return self._target_transform
+
+    @target_transform.setter
+    def target_transform(self, function: Transform | None) -> None:
+        self._target_transform, self._changed = function, f"|{secrets.token_hex(8)}"
 
     @abstractmethod
     def read(self, number: int) -> dict[str, Any]:
         """The sample with this number, from 0 up, before it is transformed."""
 
     def files(self) -> Sequence[str | os.PathLike[str]]:
-        """The files that samples come from; their sizes and times make the version."""
+        """The files that samples come from; their sizes, times and inodes make the version."""
         return ()
+
+    def files_of(self, number: int) -> Sequence[str | os.PathLike[str]]:
+        """The files that one row comes from; all of them by default."""
+        return self.files()
 
     def __getitem__(self, index: int) -> Any:
         return self._finished(check_index(index, len(self)))
@@ -79,7 +110,8 @@ class BaseDataset(Dataset):
     def _finished(self, number: int) -> dict[str, Any]:
         try:
             sample = self.read(number)
-            for name, function in ((self.input_name, self.transform), (self.target_name, self.target_transform)):
+            self._check_unchanged(number)
+            for name, function in ((self.input_name, self._transform), (self.target_name, self._target_transform)):
                 if function is not None and name in sample:
                     sample[name] = function(sample[name])
         except Exception as error:
@@ -87,20 +119,41 @@ class BaseDataset(Dataset):
             raise
         return sample
 
+    @property
+    def version(self) -> str:
+        """A digest of path, size, times and inode of all files, as they are when it is first asked for.
+
+        From then on, each read checks that the file of its row is still the same, and raises if it is not.
+        """
+        return self._files_version + self._changed
+
     @cached_property
     def _files_version(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for path in self.files():
-            stat = os.stat(path)
-            digest.update(repr((os.fspath(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)).encode())
-        for function in (self.transform, self.target_transform):
-            digest.update(fingerprint(function).encode() if function is not None else b"\0")
+            digest.update(repr((os.fspath(path), self._stamps[os.fspath(path)])).encode())
         return digest.hexdigest()
 
-    @property
-    def version(self) -> str:
-        """Tells files of other sizes or times apart, as they are when first asked, and other transforms."""
-        return self._files_version
+    @cached_property
+    def _stamps(self) -> dict[str, str]:
+        return {os.fspath(path): local_stamp(path) for path in self.files()}
+
+    def _check_unchanged(self, number: int) -> None:
+        """Raise if a file is not the one that the version describes."""
+        if "_files_version" in self.__dict__:
+            self._compare(self.files_of(number))
+
+    def _compare(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        """Raise if one of these files is not what it was when its stamp was taken."""
+        for path in paths:
+            if is_rewritten(self._stamps[os.fspath(path)], local_stamp(path)):
+                raise CorruptDataError(f"{path}: changed while the dataset was open; open the dataset anew")
+
+    def _identity(self) -> Any:
+        """Its class, its functions, and all attributes but those that the version covers or that only speed it up."""
+        own = {name: value for name, value in self.__dict__.items() if name not in (*_COVERED, *self.unidentified)}
+        functions = (self._transform, self._target_transform)
+        return type(self), own, [None if each is None else function_identity(each) for each in functions]
 
 
 def found_files(root: Path, extensions: Sequence[str]) -> list[str]:

@@ -1,11 +1,11 @@
 """A dataset that remembers what it has read, in memory or on disk.
 
     dataset[i]  --held-->  a copy
-                `--not-->  read once, however many threads ask  -->  a copy is kept under (version, id)
+                `--not-->  read once, however many threads ask  -->  a copy is kept under (identity, version, id)
 
-What is kept is found by the row's id and the version of the dataset it came from. A row that a buffer has updated, or
-an epoch with other augmentations, has another version, so an old row is never served. (What has no version and no ids
-is believed never to change.)
+The version tells states of one dataset apart: a row that a buffer has updated, or an epoch with other augmentations,
+has another version, so an old row is never served. (A dataset without a version is assumed not to change.) On disk the
+identity tells datasets apart: a fingerprint of content, attributes and functions, taken when the cache is opened.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import ConfigError, LimitExceeded
-from poolish.files import parse_bytes
+from poolish.files import local_path, parse_bytes
+from poolish.fingerprints import qualified_name
 from poolish.load.copies import How, keep, thaw
-from poolish.load.dataset import Dataset, samples, version_of
+from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of
 from poolish.load.disk_cache import DiskCache
 from poolish.load.frozen import Frozen, Int64, freeze, ids_of
 from poolish.load.locked import Locked
@@ -89,6 +90,10 @@ class CachedDataset(Locked, View):
     there are more than ``max_items`` or ``max_bytes``: those used longest ago, least often, or kept first. Every sample
     is a copy: changing one changes no other. Threads that miss the same row wait for one of them to read it.
 
+    Files are found again only by an equal dataset: equal content of a list, equal attributes and code of an object and
+    of each function. A dataset that cannot be fingerprinted is refused until you pass ``version``, which then
+    identifies it: change it whenever a sample changes.
+
     >>> from poolish.load.adapted import AdaptedDataset
     >>> reads = []
     >>> slow = AdaptedDataset(reads, length=lambda _: 3, get=lambda reads, n: reads.append(n) or {"square": n * n})
@@ -104,18 +109,25 @@ class CachedDataset(Locked, View):
         max_items: int | None = None,
         max_bytes: int | str = "1gb",
         path: str | os.PathLike[str] | None = None,
+        *,
+        version: str | float | None = None,
     ) -> None:
         Locked.__init__(self)
         View.__init__(self, dataset)
         check_policy(policy)
         bounds: Any = {"max_items": _n_items(max_items), "max_bytes": parse_bytes(max_bytes)}
-        self._policy = policy
+        self._policy, self._version = policy, check_version(version)
+        #: Rows that a list gets after its identity was taken are not part of it, so they are not kept on disk.
+        self._n_identified: int | None = None
         self._memory: MemoryCache | None
         self._tier: MemoryCache | DiskCache
         if path is None:
             self._tier = self._memory = MemoryCache(policy, **bounds)
         else:
-            self._tier, self._memory = DiskCache(path, policy, source=_kind(dataset), **bounds), None
+            place = local_path(path, "CachedDataset path", instead="the sources of a recipe")
+            self._tier, self._memory = DiskCache(place, policy, identity=self._below(), **bounds), None
+            if not version_of(dataset) and has_numbers_for_ids(dataset) and not self.length_costs:
+                self._n_identified = len(dataset)
         self._by_number = has_numbers_for_ids(dataset)
         self._quick = self._memory if self._by_number else None
         # Asking for the version costs as much as the rest of a hit: those who have only the inherited one never change.
@@ -125,6 +137,15 @@ class CachedDataset(Locked, View):
         self._loading: dict[tuple[str, int], _Loading] = {}
         if self._memory is not None:
             self._memory.renew(version_of(dataset))
+
+    def _identity(self) -> Any:
+        """That of what it caches."""
+        return "cached", self._below()
+
+    def _below(self) -> str:
+        if self._version is not None:
+            return f"version {self._version} of {qualified_name(type(self._dataset))}"
+        return identity_of(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
         # The short way of a hit: no call but those into cachetools and the copying, and the clock only now and then.
@@ -242,6 +263,8 @@ class CachedDataset(Locked, View):
         n_refused = 0
         if wanted and is_current():
             for id_, (kept, how) in loaded.items():
+                if self._n_identified is not None and id_ >= self._n_identified:
+                    continue
                 n_refused += not self._put(version, id_, kept, how)
         for id_, loading in ours.items():
             loading.kept = found[id_]
@@ -347,10 +370,6 @@ def _never_changes(dataset: Any) -> bool:
     if isinstance(dataset, Dataset):
         return type(dataset).version is Dataset.version
     return not isinstance(getattr(dataset, "version", None), str) and not hasattr(dataset, "_fingerprint")
-
-
-def _kind(dataset: Any) -> str:
-    return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
 def _n_items(max_items: int | None) -> int | None:

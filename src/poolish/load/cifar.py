@@ -36,6 +36,8 @@ class CIFAR10(VisionDataset):
     FileNotFoundError: .../data_batch_1.bin: not there; unpack https://.../cifar-10-binary.tar.gz into ...
     """
 
+    unidentified = ("_paths", "_records")
+
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -52,6 +54,7 @@ class CIFAR10(VisionDataset):
         self._paths = [(inside if inside.is_dir() else self.root) / name for name in names]
         for path in self._paths:
             _check(path, self.root)
+        _ = self._stamps  # before the first byte is mapped, so that rows and version are of the same files
 
     def __len__(self) -> int:
         return RECORDS * len(self._paths)
@@ -69,9 +72,15 @@ class CIFAR10(VisionDataset):
         """The batches."""
         return list(self._paths)
 
+    def files_of(self, number: int) -> list[Path]:
+        """The batch that it is in."""
+        return [self._paths[number // RECORDS]]
+
     @cached_property
     def _records(self) -> list[np.ndarray[Any, Any]]:
-        return [np.memmap(path, np.uint8, "r", shape=(RECORDS, RECORD)) for path in self._paths]
+        mapped = [np.memmap(path, np.uint8, "r", shape=(RECORDS, RECORD)) for path in self._paths]
+        self._compare(self._paths)
+        return list(mapped)
 
     def __getstate__(self) -> dict[str, Any]:
         # A map would travel as all of its bytes; the other process maps the files itself.

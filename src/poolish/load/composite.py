@@ -19,7 +19,7 @@ import numpy as np
 from poolish import seeds
 from poolish.errors import ConfigError
 from poolish.files import checksum_hex
-from poolish.load.dataset import Dataset, check_index, samples, version_of
+from poolish.load.dataset import Dataset, check_index, identity_of, samples, version_of
 from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, Int64, Mask, Span, fixed_by, freeze, ids_of
 from poolish.load.mixture import Mixture
 from poolish.load.views import Numbering, Renumbered, check_epoch, check_source, pass_epoch
@@ -128,12 +128,16 @@ class CompositeDataset(Dataset):
     @property
     def version(self) -> str:
         """All those of the parts; and of a mixture, what its order depends on."""
-        versions = "+".join(version_of(part) for part in self._parts)
+        versions = [version_of(part) for part in self._parts]
         if self._weights is None:
             # Numbers of rows move when a part that is not the last one grows.
-            return f"({versions})|{[len(part) for part in self._parts[:-1]]}"
+            return f"{versions}|{[len(part) for part in self._parts[:-1]]}"
         lengths = [len(part) for part in self._parts]
-        return f"({versions})|mixed {self._weights} {self._stop} {self._seed} {self._epoch} {lengths}"
+        return f"{versions}|mixed {self._weights} {self._stop} {self._seed} {self._epoch} {lengths}"
+
+    def _identity(self) -> Any:
+        """Those of the parts, in their order."""
+        return "composite", [identity_of(part) for part in self._parts]
 
     def set_epoch(self, epoch: int) -> None:
         """Another epoch takes other rows into a mixture; the parts are told too."""

@@ -15,11 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolish.errors import ConfigError
+from poolish.errors import ConfigError, Unfingerprintable
+from poolish.fingerprints import fingerprint, qualified_name
 from poolish.load.frozen import Frozen, NumberedRows
+from poolish.rows import DatasetBuffer
+from poolish.rows.snapshot import Snapshot
+from poolish.tokens.window_dataset import WindowDataset
 
 if TYPE_CHECKING:
     from poolish.load.composite import CompositeDataset
+
+#: Data in memory is identified by its content up to this many values and bytes: about a second of hashing.
+MAX_VALUES, MAX_BYTES = 1_000_000, 1 << 28
+#: What to do about a dataset or a function that cannot be fingerprinted.
+ADVICE = (
+    "pass version=1 to the CachedDataset, TransformedDataset, FilteredDataset or AdaptedDataset that uses it, and "
+    "another number whenever it changes"
+)
 
 
 class Dataset(ABC):
@@ -71,8 +83,19 @@ class Dataset(ABC):
 
     @property
     def version(self) -> str:
-        """Changes whenever a sample does; caches keep what they have read under it. Empty: never changes."""
+        """Text that changes whenever a sample of this object does. Empty: the samples never change.
+
+        It tells states of one dataset apart. A cache on disk also has to tell datasets apart: see ``identity_of``.
+        """
         return ""
+
+    def _identity(self) -> Any:
+        """What tells this dataset from others besides its version; not implemented: its class and all attributes."""
+        return NotImplemented
+
+    def __fingerprint__(self) -> Any:
+        own = self._identity()
+        return own if own is NotImplemented else (own, self.version)
 
     def set_epoch(self, epoch: int) -> None:  # noqa: B027  # most datasets are the same in every epoch
         """Loaders say here which epoch begins; views whose samples depend on it pass it on."""
@@ -113,8 +136,49 @@ def samples(dataset: Any, numbers: Sequence[int] | np.ndarray[Any, Any]) -> list
     return list(many(wanted)) if many is not None else [dataset[i] for i in wanted]
 
 
+def identity_of(dataset: Any) -> str:
+    """A fingerprint that two datasets share only if they have the same samples, in this process and in any other.
+
+    Data in memory is identified by its content, an object by its class and attributes, a buffer or stream by its id.
+    What cannot be fingerprinted is identified by its class and its own ``version``; without one, it is refused.
+
+    >>> identity_of([1, 2]) == identity_of([1, 2]) != identity_of([1, 3])
+    True
+    """
+    if isinstance(dataset, (DatasetBuffer, Snapshot, WindowDataset)):
+        return f"{qualified_name(type(dataset))} {dataset.uuid}"
+    own = dataset._identity() if isinstance(dataset, Dataset) else NotImplemented
+    try:
+        return fingerprint(
+            dataset if own is NotImplemented else own,
+            type(dataset).__name__,
+            advice=ADVICE,
+            max_values=MAX_VALUES,
+            max_bytes=MAX_BYTES,
+        )
+    except Unfingerprintable:
+        if not _declares_version(dataset):
+            raise
+        return f"version of {qualified_name(type(dataset))}"
+
+
+def _declares_version(dataset: Any) -> bool:
+    """Whether the user's own class says when its samples change; the classes of this package only pass that on."""
+    if not isinstance(dataset, Dataset):
+        return bool(version_of(dataset))
+    owner = next(each for each in type(dataset).__mro__ if "version" in vars(each))
+    return not owner.__module__.startswith("poolish.")
+
+
+def check_version(version: Any) -> Any:
+    """A version that the user passes: text, a number, or None."""
+    if isinstance(version, bool) or not isinstance(version, (str, int, float, type(None))):
+        raise ConfigError(f"version={version!r}: give text or a number that changes whenever the samples do")
+    return version
+
+
 def version_of(dataset: Any) -> str:
-    """What changes whenever a sample of ``dataset`` does, as far as anybody can know."""
+    """What changes whenever a sample of ``dataset`` does, as far as its class reports it."""
     own = getattr(dataset, "version", None)
     if isinstance(own, str):
         return own

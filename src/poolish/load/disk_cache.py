@@ -2,8 +2,8 @@
 
     (no file) --written beside, then renamed--> <key>.sample --damaged, or driven out--> (no file)
 
-A file's name is a hash of the dataset's version and the row's id, so a changed dataset asks for other names and what
-it left behind is driven out in time. A file's modification time is what the policy goes by::
+A file's name is a hash of the dataset's identity, its version and the row's id, so another or a changed dataset asks
+for other names, and what the old one left behind is evicted in time. A file's modification time decides what goes::
 
     fifo   when it was written
     lru    when it was last read
@@ -41,34 +41,37 @@ _MAGIC = b"PLS2"
 _HEAD = 4 + 8 + 1 + 8
 _SUFFIX = ".sample"
 _NOTE = "cache.json"
+#: Raised whenever identities cover more than before, so that samples kept under weaker keys are never found.
+_KEYS = 2
+_OLD = ("poolish cache", 1)
 _SECOND = 1_000_000_000
 
 
 class DiskCache(Locked):
     """Samples by version and id, in a folder.
 
-    >>> cache = DiskCache(folder / "loaves", "lru", max_items=None, max_bytes=10_000, source="Loaves")
+    >>> cache = DiskCache(folder / "loaves", "lru", max_items=None, max_bytes=10_000, identity="Loaves 1")
     >>> cache.put("v1", 7, {"crumb": b"open"}), cache.get("v1", 7), cache.get("v2", 7)
     (True, ({'crumb': b'open'}, None), None)
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], policy: str, *, max_items: int | None, max_bytes: int, source: str
+        self, path: str | os.PathLike[str], policy: str, *, max_items: int | None, max_bytes: int, identity: str
     ) -> None:
         super().__init__()
         check_policy(policy)
-        self.path = Path(path)
+        self.path, self._identity = Path(path), identity
         self._policy, self._max_items, self._max_bytes = policy, max_items, max_bytes
         self.n_evicted = self.n_damaged = 0
         self._n_items = self._n_bytes = self._uncounted = 0
         self.path.mkdir(parents=True, exist_ok=True)
-        _check_note(self.path / _NOTE, source)
+        _check_note(self.path / _NOTE)
         sweep(self.path)
         self._count()
 
     def get(self, version: str, id_: int) -> tuple[Any, How] | None:
         """A sample, made anew from its file; None where there is none, or none that is whole."""
-        key = _key(version, id_)
+        key = _key(self._identity, version, id_)
         path = self._path(key)
         try:
             # Without waiting, should it be a pipe; it has no positions to read from, so it counts as damaged.
@@ -90,7 +93,7 @@ class DiskCache(Locked):
 
     def put(self, version: str, id_: int, kept: Any, how: How = None) -> bool:
         """Write a sample; whether there is room for it."""
-        key = _key(version, id_)
+        key = _key(self._identity, version, id_)
         data = _file(encode(kept), key)
         if len(data) > self._max_bytes:
             return False
@@ -171,22 +174,22 @@ class DiskCache(Locked):
         return self._n_bytes
 
 
-def _check_note(path: Path, source: str) -> None:
-    """A folder belongs to one kind of dataset: two without versions could not be told apart by their rows' names."""
-    note = {"format": "poolish cache", "version": 1, "source": source}
-    if path.exists():
-        found = read_json(path)
-        if found != note:
-            raise ConfigError(
-                f"{path.parent}: caches a {found.get('source') if isinstance(found, dict) else '?'}, not a {source}; "
-                "give each dataset a path of its own"
-            )
-    else:
-        write_json(path, note)
+def _check_note(path: Path) -> None:
+    """Mark a folder as a cache, also one of poolish 0.1.0, whose samples are never found; refuse anything else."""
+    note = {"format": "poolish cache", "version": _KEYS}
+    found = read_json(path) if path.exists() else None
+    if found == note:
+        return
+    if found is not None and not (isinstance(found, dict) and (found.get("format"), found.get("version")) == _OLD):
+        raise ConfigError(
+            f"{path.parent}: not a cache that this poolish reads ({path.name} differs); give another path"
+        )
+    write_json(path, note)
 
 
-def _key(version: str, id_: int) -> str:
-    return hashlib.blake2b(f"{version}\0{id_}".encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+def _key(identity: str, version: str, id_: int) -> str:
+    name = repr((_KEYS, identity, version, id_))
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
 
 
 def _file(sample: bytes, key: str) -> bytes:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolish.errors import ConfigError, ResumeError
-from poolish.load.dataset import check_index, samples, version_of
+from poolish.errors import ConfigError, ResumeError, Unfingerprintable
+from poolish.fingerprints import declared_version, qualified_name
+from poolish.lazy import cached_property
+from poolish.load.dataset import check_index, check_version, identity_of, samples, version_of
 from poolish.load.frozen import Frozen, Int64, Mask, Span, fixed_by, freeze
 from poolish.load.locked import Locked
-from poolish.load.transformed import fingerprint, name_of
+from poolish.load.transformed import function_identity, name_of
 from poolish.load.verdicts import UNKNOWN, YES, Verdicts
 from poolish.load.views import Renumbered, Through, View, all_ids, freeze_with_version
 
@@ -39,6 +41,10 @@ class FilteredDataset(Locked, View):
     stopped, also in another process: ``state_dict`` holds what is known, two bits a row. New rows are looked at when
     the dataset has grown; if its version changes, all are looked at again. Safe in threads: one scans, others wait.
 
+    A saved state and a cache on disk identify ``predicate`` by its code and everything it uses. Where that cannot be
+    read, they ask for ``version``, or for an attribute of that name on ``predicate``: change it whenever that changes.
+    In a state, ``version`` stands for the dataset too.
+
     >>> even = FilteredDataset(range(10), lambda n: n % 2 == 0)
     >>> even[1], even.n_scanned
     (2, 10)
@@ -46,12 +52,12 @@ class FilteredDataset(Locked, View):
     [0, 2, 4, 6, 8]
     """
 
-    def __init__(self, dataset: Any, predicate: Callable[[Any], Any]) -> None:
+    def __init__(self, dataset: Any, predicate: Callable[[Any], Any], *, version: str | float | None = None) -> None:
         Locked.__init__(self)
         View.__init__(self, dataset)
         if not callable(predicate):
             raise ConfigError(f"predicate is called with each sample, got {predicate!r}; pass a function")
-        self._predicate, self._code = predicate, fingerprint(predicate)
+        self._predicate, self._version = predicate, check_version(version)
         self._index = Index(version_of(dataset))
 
     def __len__(self) -> int:
@@ -101,7 +107,7 @@ class FilteredDataset(Locked, View):
             return index
         with self._lock:
             index = self._current(version_of(self._dataset))
-            index.mend()
+            index.restore()
             n_rows = len(self._dataset)
             while index.n_scanned < n_rows and (n_wanted is None or len(index.kept) < n_wanted):
                 numbers = range(index.n_scanned, min(index.n_scanned + SCAN_ROWS, n_rows))
@@ -151,13 +157,35 @@ class FilteredDataset(Locked, View):
 
     @property
     def choice(self) -> str:
-        """The predicate's code."""
+        """The predicate: its version, else its fingerprint; its name where it has neither."""
         return f"filtered {self._code}"
+
+    @cached_property
+    def _code(self) -> str:
+        version = declared_version(self._predicate) if self._version is None else self._version
+        if version is not None:
+            return str(version)
+        try:
+            return function_identity(self._predicate)
+        except Unfingerprintable:
+            return qualified_name(self._predicate)
 
     @property
     def version(self) -> str:
-        """That of the dataset, and the predicate's code."""
-        return f"{super().version}|filtered {self._code}"
+        """That of the dataset."""
+        return super().version
+
+    def _identity(self) -> Any:
+        """What it looks at, and the predicate."""
+        return "filtered", identity_of(self._dataset), function_identity(self._predicate, self._version)
+
+    def _index_identity(self, n_rows: int) -> str:
+        """What an index of the first rows was made of; a list may have grown since."""
+        if self._version is not None:
+            return f"version {self._version}"
+        is_plain = isinstance(self._dataset, (list, tuple, range, np.ndarray))
+        rows = self._dataset[:n_rows] if is_plain else self._dataset
+        return f"{identity_of(rows)} {function_identity(self._predicate)}"
 
     def ids_of(self, numbers: Int64) -> Int64:
         """The numbers themselves, or the ids below."""
@@ -179,24 +207,35 @@ class FilteredDataset(Locked, View):
     def state_dict(self) -> dict[str, Any]:
         """What is known until now, as JSON."""
         with self._lock:
-            return {"version": self._index.version, "code": self._code, "blocks": self._index.verdicts.state()}
+            index, blocks = self._index, self._index.verdicts.state()
+            identity = self._index_identity(index.n_scanned)
+        return {"version": index.version, "identity": identity, "blocks": blocks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Know what ``state_dict`` knew; the dataset and the predicate must be the same."""
-        if not isinstance(state, Mapping) or not all(isinstance(state.get(name), str) for name in ("version", "code")):
-            raise ResumeError(f"no state of a FilteredDataset: {reprlib.repr(state)}; pass what state_dict() gave")
-        for name, own in (("version", version_of(self._dataset)), ("code", self._code)):
-            if state.get(name) != own:
-                raise ResumeError(
-                    f"the index was made with {name} {state.get(name)!r}, here it is {own!r}; let the scan begin anew"
-                )
+        _check_state(state)
         index = Index.of_verdicts(state["version"], Verdicts.of_state(state.get("blocks")))
         if self.ids_are_numbers and index.n_scanned > len(self._dataset):
             raise ResumeError(
                 f"the index knows {index.n_scanned:,} rows, the dataset has {len(self._dataset):,}; scan it anew"
             )
+        own = {"version": version_of(self._dataset), "identity": self._index_identity(index.n_scanned)}
+        for name, value in own.items():
+            if state[name] != value:
+                raise ResumeError(
+                    f"the index was made with {name} {state[name]!r}, here it is {value!r}; let the scan begin anew"
+                )
         with self._lock:
             self._index = index
+
+
+def _check_state(state: Any) -> None:
+    if isinstance(state, Mapping) and "code" in state and "identity" not in state:
+        raise ResumeError(
+            "an index of poolish 0.1.0, which does not identify its dataset and predicate; let the scan begin anew"
+        )
+    if not isinstance(state, Mapping) or not all(isinstance(state.get(name), str) for name in ("version", "identity")):
+        raise ResumeError(f"no state of a FilteredDataset: {reprlib.repr(state)}; pass what state_dict() gave")
 
 
 class Index:
@@ -227,7 +266,7 @@ class Index:
             self.kept.append(number)
         self.n_scanned = number + 1
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Take back a row whose adding was interrupted between its steps, by Ctrl-C or a fork."""
         while self.kept and self.kept[-1] >= self.n_scanned:
             self.kept.pop()

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import ConfigError
+from poolish.fingerprints import unfingerprintable
 from poolish.guards import CircuitBreaker, Faults, Retry
-from poolish.load.dataset import samples
+from poolish.load.dataset import identity_of, samples
 from poolish.load.frozen import Frozen, Int64, freeze
 from poolish.load.views import Through, View
 
@@ -94,6 +95,13 @@ class ResilientDataset(View):
         breaker = self._breaker
         assert breaker is not None
         return lambda some: breaker.call(get_many, some)
+
+    def _identity(self) -> Any:
+        """That of the dataset: with ``faults``, some samples are substitutes, which a cache on disk must not keep."""
+        if self._faults is not None:
+            uses = "faults, so that some of its samples are substitutes"
+            raise unfingerprintable("ResilientDataset", uses, "cache below it: ResilientDataset(CachedDataset(...))")
+        return identity_of(self._dataset)
 
     def freeze(self) -> Frozen:
         """The rows as they are now, read with the same care."""

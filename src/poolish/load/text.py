@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from poolish.errors import BadText, ConfigError, CorruptDataError
+from poolish.errors import BadText, ConfigError
 from poolish.load.base import BaseDataset, Transform
 from poolish.load.dataset import check_index
 from poolish.load.locked import Locked
@@ -28,7 +28,8 @@ class TextDataset(Locked, BaseDataset):
     last line without an end. With ``unit="document"``, documents are separated by empty lines, or with
     ``documents="file"`` each file is one; inside them ``\r\n`` becomes ``\n``.
 
-    Reading row i looks no further than row i; asking for the length looks at everything. The last file may grow.
+    Reading row i looks no further than row i; asking for the length looks at everything. The last file may grow. A file
+    that is replaced or rewritten while the dataset is open is an error: its rows would be cut at the old line ends.
     While it is being written, ``unfinished=False`` leaves out what has no line end yet (of documents: no empty line).
 
     >>> _ = (folder / "flour.txt").write_text("rye\n\nwheat\nspelt")
@@ -39,6 +40,7 @@ class TextDataset(Locked, BaseDataset):
     """
 
     input_name = "text"
+    unidentified = ("_paths", "_indexes", "_starts")
 
     def __init__(
         self,
@@ -57,7 +59,15 @@ class TextDataset(Locked, BaseDataset):
         BaseDataset.__init__(self, Path(os.path.commonpath([os.path.dirname(path) for path in self._paths])), transform)
         self._encoding, self._unit, self._unfinished = _checked_encoding(encoding), unit, unfinished
         self._one_per_file = unit == "document" and documents == "file"
-        self._indexes = [TextIndex(path, by_document=unit == "document") for path in self._paths]
+        self._indexes: list[TextIndex] = []
+        if not self._one_per_file:
+            last = len(self._paths) - 1
+            self._indexes = [
+                TextIndex(path, by_document=unit == "document", may_grow=k == last)
+                for k, path in enumerate(self._paths)
+            ]
+            # Of the moment before the first byte was read, so that rows and version are of the same files.
+            self._stamps = {index.path: index.stamp for index in self._indexes}
         # Rows before each file, as far as files have been scanned to their ends.
         self._starts = [0]
 
@@ -101,7 +111,7 @@ class TextDataset(Locked, BaseDataset):
             return {"text": self._text(data, number, 0).replace("\r\n", "\n")}
         file = bisect_right(self._starts, number) - 1
         begin, end = self._indexes[file].span(number - self._starts[file])
-        data = _read(self._paths[file], begin, end)
+        data = self._indexes[file].read(begin, end)
         text = self._text(data, file, begin)
         return {"text": text if self._unit == "line" else text.replace("\r\n", "\n")}
 
@@ -122,6 +132,16 @@ class TextDataset(Locked, BaseDataset):
     def files(self) -> list[str]:
         """The text files."""
         return list(self._paths)
+
+    def files_of(self, number: int) -> list[str]:
+        """The file that is the document; elsewhere the index checks its file itself, which may grow."""
+        return [self._paths[number]] if self._one_per_file else []
+
+    @property
+    def version(self) -> str:
+        """Of the files, and how far the last row reaches if it has no end yet."""
+        end = self._indexes[-1].unfinished_end if self._indexes and self._unfinished else None
+        return super().version if end is None else f"{super().version}|{end}"
 
 
 def _found(paths: Any) -> list[str]:
@@ -149,14 +169,3 @@ def _checked_encoding(encoding: str) -> str:
     if not is_plain:
         raise ConfigError(f"encoding={encoding!r}: its line ends are not single bytes; convert the files to utf-8")
     return name
-
-
-def _read(path: str, begin: int, end: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = os.pread(fd, end - begin, begin)
-    finally:
-        os.close(fd)
-    if len(data) < end - begin:
-        raise CorruptDataError(f"{path}: ends before byte {end}, it has become shorter; open it anew")
-    return data

@@ -2,19 +2,19 @@
 
 A function that names ``rng`` in its signature is given random numbers that depend on the seed, the epoch and the row
 alone. So an augmented row can be read twice, out of order, in any worker or after a restart, and is the same; in the
-next epoch it is another. A function that names ``progress`` is told how far training has come.
+next epoch it is another. A function that names ``progress`` gets how far training has come.
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from poolish import seeds
 from poolish.errors import ConfigError
-from poolish.load.dataset import samples
+from poolish.fingerprints import declared_version, function_fingerprint
+from poolish.load.dataset import ADVICE, check_version, identity_of, samples
 from poolish.load.frozen import Frozen, Int64, freeze
 from poolish.load.views import Through, View, check_epoch, read_with_ids
 
@@ -29,6 +29,9 @@ class TransformedDataset(View):
     last and after it (and always, where there is only one). An error of ``fn`` keeps its type and names the row. What
     ``fn`` changes in place is changed wherever ``dataset`` keeps it: let it return something new.
 
+    A cache on disk identifies ``fn`` by its code and everything it uses. Where that cannot be read, it asks for
+    ``version``, or for an attribute of that name on ``fn``: change it whenever ``fn`` changes.
+
     >>> def jitter(sample, rng, progress):
     ...     return sample + round(progress * rng.random(), 3)
     >>> noisy = TransformedDataset([1.0, 2.0], jitter, seed=7, epochs=3)
@@ -39,12 +42,20 @@ class TransformedDataset(View):
     ([1.119, 2.836], 2.836)
     """
 
-    def __init__(self, dataset: Any, fn: Callable[..., Any], *, seed: int = 0, epochs: int | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        fn: Callable[..., Any],
+        *,
+        seed: int = 0,
+        epochs: int | None = None,
+        version: str | float | None = None,
+    ) -> None:
         super().__init__(dataset)
         if not callable(fn):
             raise ConfigError(f"fn is called with each sample, got {type(fn).__name__} {fn!r}; pass a function")
         self._fn, self._seed, self._epochs = fn, seeds.check_seed(seed), _n_epochs(epochs)
-        self._asks, self._code = _asks(fn), fingerprint(fn)
+        self._asks, self._version = _asks(fn), check_version(version)
         if "progress" in self._asks and self._epochs is None:
             raise ConfigError(f"{name_of(fn)} asks for progress; say over how many epochs it goes: epochs=...")
         self._turn_to(0)
@@ -75,11 +86,15 @@ class TransformedDataset(View):
 
     @property
     def version(self) -> str:
-        """Changes with the function's code and, where it asks for randomness or progress, with the epoch."""
-        parts = [super().version, self._code]
+        """That of the dataset and, where the function asks for randomness or progress, the epoch."""
+        parts = [super().version]
         if self._asks:
             parts += [f"seed {self._seed}", f"epoch {self._epoch}", f"epochs {self._epochs}"]
         return "|".join(parts)
+
+    def _identity(self) -> Any:
+        """What it looks at, and the function."""
+        return "transformed", identity_of(self._dataset), function_identity(self._fn, self._version)
 
     def freeze(self) -> Frozen:
         """The rows below, transformed as in this epoch."""
@@ -147,27 +162,7 @@ def name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or type(fn).__name__
 
 
-def fingerprint(fn: Callable[..., Any]) -> str:
-    """A name for what a function does, as far as its code tells: not for what it reads from outside.
-
-    A function (or an object that is called) with a text ``version`` says itself when it does something else.
-    """
-    own = getattr(fn, "version", None)
-    if isinstance(own, str):
-        return own
-    code = getattr(fn, "__code__", None)
-    named = f"{getattr(fn, '__module__', '')}.{name_of(fn)}"
-    if code is None:
-        return named
-    digest = hashlib.blake2b(code.co_code + repr((code.co_names, _constants(code))).encode(), digest_size=8)
-    return f"{named} {digest.hexdigest()}"
-
-
-def _constants(code: Any) -> list[str]:
-    # Neither the address of code inside code nor the order of a set is the same in the next process.
-    return [
-        repr((const.co_code, _constants(const)))
-        if hasattr(const, "co_code")
-        else repr(sorted(map(repr, const)) if isinstance(const, frozenset) else const)
-        for const in code.co_consts
-    ]
+def function_identity(fn: Callable[..., Any], version: Any = None) -> str:
+    """The fingerprint of a function; its version where it has one, passed with it or as its attribute ``version``."""
+    declared = declared_version(fn) if version is None else version
+    return function_fingerprint(fn, name_of(fn), declared, advice=ADVICE)

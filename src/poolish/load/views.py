@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolish.errors import ConfigError
-from poolish.load.dataset import Dataset, check_index, check_map_style, samples, version_of
+from poolish.fingerprints import qualified_name
+from poolish.load.dataset import Dataset, check_index, check_map_style, identity_of, samples, version_of
 from poolish.load.frozen import Frozen, Int64, Mask, Span, WindowRows, fixed_by, freeze, ids_of
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
@@ -44,6 +45,12 @@ class View(Dataset):
     def version(self) -> str:
         """That of what it looks at, and whatever else decides its samples."""
         return version_of(self._dataset)
+
+    def _identity(self) -> Any:
+        """Its class and what it looks at; the version holds the settings of a view. Not so of other people's views."""
+        if not type(self).__module__.startswith("poolish."):
+            return NotImplemented
+        return qualified_name(type(self)), identity_of(self._dataset)
 
     @property
     def choice(self) -> str:

@@ -42,6 +42,8 @@ class ImageFolder(VisionDataset):
     ({'rye': 0, 'wheat': 1}, 1, (2, 4, 3))
     """
 
+    unidentified = ("samples",)
+
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -84,6 +86,10 @@ class ImageFolder(VisionDataset):
     def files(self) -> list[str]:
         """All images."""
         return [path for path, _ in self.samples]
+
+    def files_of(self, number: int) -> list[str]:
+        """The image."""
+        return [self.samples[number][0]]
 
 
 def _pixels(image: Any) -> np.ndarray[Any, Any]:

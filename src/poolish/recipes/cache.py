@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import CorruptDataError
-from poolish.files import checksum_hex, publish, sweep
+from poolish.files import checksum_hex, local_path, publish, sweep
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import Piece
 
@@ -61,11 +61,16 @@ def key_of(*parts: Any) -> str:
     return blake2b(json.dumps((_KEYS, *parts), sort_keys=True, default=str).encode(), digest_size=20).hexdigest()
 
 
+def local_cache(path: str | os.PathLike[str]) -> Path:
+    """The directory of a cache, which is on this machine."""
+    return local_path(path, "cache", instead="the sources of a recipe")
+
+
 class Cache:
     """A directory of baked fragments, shared by any number of bakes and processes."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = local_cache(path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._opened: set[str] = set()
 

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ import pyarrow.types as kinds
 from poolish.errors import PoolishError, RecipeError
 from poolish.recipes.baked_rows import one_table
 from poolish.recipes.built_in import Dedup, Fitted, Limit, Shuffle
-from poolish.recipes.cache import Cache
+from poolish.recipes.cache import Cache, local_cache
 from poolish.recipes.chain import Chain, Work, fragments_of, prepared
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explanation, duration_text
@@ -108,7 +107,7 @@ class _Kitchen:
         self._recipe, self._on_error = recipe, on_error
         self._n_workers = getattr(as_engine("local"), "n_workers", 1)
         # A cache is made by the first bake; looking for it does not make it.
-        self._cache = Cache(cache) if cache is not None and Path(cache).is_dir() else None
+        self._cache = Cache(cache) if cache is not None and local_cache(cache).is_dir() else None
         self._has_cache = cache is not None
         self._last = LastBake(self._cache, recipe.name)
         self._flows: list[_Flow] = []

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import CorruptDataError, RecipeError
-from poolish.files import checksum_hex
+from poolish.files import checksum_hex, local_stamp
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import workable
 from poolish.recipes.sources.exact_numbers import check_exact
 from poolish.recipes.sources.formats import counted_rows, table_of, unpacked
 from poolish.recipes.sources.paths import file_system
 from poolish.recipes.sources.source import Fragment, selected
-from poolish.recipes.sources.stamps import local_stamp, remote_stamp
+from poolish.recipes.sources.stamps import remote_stamp
 
 #: The rows of texts up to this size are counted, as there may be thousands of them, and some without any.
 _SHORT_BYTES = 1 << 14
@@ -53,7 +53,7 @@ class OneFile(ABC):
                 error.add_note(f"while reading {self.path} for {self.what}")
                 raise
             raise CorruptDataError(
-                f"{self.what}: {self.path} cannot be read as {self.kind}: {error}; mend or leave it out"
+                f"{self.what}: {self.path} cannot be read as {self.kind}: {error}; repair it or leave it out"
             ) from error
 
     @abstractmethod

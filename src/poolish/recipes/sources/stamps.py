@@ -1,14 +1,11 @@
 """Has this file changed? A stamp says so without reading it: equal stamps, equal content.
 
-Here a stamp is what the system notes about a file: size, time of writing, and also the time and the number that a copy
-with an old date (``cp -p``, ``rsync -t``, ``tar``) cannot set. Elsewhere it is the tag or version that a store gives an
+On this machine it is ``poolish.files.local_stamp``. Elsewhere it is the tag or version that a store gives an
 object, else its date. Where a store notes none of these, the beginning and the end of the file are looked at.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any
 
 from poolish.errors import RecipeError
@@ -23,20 +20,6 @@ _TAGS = (
 
 #: Files up to this size are looked at as a whole where a store notes nothing, larger ones at both ends.
 SAMPLED_BYTES = 1 << 20
-
-#: The clock that files are dated by stands still for up to 10 ms at a time.
-TICK_NS = 20_000_000
-
-
-def local_stamp(path: str) -> str:
-    """The stamp of a file on a disk of this machine."""
-    found = os.stat(path)
-    age_ns = time.time_ns() - found.st_ctime_ns
-    if 0 <= age_ns < TICK_NS:
-        # Written just now: another write within the same tick would have the same dates, so the tick is waited out.
-        time.sleep((TICK_NS - age_ns) / 1e9)
-        found = os.stat(path)
-    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}:{found.st_ino}"
 
 
 def remote_stamp(fs: Any, path: str) -> str:
