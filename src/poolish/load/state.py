@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import reprlib
 import zlib
 from collections.abc import Mapping
@@ -96,9 +97,17 @@ def check_belongs(state: Any, about: Mapping[str, Any], rows: Frozen) -> None:
         if state.get(name) != mine:
             raise ResumeError(
                 f"the state is of a loader with {name}={state.get(name)!r}, this one has {mine!r}; "
-                "a state goes on in the same order of the same dataset only"
+                f"a state goes on in the same order of the same dataset only{_advice(name, state)}"
             )
     _check_rows(state, rows)
+
+
+def _advice(name: str, state: Mapping[str, Any]) -> str:
+    """How to resume a state whose predicate has another fingerprint: that of poolish 0.1.0, or of other code."""
+    found = re.search(r"filtered (.+?)( of |,|\)|$)", str(state.get("choice")))
+    if name != "choice" or found is None:
+        return ""
+    return f". If the predicate keeps the same rows, pass FilteredDataset(..., version={found[1]!r})"
 
 
 def _highest(state: Mapping[str, Any]) -> list[int]:
