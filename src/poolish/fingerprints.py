@@ -28,6 +28,7 @@ import importlib.util
 import logging
 import os
 import pathlib
+import platform
 import random
 import sys
 import sysconfig
@@ -274,10 +275,14 @@ class _Digest:
         self._say("schema", schema.serialize().to_pybytes())
 
     def _tensor(self, value: Any) -> None:
-        torch = sys.modules["torch"]
-        self._say("tensor", f"{type(value).__qualname__} {value.dtype} {tuple(value.shape)}")
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        self._say("values", flat.view(torch.uint8).numpy().tobytes())
+        self._say("tensor", f"{type(value).__qualname__} {value.dtype} {tuple(value.shape)} {value.requires_grad}")
+        try:
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            content = flat.view(sys.modules["torch"].uint8).numpy().tobytes()
+        except (RuntimeError, TypeError):  # quantised, or without storage
+            raise _Unknown(_described(value)) from None
+        self._say("values", content)
+        self._attributes(vars(value))
 
     # -- objects
 
@@ -341,8 +346,10 @@ class _Digest:
 
     def _named(self, value: Any, name: str) -> None:
         """An object that is saved as the name of a global: of a library, or nothing is known of it."""
-        places = sorted(place for place, module in list(sys.modules.items()) if vars(module).get(name) is value)
-        library = next(filter(_is_library, places), None)
+        members = {place: getattr(module, "__dict__", {}) for place, module in list(sys.modules.items())}
+        library = next(
+            (place for place in sorted(members) if members[place].get(name) is value and _is_library(place)), None
+        )
         if library is None:
             raise _Unknown(_described(value))
         self._say("library", f"{_versioned(library)} {name}")
@@ -551,7 +558,7 @@ def _version_of(top: str) -> str:
     own = getattr(sys.modules.get(top), "__version__", None)
     if isinstance(own, str):
         return own
-    return sys.version if top in sys.stdlib_module_names else _installed_version(top)
+    return platform.python_version() if top in sys.stdlib_module_names else _installed_version(top)
 
 
 @functools.cache
