@@ -341,7 +341,7 @@ def test_edits_of_a_package_are_seen_by_the_next_process(tmp_path):
 
 
 def test_what_a_library_has_is_known_by_its_name():
-    """Functions of libraries hold states of their own that are nobody's business."""
+    """Functions of libraries hold state that is no part of a fingerprint."""
     for function in (np.mean, len, str.upper, re.sub, functools.partial(np.clip, a_min=0, a_max=1)):
         assert function_fingerprint(function, "s", None) == function_fingerprint(function, "s", None)
 

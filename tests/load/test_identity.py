@@ -1,4 +1,4 @@
-"""Two datasets share a disk cache only if they have the same samples; what cannot be told apart asks for a version."""
+"""Two datasets share a disk cache only if they have the same samples; others are refused or kept apart."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Locked(Powers):
         self.lock = threading.Lock()
 
 
-class Told(Locked):
+class Declared(Locked):
     """The same, with a version of its own."""
 
     @property
@@ -141,6 +141,10 @@ class Told(Locked):
 
 def below(end: int) -> Callable[[Any], bool]:
     return lambda sample: sample < end
+
+
+def abs_of(rows: Any) -> Any:
+    return TransformedDataset(rows, abs)
 
 
 def columns(k: int) -> list[dict[str, int]]:
@@ -157,7 +161,7 @@ ASPECTS: dict[str, Callable[[int], Any]] = {
     "an attribute of a dataset": Powers,
     "an attribute beside a version": Labelled,
     "an attribute of a foreign dataset": Foreign,
-    "a version of its own": Told,
+    "a version of its own": Declared,
     "an argument of a partial": lambda k: TransformedDataset([1, 2], functools.partial(scale, k=k)),
     "a closure": lambda k: TransformedDataset([1, 2], scaled(k)),
     "a default": lambda k: TransformedDataset([1, 2], defaulted(k)),
@@ -282,7 +286,7 @@ def test_identities_are_the_same_in_every_process():
     assert [name for name, (one, other) in found[0].items() if one == other] == []
 
 
-# What cannot be told apart --------------------------------------------------------------------------------------------
+# What cannot be fingerprinted -----------------------------------------------------------------------------------------
 
 LOCK, RNG = threading.Lock(), np.random.default_rng(0)
 
@@ -333,13 +337,20 @@ def test_versions_are_text_or_numbers(version: Any):
 
 
 def test_rows_that_a_list_got_later_are_not_kept_under_its_old_identity(tmp_path: Path):
-    """Two lists that begin alike may go on differently."""
-    for last in (3, 4):
-        rows = [1, 2]
-        cached = CachedDataset(rows, path=tmp_path)
-        rows.append(last)
+    """Two lists that begin alike may go on differently, also below views."""
+    for view in (
+        list,
+        abs_of,
+        lambda rows: FilteredDataset(rows, below(9)),
+        lambda rows: CompositeDataset([[0], rows]),
+    ):
+        for last in (3, 4):
+            rows = [1, 2]
+            dataset = rows if view is list else view(rows)
+            cached = CachedDataset(dataset, path=tmp_path)
+            rows.append(last)
 
-        assert list(cached) == [1, 2, last]
+            assert list(cached) == list(dataset)
 
 
 def test_buffers_and_streams_are_identified_by_their_ids(tmp_path: Path):

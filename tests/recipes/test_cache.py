@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from poolish import DatasetRecipe
-from poolish.recipes.cache import Baked, Cache
+from poolish.recipes.cache import Baked, Cache, key_of
 from poolish.recipes.piece import Piece
 
 
@@ -86,3 +88,10 @@ def test_a_column_may_be_called_anything(tmp_path):
     first, second = (recipe.bake(cache=tmp_path).table.to_pylist() for _ in range(2))
 
     assert first == second == [{"__row": 5, "__sub": 7, "rows": 1}, {"__row": 6, "__sub": 8, "rows": 2}]
+
+
+def test_results_of_an_earlier_poolish_are_never_found():
+    """Keys of 0.1.0 covered less of what a function uses; the same parts have another key now."""
+    parts = ["rye", "x > 1", 7]
+
+    assert key_of(*parts) != blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=20).hexdigest()

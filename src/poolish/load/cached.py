@@ -3,9 +3,9 @@
     dataset[i]  --held-->  a copy
                 `--not-->  read once, however many threads ask  -->  a copy is kept under (identity, version, id)
 
-The version tells states of one dataset apart: a row that a buffer has updated, or an epoch with other augmentations,
+The version distinguishes states of one dataset: a row that a buffer has updated, or an epoch with other augmentations,
 has another version, so an old row is never served. (A dataset without a version is assumed not to change.) On disk the
-identity tells datasets apart: a fingerprint of content, attributes and functions, taken when the cache is opened.
+identity distinguishes datasets: a fingerprint of content, attributes and functions, taken when the cache is opened.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -25,6 +25,7 @@ import numpy as np
 from poolish.errors import ConfigError, LimitExceeded
 from poolish.files import local_path, parse_bytes
 from poolish.fingerprints import qualified_name
+from poolish.load.composite import CompositeDataset
 from poolish.load.copies import How, keep, thaw
 from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of
 from poolish.load.disk_cache import DiskCache
@@ -117,7 +118,6 @@ class CachedDataset(Locked, View):
         check_policy(policy)
         bounds: Any = {"max_items": _n_items(max_items), "max_bytes": parse_bytes(max_bytes)}
         self._policy, self._version = policy, check_version(version)
-        #: Rows that a list gets after its identity was taken are not part of it, so they are not kept on disk.
         self._n_identified: int | None = None
         self._memory: MemoryCache | None
         self._tier: MemoryCache | DiskCache
@@ -126,8 +126,7 @@ class CachedDataset(Locked, View):
         else:
             place = local_path(path, "CachedDataset path", instead="the sources of a recipe")
             self._tier, self._memory = DiskCache(place, policy, identity=self._below(), **bounds), None
-            if not version_of(dataset) and has_numbers_for_ids(dataset) and not self.length_costs:
-                self._n_identified = len(dataset)
+            self._n_identified = _n_listed(dataset)
         self._by_number = has_numbers_for_ids(dataset)
         self._quick = self._memory if self._by_number else None
         # Asking for the version costs as much as the rest of a hit: those who have only the inherited one never change.
@@ -261,14 +260,16 @@ class CachedDataset(Locked, View):
         found.update(held)
         found.update(loaded)
         n_refused = 0
-        if wanted and is_current():
+        if wanted and is_current() and self._is_identified():
             for id_, (kept, how) in loaded.items():
-                if self._n_identified is not None and id_ >= self._n_identified:
-                    continue
                 n_refused += not self._put(version, id_, kept, how)
         for id_, loading in ours.items():
             loading.kept = found[id_]
         self._count(hits=len(held), misses=len(wanted), miss_s=perf_counter() - begin, refused=n_refused)
+
+    def _is_identified(self) -> bool:
+        """Whether the identity on disk still describes the dataset; rows that a list got later are not in it."""
+        return self._n_identified is None or self._n_identified == _n_listed(self._dataset)
 
     def _put(self, version: str, id_: int, kept: Any, how: How) -> bool:
         try:
@@ -370,6 +371,15 @@ def _never_changes(dataset: Any) -> bool:
     if isinstance(dataset, Dataset):
         return type(dataset).version is Dataset.version
     return not isinstance(getattr(dataset, "version", None), str) and not hasattr(dataset, "_fingerprint")
+
+
+def _n_listed(dataset: Any) -> int:
+    """How many rows are in lists, which can grow, below any views."""
+    if isinstance(dataset, View):
+        return _n_listed(dataset.dataset)
+    if isinstance(dataset, CompositeDataset):
+        return sum(map(_n_listed, dataset.datasets))
+    return len(dataset) if isinstance(dataset, MutableSequence) else 0
 
 
 def _n_items(max_items: int | None) -> int | None:

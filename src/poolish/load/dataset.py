@@ -85,12 +85,12 @@ class Dataset(ABC):
     def version(self) -> str:
         """Text that changes whenever a sample of this object does. Empty: the samples never change.
 
-        It tells states of one dataset apart. A cache on disk also has to tell datasets apart: see ``identity_of``.
+        It distinguishes states of one dataset. A cache on disk also distinguishes datasets: see ``identity_of``.
         """
         return ""
 
     def _identity(self) -> Any:
-        """What tells this dataset from others besides its version; not implemented: its class and all attributes."""
+        """What identifies this dataset besides its version; not implemented: its class and all attributes."""
         return NotImplemented
 
     def __fingerprint__(self) -> Any:
