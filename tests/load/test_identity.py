@@ -455,6 +455,20 @@ def test_an_image_that_changes_is_not_kept_under_the_old_version(tmp_path: Path)
     assert repr(fresh[1]["image"]) == repr(cached[0]["image"])
 
 
+def test_a_file_of_a_users_dataset_that_changes_is_an_error(tmp_path: Path):
+    """Where it returns its files."""
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"rye and oats")
+    cached = CachedDataset(Bytes(tmp_path, path, 1), path=tmp_path / "cache")
+    assert cached[0] == {"input": ord("r")}
+
+    path.write_bytes(b"oats and rye")
+
+    with pytest.raises(CorruptDataError, match=r"a\.bin: changed while the dataset was open"):
+        cached[1]
+    assert CachedDataset(Bytes(tmp_path, path, 1), path=tmp_path / "cache")[0] == {"input": ord("o")}
+
+
 def test_another_transform_on_the_same_object_is_another_version(tmp_path: Path):
     """Also while a cache is open, in memory and on disk."""
     for place in ({}, {"path": tmp_path / "cache"}):

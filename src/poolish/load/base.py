@@ -26,6 +26,8 @@ from poolish.lazy import cached_property
 from poolish.load.dataset import Dataset, check_index
 from poolish.load.transformed import function_identity
 
+#: Files that are all checked after each read where a dataset does not say which of them a row comes from.
+_FEW_FILES = 8
 #: Attributes that the version covers, or that are identified apart.
 _COVERED = ("_stamps", "_files_version", "_changed", "_transform", "_target_transform", "_lock")
 
@@ -96,8 +98,8 @@ class BaseDataset(Dataset):
         return ()
 
     def files_of(self, number: int) -> Sequence[str | os.PathLike[str]]:
-        """The files that one row comes from; all of them by default."""
-        return self.files()
+        """The files that one row comes from, checked after each read; by default all, unless there are many."""
+        return [*self._stamps] if len(self._stamps) <= _FEW_FILES else ()
 
     def __getitem__(self, index: int) -> Any:
         return self._finished(check_index(index, len(self)))
