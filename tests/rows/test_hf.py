@@ -16,6 +16,7 @@ from PIL import Image
 
 from poolish import DatasetBuffer, Field
 from poolish.errors import SchemaError
+from poolish.rows import hf_bridge
 from tests.rows.facts import column, facts, plain
 
 
@@ -431,3 +432,60 @@ def test_metadata_of_a_field_may_hold_any_bytes(key):
     outcome = kept_or_refused(pa.Table.from_arrays([pa.array([1])], schema=pa.schema([field])))
 
     assert outcome == [1] or (key.startswith(b"poolish") and "'x'" in outcome)
+
+
+# Large columns ------------------------------------------------------------------------------------------------
+
+
+LARGE = {
+    "text": lambda i: "x" * (i % 7 * 30),
+    "bytes": lambda i: b"y" * (i % 5 * 40),
+    "texts": lambda i: [f"{i}" * 9, "z" * (i % 3 * 50)],
+    "flags": lambda i: [bool(i % 2)] * (i % 11 * 20),
+    "nothing": lambda i: [None] * (i % 4 * 60),
+    "struct": lambda i: {"name": "s" * (i % 6 * 30), "parts": [i] * (i % 3 * 20)},
+    "picture": lambda i: picture(i),
+    "array": lambda i: np.full((4, 3), i, np.uint8),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize(("chunk_bytes", "max_offset"), [(500, 2**31 - 1), (1 << 30, 500), (900, 700)])
+def test_a_column_beyond_32_bit_offsets_becomes_chunks(name, chunk_bytes, max_offset, monkeypatch):
+    """Whichever rows are the long ones: the rows and features are those of a small dataset, no chunk is too long."""
+    buffer = buffer_of([{"n": i, "x": LARGE[name](i)} for i in range(60)])
+    buffer.append([{"n": -1, "x": LARGE[name](6)}] * 3)
+    buffer.retain(0.8, by="latest")
+    expected = buffer.to_hf_dataset()
+    monkeypatch.setattr(hf_bridge, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(hf_bridge, "MAX_OFFSET", max_offset)
+
+    dataset = buffer.to_hf_dataset()
+
+    assert dataset.features == expected.features
+    assert seen(dataset[:]) == seen(expected[:])
+    assert len(dataset.data.column("x").chunks) > 1
+    dataset.data.validate(full=True)
+
+
+def test_a_row_that_no_chunk_holds_is_an_error(monkeypatch):
+    """The number, the limit and the other way are named."""
+    monkeypatch.setattr(hf_bridge, "MAX_OFFSET", 100)
+
+    with pytest.raises(SchemaError, match=r"one row has 150 bytes or elements .* up to 100; .*to_arrow"):
+        buffer_of([{"x": "a"}, {"x": "b" * 150}]).to_hf_dataset()
+
+
+@pytest.mark.soak
+def test_more_than_two_gib_of_text_become_a_dataset():
+    """The real thing, with the long rows at the end, where an average would put too many of them into one chunk."""
+    buffer = DatasetBuffer()
+    buffer.append({"n": i, "text": "short"} for i in range(1_000))
+    long = "x" * (32 << 20)
+    for i in range(70):
+        buffer.append([{"n": i, "text": long}])
+
+    dataset = buffer.to_hf_dataset()
+
+    assert dataset.features["text"] == Value("string")
+    assert (len(dataset), dataset[-1]["n"], len(dataset[-1]["text"])) == (1_070, 69, len(long))

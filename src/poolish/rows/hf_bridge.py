@@ -17,8 +17,9 @@ from poolish.rows.readers import reader, tensor_rows
 from poolish.schema import Schema, dtype_and_shape, is_tensor, readable
 from poolish.schema.features import without_arrays
 
-#: Hugging Face's lists and text count with 32 bits; a chunk stays far below.
+#: Hugging Face's lists and text count with 32 bits. A chunk stays far below, and is halved where that is not enough.
 CHUNK_BYTES = 1 << 30
+MAX_OFFSET = 2**31 - 1
 
 
 def refuse_splits(value: object, i: int) -> None:
@@ -39,17 +40,55 @@ def to_dataset(table: pa.Table, schema: Schema) -> Any:
         if field.shape and None in field.shape and table.column(field.name).null_count:
             features[field.name] = without_arrays(features[field.name])
     target = features.arrow_schema
-    chunks = [_converted(chunk, features, target) for chunk in _chunks(table)]
+    chunks = [chunk for batch in table.to_batches() for chunk in _chunks(batch, features, target)]
     rows = pa.Table.from_batches(chunks, schema=target)
     # Without a fingerprint datasets would pickle and hash all rows to make one.
     info = datasets.DatasetInfo(features=features)
     return datasets.Dataset(datasets.table.InMemoryTable(rows), info=info, fingerprint=uuid.uuid4().hex[:16])
 
 
-def _chunks(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    n_rows = table.num_rows
-    step = max(1, int(n_rows * CHUNK_BYTES / max(table.nbytes, 1))) if n_rows else 1
-    return iter([batch for first in range(0, n_rows, step) for batch in table.slice(first, step).to_batches()])
+def _chunks(batch: pa.RecordBatch, features: Any, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows in Hugging Face's types, halved until no chunk is too large for them."""
+    n_rows = batch.num_rows
+    try:
+        if n_rows < 2 or batch.nbytes <= CHUNK_BYTES:
+            yield _converted(batch, features, target)
+            return
+    except _TooLong as error:
+        if n_rows < 2:
+            raise SchemaError(
+                f"one row has {error.n_items:,} bytes or elements in a column, a Hugging Face dataset holds up to "
+                f"{MAX_OFFSET:,}; split the row, or use to_arrow()"
+            ) from None
+    for half in (batch.slice(0, n_rows // 2), batch.slice(n_rows // 2)):
+        yield from _chunks(half, features, target)
+
+
+class _TooLong(Exception):
+    """More bytes or elements in one array than 32-bit offsets count."""
+
+    def __init__(self, n_items: int) -> None:
+        self.n_items = n_items
+
+
+def _offsets(array: pa.Array, type_: pa.DataType) -> tuple[int, int, pa.Buffer]:
+    """Where the rows of a slice begin and end in what lies behind them, and their offsets in the width of a type."""
+    if not len(array):
+        return 0, 0, pa.py_buffer(bytes(8))
+    offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    is_wide = kinds.is_large_list(type_) or kinds.is_large_string(type_) or kinds.is_large_binary(type_)
+    if not is_wide and last - first > MAX_OFFSET:
+        raise _TooLong(last - first)
+    return first, last, pa.py_buffer((offsets - first).astype(np.int64 if is_wide else np.int32))
+
+
+def _blobs(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Text or bytes with narrower offsets over the same memory; Arrow's cast refuses slices of long arrays."""
+    first, last, offsets = _offsets(array, type_)
+    data = array.buffers()[2]
+    data = pa.py_buffer(b"") if data is None else data.slice(first, last - first)
+    return pa.Array.from_buffers(type_, len(array), [validity(array), offsets, data])
 
 
 def _converted(batch: pa.RecordBatch, features: Any, target: pa.Schema) -> pa.RecordBatch:
@@ -64,7 +103,8 @@ def _column(array: pa.Array, feature: Any, type_: pa.DataType) -> pa.Array:
         return _tensor(array, type_)
     if kinds.is_large_binary(array.type) and kinds.is_struct(type_):  # PNG bytes of an Image feature
         paths = pa.nulls(len(array), pa.string())
-        return pa.StructArray.from_arrays([array.cast(pa.binary()), paths], ["bytes", "path"], mask=array.is_null())
+        content = _blobs(array, pa.binary())
+        return pa.StructArray.from_arrays([content, paths], ["bytes", "path"], mask=array.is_null())
     if kinds.is_struct(array.type):
         names = [type_.field(i).name for i in range(type_.num_fields)]
         parts = [_column(array.field(name), _part(feature, name), type_.field(name).type) for name in names]
@@ -73,6 +113,10 @@ def _column(array: pa.Array, feature: Any, type_: pa.DataType) -> pa.Array:
         return _list(array, feature, type_)
     if isinstance(array.type, pa.BaseExtensionType):
         return array.storage.cast(type_)
+    if (kinds.is_large_string(array.type) and kinds.is_string(type_)) or (
+        kinds.is_large_binary(array.type) and kinds.is_binary(type_)
+    ):
+        return _blobs(array, type_)
     return array.cast(type_)
 
 
@@ -81,14 +125,11 @@ def _part(feature: Any, name: str) -> Any:
 
 
 def _list(array: pa.Array, feature: Any, type_: pa.DataType) -> pa.Array:
-    offsets = array.offsets.to_numpy()
-    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-    elements = _column(values, getattr(feature, "feature", None), type_.value_type)
+    first, last, offsets = _offsets(array, pa.large_list(pa.null()) if kinds.is_fixed_size_list(type_) else type_)
+    elements = _column(array.values.slice(first, last - first), getattr(feature, "feature", None), type_.value_type)
     if kinds.is_fixed_size_list(type_):
-        return _of_one_size(array, offsets - offsets[0], elements, type_)
-    width = np.int64 if kinds.is_large_list(type_) else np.int32
-    buffers = [validity(array), pa.py_buffer((offsets - offsets[0]).astype(width))]
-    return pa.Array.from_buffers(type_, len(array), buffers, children=[elements])
+        return _of_one_size(array, np.frombuffer(offsets, np.int64), elements, type_)
+    return pa.Array.from_buffers(type_, len(array), [validity(array), offsets], children=[elements])
 
 
 def _of_one_size(array: pa.Array, offsets: Any, elements: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -135,6 +176,8 @@ def _nested(values: np.ndarray[Any, Any], type_: pa.DataType) -> pa.Array:
     if kinds.is_fixed_size_list(type_):
         return pa.Array.from_buffers(type_, n, [None], children=[items])
     width = np.int64 if kinds.is_large_list(type_) else np.int32
+    if width is np.int32 and n * size > MAX_OFFSET:
+        raise _TooLong(n * size)
     offsets = np.arange(n + 1, dtype=width) * width(size)
     return pa.Array.from_buffers(type_, n, [None, pa.py_buffer(offsets)], children=[items])
 
