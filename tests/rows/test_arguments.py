@@ -9,6 +9,7 @@ import pytest
 import poolish
 from poolish import DatasetBuffer, Field
 from poolish.errors import ConfigError, PoolishError, SchemaError, UnknownColumn
+from poolish.rows.retention import n_kept
 from tests.rows.facts import column, facts
 
 
@@ -371,3 +372,34 @@ def test_map_must_give_rows(buffer):
     """What a row cannot be is refused with its number."""
     with pytest.raises(SchemaError, match="row 2"):
         buffer.map(lambda row: row if row["n"] < 5 else None)
+
+
+# Numbers of NumPy ---------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_numpy_are_python_s_own_inside(tmp_path):
+    """Whatever integers, floats and text NumPy passes: settings, files and pickles hold none of its types."""
+    buffer = DatasetBuffer(np.int64(50), np.str_("random"), seed=np.uint32(7))
+    buffer.append([{"x": i} for i in range(40)])
+    buffer.append({"x": -1}, np.float32(0.5), np.str_("latest"))
+    buffer.retain(np.float16(0.5), by=np.str_("random"))
+    buffer.save(tmp_path / "a.rows")
+    twin = DatasetBuffer(50, "random", seed=7)
+    twin.append([{"x": i} for i in range(40)])
+    twin.append({"x": -1}, 0.5, "latest")
+    twin.retain(0.5, by="random")
+
+    again = DatasetBuffer.load(tmp_path / "a.rows")
+
+    assert facts(buffer) == facts(twin) == facts(again)
+    for each in (buffer, again):
+        assert {type(each.max_size), type(each.next_id), type(each._settings()["seed"])} == {int}
+        assert {type(each.drop_strategy), type(each._settings()["kind"])} == {str}
+
+
+def test_a_fraction_in_single_precision_keeps_the_exact_number_of_rows():
+    """The product is made in double precision: float32 would round it to the next multiple of 16 here."""
+    n_rows = 300_000_001
+
+    assert n_kept(n_rows, np.float32(0.75)) == round(n_rows * 0.75)
+    assert n_kept(n_rows, np.float16(0.5)) == n_rows // 2

@@ -514,3 +514,58 @@ def test_nan_is_kept_and_is_no_null():
     assert np.isnan(buffer[0]["y"][0])
     assert buffer[0]["y"][1] is None
     assert np.isnan(buffer[2]["z"][0])
+
+
+# Text that is none --------------------------------------------------------------------------------------------
+
+
+def unchecked_text(values: list[bytes | None], type_: pa.DataType) -> pa.Array:
+    """Bytes that claim to be text, as a Parquet file of another library may hold them."""
+    raw = pa.array(values, pa.large_binary() if type_ == pa.large_string() else pa.binary())
+    return pa.Array.from_buffers(type_, len(raw), raw.buffers(), raw.null_count)
+
+
+def _text_columns(bad: bytes) -> dict[str, tuple[pa.Array, str]]:
+    values = [b"rye", None, b"", *[b"wheat"] * 20, bad, b"x"]
+    text = unchecked_text(values, pa.string())
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 2, 24, 25]), text)
+    return {
+        "text": (text, "row 23, column 'x'"),
+        "large text": (unchecked_text(values, pa.large_string()), "row 23, column 'x'"),
+        "a slice": (text.slice(3), "row 20, column 'x'"),
+        "a dictionary": (pa.DictionaryArray.from_arrays([1, 0], text.slice(22, 2)), "row 0, column 'x'"),
+        "a list": (lists, r"row 2, column 'x' at \[21\]"),
+        "a struct": (pa.StructArray.from_arrays([text], ["name"]), r"row 23, column 'x' at \.name"),
+    }
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xfe", b"caf\xe9", b"\xed\xa0\x80", b"\xf0\x9f\x8d"])
+@pytest.mark.parametrize("name", _text_columns(b"?"))
+@pytest.mark.parametrize("way", ["append", "append_columns", "append_where", "update"])
+def test_text_from_arrow_is_utf_8(name, bad, way):
+    """Latin-1, surrogates and cut characters are refused with row and column, and nothing changes."""
+    array, place = _text_columns(bad)[name]
+    buffer = DatasetBuffer()
+    buffer.append(pa.table({"x": pa.nulls(len(array), array.type)}))
+    before = facts(buffer)
+    calls = {
+        "append": lambda: buffer.append(pa.table({"x": array})),
+        "append_columns": lambda: buffer.append_columns({"x": array}),
+        "append_where": lambda: buffer.append_where(pa.table({"x": array}), np.ones(len(array), bool)),
+        "update": lambda: buffer.update(buffer.ids, {"x": array}),
+    }
+
+    with pytest.raises(BadText, match=rf"{place}: text is UTF-8, got bytes .*; decode it"):
+        calls[way]()
+
+    assert facts(buffer) == before
+
+
+def test_text_that_is_null_or_masked_out_may_be_anything():
+    """Only rows that enter are looked at."""
+    table = pa.table({"x": unchecked_text([b"rye", b"\xff"], pa.string())})
+    buffer = DatasetBuffer()
+
+    buffer.append_where(table, [True, False])
+
+    assert buffer.to_pydict() == {"x": ["rye"]}

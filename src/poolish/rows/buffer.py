@@ -77,7 +77,7 @@ class DatasetBuffer(ReadsSnapshots):
             raise ConfigError(f"limits is a poolish.rows.Limits, got {limits!r}; pass Limits(cell_bytes=...)")
         retention.named(retention.DROP, drop_strategy, "drop_strategy")
         self._max_size = None if max_size is None else _n_rows(max_size)
-        self._drop_strategy = drop_strategy
+        self._drop_strategy = str(drop_strategy)  # NumPy has text of its own, which a file or a pickle must not hold
         self._seed = seeds.check_seed(seed)
         self.limits = limits or Limits()
         self.uuid = uuid.uuid4().hex

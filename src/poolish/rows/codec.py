@@ -22,7 +22,7 @@ from poolish.rows.fit import fit
 from poolish.rows.infer import widen_all
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal, shown
-from poolish.rows.sizes import check_shapes, check_sizes
+from poolish.rows.sizes import check_shapes, check_sizes, check_text
 from poolish.schema import Field, Schema, column_name, describe, is_resolved
 from poolish.schema.arrow import MAX_NESTING
 
@@ -99,6 +99,7 @@ class RowCodec:
         try:
             fitted = fit(pa.nulls(n_rows) if array is None else array, field.type)
             check_sizes(fitted, self.limits)
+            check_text(fitted)
             check_shapes(fitted)
         except Refusal as refusal:
             raise refusal.explained(first_row + refusal.index, field.name) from None

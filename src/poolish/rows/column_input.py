@@ -17,6 +17,7 @@ from poolish.rows.fit import fit, one_chunk
 from poolish.rows.infer import widen_all
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal
+from poolish.rows.sizes import check_text
 from poolish.schema import Field, Schema, canonical, column_name, is_resolved, tensor_type
 from poolish.schema.arrow import check_names
 from poolish.schema.tensor import carrier, carriers_per_value
@@ -65,6 +66,7 @@ def fitted_columns(columns: Mapping[str, Any], n_rows: int, schema: Schema, limi
         field = schema[name]
         try:
             array = fit(_column(name, values, {name: field.type}, limits), field.type)
+            check_text(array)
         except Refusal as refusal:
             raise refusal.explained(refusal.index, name) from None
         if len(array) != n_rows:

@@ -70,7 +70,7 @@ def n_kept(n_rows: int, fraction: float) -> int:
         raise ConfigError(
             f"retain_prior is a fraction up to 1, got {fraction!r}; 0.5 keeps half, a negative number none"
         )
-    return 0 if fraction < 0 else round(n_rows * fraction)
+    return 0 if fraction < 0 else round(n_rows * float(fraction))  # float32 would round the number of rows
 
 
 def named(policies: Mapping[str, Any_], name: str, argument: str) -> Any_:

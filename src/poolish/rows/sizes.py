@@ -1,4 +1,4 @@
-"""Whether any cell of an Arrow array is larger than a buffer allows, or contradicts its own shape.
+"""Whether any cell of an Arrow array is larger than a buffer allows, no text, or contradicts its own shape.
 
 Rows of Python values are checked one by one as they are frozen; a whole array is looked at only if it is larger than
 the smallest limit, and then in one pass over its offsets.
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from poolish.errors import LimitExceeded
+from poolish.errors import BadText, LimitExceeded
 from poolish.rows.limits import Limits
 from poolish.rows.refusal import Refusal
 from poolish.schema import TensorType
@@ -34,6 +34,51 @@ def check_sizes(array: pa.Array, limits: Limits) -> None:
     elif kinds.is_struct(array.type):
         for i in range(array.type.num_fields):
             check_sizes(array.field(i), limits)
+
+
+def check_text(array: pa.Array) -> None:
+    """Refuse the first row with text that is no UTF-8, which Arrow takes from files and other libraries unseen."""
+    type_ = array.type
+    if kinds.is_large_string(type_):
+        _check_utf8(array)
+    elif kinds.is_large_list(type_) and len(array):
+        offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
+        first = int(offsets[0])
+        try:
+            check_text(array.values.slice(first, int(offsets[-1]) - first))
+        except Refusal as refusal:
+            inside = refusal.index + first
+            row = int(np.searchsorted(offsets, inside, side="right")) - 1
+            raise refusal.with_index(row).at(f"[{inside - int(offsets[row])}]") from None
+    elif kinds.is_struct(type_):
+        for i in range(type_.num_fields):
+            try:
+                check_text(array.field(i))
+            except Refusal as refusal:
+                raise refusal.at(f".{type_.field(i).name}") from None
+
+
+def _check_utf8(array: pa.Array) -> None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        row = _first_invalid(array)
+        value = array.slice(row, 1).cast(pa.large_binary())[0].as_py()
+        advice = "decode it with its own encoding first, or bring the column as binary"
+        raise Refusal("text is UTF-8", value, advice, BadText).with_index(row) from None
+
+
+def _first_invalid(array: pa.Array) -> int:
+    """The first row that Arrow finds fault with, by halving."""
+    low, high = 0, len(array)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            array.slice(low, middle - low).validate(full=True)
+            low = middle
+        except pa.ArrowInvalid:
+            high = middle
+    return low
 
 
 def check_shapes(array: pa.Array) -> None:
