@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ import pytest
 from poolish import DatasetRecipe, StreamStore, col
 from poolish.recipes.sources import StreamSource
 from poolish.recipes.sources import source as sources
-from tests.recipes.kitchen import fingerprints
+from tests.recipes.kitchen import cached, fingerprints
 
 
 def test_steps_of_a_stream_are_rows(tmp_path):
@@ -159,3 +160,78 @@ def test_a_stream_needs_no_other_library(tmp_path):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[{'a': 1}, {'a': 2}]"
+
+
+# Branches -----------------------------------------------------------------------------------------------------
+
+
+def recorded(path, first, values):
+    """Go on with a stream, or make it: steps from ``first`` on, with these values."""
+    with StreamStore(path, fields={"a": "int64"}) as store:
+        store.append_many(np.arange(first, first + len(values)), {"a": np.asarray(values)})
+
+
+def baked(path, cache):
+    result = DatasetRecipe("r").add_ingredient("s", StreamStore.open(path)).bake(cache=cache)
+    return result.table.column("a").to_pylist(), cached(result)
+
+
+def test_copies_that_go_their_own_ways_are_never_mistaken_for_each_other(tmp_path, monkeypatch):
+    """Same uuid, same counts, other values: each bake has its own, and shares what was there before the copy."""
+    monkeypatch.setattr(sources, "FRAGMENT_ROWS", 4)
+    recorded(tmp_path / "one", 0, range(10))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    recorded(tmp_path / "one", 10, [100] * 5)
+    recorded(tmp_path / "two", 10, [200] * 5)
+
+    one, two = (baked(tmp_path / name, tmp_path / "cache") for name in ("one", "two"))
+
+    assert one == ([*range(10), *[100] * 5], (0, 4))
+    assert two == ([*range(10), *[200] * 5], (2, 4))
+
+
+def test_a_copy_of_a_stream_that_is_being_written_is_another_branch(tmp_path):
+    """The writer goes on with its own branch, the copy with a new one."""
+    store = StreamStore(tmp_path / "one", fields={"a": "int64"})
+    store.append_many(np.arange(10), {"a": np.arange(10)})
+    store.commit()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    recorded(tmp_path / "two", 10, [200] * 5)
+    store.append_many(np.arange(10, 15), {"a": [100] * 5})
+
+    one, two = (baked(tmp_path / name, tmp_path / "cache")[0] for name in ("one", "two"))
+
+    assert (one[10:], two[10:]) == ([100] * 5, [200] * 5)
+
+
+def test_opening_again_and_appending_bakes_only_what_is_new(tmp_path, monkeypatch):
+    """Full fragments keep their name, whoever appends behind them, with and without a break."""
+    monkeypatch.setattr(sources, "FRAGMENT_ROWS", 4)
+    recorded(tmp_path / "s", 0, range(8))
+    baked(tmp_path / "s", tmp_path / "cache")
+    found = []
+    for first in (8, 12, 16):
+        recorded(tmp_path / "s", first, range(first, first + 4))
+        values, counts = baked(tmp_path / "s", tmp_path / "cache")
+        assert values == list(range(first + 4))
+        found.append(counts)
+
+    assert found == [(2, 3), (3, 4), (4, 5)]
+
+
+def test_streams_of_0_1_0_that_went_their_own_ways_are_told_apart_by_content(tmp_path):
+    """They recorded no branches; what they hold says who they are."""
+    for name, value in (("one", 1), ("two", 2)):
+        recorded(tmp_path / name, 0, [value] * 5)
+        (tmp_path / name / "branches").unlink()
+        page = bytearray((tmp_path / name / "head").read_bytes())
+        page[512:520] = bytes(8)
+        (tmp_path / name / "head").write_bytes(page)
+    prints = [fingerprints(StreamSource(StreamStore.open(tmp_path / name)))[0] for name in ("one", "two")]
+    recorded(tmp_path / "one", 5, [3])
+    grown = fingerprints(StreamSource(StreamStore.open(tmp_path / "one")))[0]
+
+    contents = [print_.split(":")[1] for print_ in (*prints, grown)]
+
+    assert len(set(contents)) == 3
+    assert all("/" in content for content in contents)

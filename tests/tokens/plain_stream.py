@@ -62,14 +62,24 @@ class PlainStream:
         self.max_tokens = max_tokens
         self.writes: list[Write] = []
         self.first = 0
+        self.broken: set[int] = set()  # steps behind which no episode goes on
+        self.opened_behind = -1  # the last step when a new writer came, which has not appended yet
 
     def copy(self) -> PlainStream:
         other = copy.copy(self)
-        other.fields, other.writes = list(self.fields), list(self.writes)
+        other.fields, other.writes, other.broken = list(self.fields), list(self.writes), set(self.broken)
         return other
 
+    def open_again(self, *, continue_episode: bool = False) -> None:
+        """Another writer goes on from here."""
+        self.opened_behind = -1 if continue_episode else self.last[0]
+
     def append(self, writes: Iterable[Write]) -> None:
-        self.writes += writes
+        new = list(writes)
+        if new and self.opened_behind >= 0:
+            self.broken.add(self.opened_behind)
+        self.opened_behind = -1 if new else self.opened_behind
+        self.writes += new
         while self.max_tokens is not None and len(self.tokens) > self.max_tokens:
             _, gone = self.steps[0]
             self.writes = self.writes[len(gone) :]
@@ -121,7 +131,8 @@ class PlainStream:
         ends = [*self.step_begins[1:], self.end]
         is_last = [
             any(number != 0 for w in writes if w.type in types for number in self.fields[w.type].numbers(w.tokens))
-            for _, writes in self.steps
+            or (within is not None and step in self.broken)
+            for step, writes in self.steps
         ]
         cuts = [end for end, last in zip(ends, is_last, strict=False) if last]
         edges = [self.first, *cuts, *([self.end] if cuts[-1:] != [self.end] else [])]
@@ -139,6 +150,12 @@ class PlainStream:
         n_short = sum(end - begin < width for begin, end in episodes)
         return len(self.starts(width, start, within)), len(episodes), n_short
 
+    @property
+    def breaks(self) -> list[int]:
+        """The steps that come right behind a break."""
+        numbers = [number for number, _ in self.steps]
+        return [number for before, number in pairwise(numbers) if before in self.broken]
+
     def facts(self) -> dict[str, Any]:
         return {
             "first": self.first,
@@ -147,6 +164,7 @@ class PlainStream:
             "values": self.tokens,
             "types": self.types,
             "n_steps": len(self.steps),
+            "breaks": self.breaks,
             "steps": [(number, alike(fields)) for number, fields in self.values()],
         }
 
@@ -161,6 +179,7 @@ def facts(store: StreamStore) -> dict[str, Any]:
         "values": batch["values"].tolist(),
         "types": batch["types"].tolist(),
         "n_steps": store.n_steps,
+        "breaks": [step.number for step in store.steps_at(store._view().breaks())] if store.n_steps else [],
         "steps": [(step.number, alike(step)) for step in store],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from enum import StrEnum
 from typing import Any
@@ -390,12 +391,18 @@ def test_a_closed_stream_takes_nothing_any_more():
     assert (len(store), store.n_steps) == (0, 0)
 
 
-def test_an_append_that_outlives_its_stream_says_so():
-    """The stream is the object's: when that goes, it is closed, whoever still holds the method."""
-    append = StreamStore(fields={"a": "int64"}).append
+@pytest.mark.kernels
+def test_a_stream_can_be_opened_and_appended_to_in_one_expression(tmp_path):
+    """A call, and a method that somebody keeps, hold on to the stream; when both are gone, it is closed."""
+    StreamStore(tmp_path / "stream", {"a": "int64"}).append(0, ["a"], [0])
+    StreamStore(tmp_path / "stream").append(steps=[1], names=["a"], values=[1])
+    append = StreamStore.open(tmp_path / "stream", mode="a").append
+    append(2, ["a"], [2])
+    del append
+    gc.collect()
 
-    with pytest.raises(ConfigError, match="closed"):
-        append(0, ["a"], [0])
+    with StreamStore(tmp_path / "stream") as store:
+        assert store[:]["values"].tolist() == [0, 1, 2]
 
 
 # Fast and slow ------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from tests.tokens import recordings
 from tests.tokens.recordings import FIELDS, append, append_many, assert_holds
 
 N_STEPS, N_COMMITS = 120, 4
-FILES = ["store.json", "data", "index", "types", "head", "commits", "lock"]
+FILES = ["store.json", "data", "index", "types", "head", "commits", "branches", "lock"]
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +39,13 @@ def small_files(monkeypatch):
 
 @pytest.fixture
 def stream(tmp_path) -> Path:
-    """A stream of several commits, all of it committed."""
+    """A stream of several commits, each by a writer of its own, all of it committed."""
     path = tmp_path / "stream"
-    with StreamStore(path, FIELDS) as store:
-        for i in range(N_COMMITS):
+    for i in range(N_COMMITS):
+        with StreamStore(path, FIELDS) as store:
             first, end = i * N_STEPS // N_COMMITS, (i + 1) * N_STEPS // N_COMMITS
             append_many(store, first, end - 3)
             append(store, end - 3, end)
-            store.commit()
     return path
 
 
@@ -65,6 +64,7 @@ def expected_steps(n_steps: int) -> list[dict]:
 
 EXPECTED = recordings.tokens(0, N_STEPS)
 STEPS = expected_steps(N_STEPS)
+BREAKS = [i * N_STEPS // N_COMMITS for i in range(1, N_COMMITS)]
 SHORTER = {i * N_STEPS // N_COMMITS for i in range(N_COMMITS)}
 
 
@@ -95,6 +95,7 @@ def assert_right(store: StreamStore) -> None:
     steps = list(store.steps())
     assert [step.number for step in steps] == list(range(N_STEPS))
     assert [{name: np.asarray(value).tolist() for name, value in step.items()} for step in steps] == STEPS
+    assert store._view().breaks().tolist() == BREAKS
     starts = np.arange(0, store.end - 7, 5)
     assert np.array_equal(store.windows(starts, 7)["values"], EXPECTED[1][starts[:, None] + np.arange(7)])
 
@@ -191,7 +192,7 @@ def rewrite(name: str, change: Callable[[bytearray], object]) -> Callable[[Path]
 def used(stream: Path, name: str) -> int:
     """How many bytes of a file mean something."""
     n_rows = len(EXPECTED[0]) and int(np.sum(2 + (np.arange(N_STEPS) % 5 == 4)))
-    sizes = {"data": len(EXPECTED[0]) * 8, "index": n_rows * 24 + 8, "types": len(EXPECTED[0]), "head": 512}
+    sizes = {"data": len(EXPECTED[0]) * 8, "index": n_rows * 24 + 8, "types": len(EXPECTED[0]), "head": 520}
     return sizes.get(name, (stream / name).stat().st_size)
 
 
@@ -221,9 +222,9 @@ def test_a_flipped_bit_is_healed_or_told(stream):
 
 def test_every_bit_of_the_head_page(stream):
     """All that can be derived from the log is; nothing of the page is believed that does not prove itself."""
-    words = {start + i for start in (64, 128, 192) for i in range(8)} | {256, 257, 258}
+    words = {start + i for start in (64, 128, 192, 512) for i in range(8)} | {256, 257, 258}
     damages = []
-    for place in range(512 if IS_SOAK else 260):
+    for place in range(520) if IS_SOAK else (*range(260), *range(512, 520)):
         for bit in range(8) if IS_SOAK or place in words else [place % 8][: place % 6 == 0]:
 
             def flip(content, place=place, bit=bit):
@@ -236,44 +237,45 @@ def test_every_bit_of_the_head_page(stream):
     assert set(seen) <= {"right", "CorruptDataError"}
 
 
-def test_any_flipped_bit_of_the_log_is_healed(stream):
-    """Each commit is there twice; one of them is enough, so nobody needs to be told more than that it was healed."""
-    size = (stream / "commits").stat().st_size
-    newlines = [i for i, byte in enumerate((stream / "commits").read_bytes()) if byte == ord("\n")]
+@pytest.mark.parametrize("log", ["commits", "branches"])
+def test_any_flipped_bit_of_a_log_is_healed(stream, log):
+    """Each record is there twice; one of them is enough, so that it was healed is all there is to report."""
+    size = (stream / log).stat().st_size
+    newlines = [i for i, byte in enumerate((stream / log).read_bytes()) if byte == ord("\n")]
     damages = []
     for place in sorted({*range(0, size, 1 if IS_SOAK else 13), *newlines}):
 
         def flip(content, place=place):
             content[place] ^= 1 << place % 8
 
-        damages.append((f"byte {place} of commits", rewrite("commits", flip)))
+        damages.append((f"byte {place} of {log}", rewrite(log, flip)))
 
     seen = damage_and_look(stream, damages)
 
     assert set(seen) == {"right"}
 
 
-def test_a_healed_line_is_counted(stream):
+@pytest.mark.parametrize("log", ["commits", "branches"])
+def test_a_healed_line_is_counted(stream, log):
     """``verify`` says that a line of the log was damaged, and all is well."""
-    rewrite("commits", lambda content: content.__setitem__(30, 0))(stream)
+    rewrite(log, lambda content: content.__setitem__(30, 0))(stream)
     with StreamStore.open(stream) as reader:
         assert reader.verify().healed == 1
 
 
-def test_both_lines_of_a_commit_damaged_are_told(stream):
-    """Whichever commit it is; what came before it can still be read."""
-    lines = (stream / "commits").read_bytes().split(b"\n")
+@pytest.mark.parametrize("log", ["commits", "branches"])
+def test_both_lines_of_a_record_damaged_are_an_error(stream, log):
+    """Whichever record it is."""
+    lines = (stream / log).read_bytes().split(b"\n")
     lines = [line for line in lines if line]
-    for i in range(1, N_COMMITS + 1):
+    for i in range(1, len(lines) // 2):
         damaged = list(lines)
         damaged[2 * i] = damaged[2 * i + 1] = b"?" * 40
-        (stream / "commits").write_bytes(b"\n".join(damaged) + b"\n")
+        (stream / log).write_bytes(b"\n".join(damaged) + b"\n")
 
         for mode in "ra":
             assert look(stream, mode) == "CorruptDataError"
-        if i < N_COMMITS:
-            continue
-    (stream / "commits").write_bytes(b"\n".join(lines) + b"\n")
+    (stream / log).write_bytes(b"\n".join(lines) + b"\n")
     assert look(stream, "a") == "right"
 
 
@@ -435,7 +437,7 @@ def test_a_writer_heals_types_and_a_reader_tells(stream):
 
 def test_damage_that_is_told_changes_nothing(stream):
     """A writer that refuses a stream leaves every byte as it was, so that what is whole can still be restored."""
-    for name in ("data", "index", "commits", "store.json"):
+    for name in ("data", "index", "commits", "branches", "store.json"):
         whole = (stream / name).read_bytes()
         os.truncate(stream / name, 60)
         before = {file.name: file.read_bytes() for file in stream.iterdir() if file.name != "lock"}

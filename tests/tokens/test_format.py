@@ -22,13 +22,14 @@ import pytest
 import xxhash
 
 from poolish import StreamStore
-from poolish.tokens import directory, head
+from poolish.tokens import branches, directory, head
 
 pytestmark = pytest.mark.kernels
 
 GOLDEN = Path(__file__).parent / "stream_version_1"
 NAME = UUID("00112233-4455-6677-8899-aabbccddeeff")
 BOOT = bytes(range(16))
+ROOT = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 FIELDS = {"action": "int8", "observation": pa.list_(pa.float32()), "done": "bool"}
 
 STORE_JSON = (
@@ -54,6 +55,7 @@ def record(store: StreamStore) -> None:
 def stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stream whose every byte is known: its name and the machine's boot are given."""
     monkeypatch.setattr(directory, "uuid4", lambda: NAME)
+    monkeypatch.setattr(branches, "uuid4", lambda: ROOT)
     monkeypatch.setattr(head, "boot_id", lambda: BOOT)
     with StreamStore(tmp_path / "stream", fields=FIELDS) as store:
         record(store)
@@ -103,7 +105,7 @@ def test_lanes(stream: Path):
 
 
 def test_head_page(stream: Path):
-    """Who wrote it, three sealed words and the kinds."""
+    """Who wrote it, three sealed words, the kinds and a fourth."""
     page = (stream / "head").read_bytes()
     signed = b"poolish\x01" + NAME.bytes + BOOT + struct.pack("<q", os.stat(stream / "data").st_ino)
 
@@ -115,7 +117,8 @@ def test_head_page(stream: Path):
     assert page[128:136].hex() == "000000000000875f"
     assert page[192:200].hex() == "01000000000066de"
     assert page[256:512] == bytes([0xE1, 0xD2, 0xE1]) + bytes(253)
-    assert not any(page[72:128] + page[136:192] + page[200:256] + page[512:])
+    assert page[512:520].hex() == "010000000000ae41"
+    assert not any(page[72:128] + page[136:192] + page[200:256] + page[520:])
 
 
 def test_commits(stream: Path):
@@ -127,6 +130,23 @@ def test_commits(stream: Path):
 
     assert (stream / "commits").read_text() == first + second
     assert second.startswith("0ff7f87e3271af62 ")
+
+
+def test_branches(stream: Path, monkeypatch: pytest.MonkeyPatch):
+    """Record 0 is made with the stream; the next opening that appends has its own, with the rows that were there."""
+    monkeypatch.setattr(branches, "uuid4", lambda: UUID(int=7))
+    with StreamStore(stream) as store:
+        store.append(10, ["action"], [5])
+    text, before = "", ""
+    for seq, rows, branch, ends_episode in [(0, 0, ROOT.hex, False), (1, 6, f"{7:032x}", True)]:
+        told = {"seq": seq, "uuid": str(NAME), "rows": rows, "branch": branch, "ends_episode": ends_episode}
+        before = proof(json.dumps([told, before], separators=(",", ":")).encode())
+        record = json.dumps({**told, "chain": before}, separators=(",", ":"))
+        line = f"{proof(record.encode())} {record}\n"
+        text += f"{line}\n{line}"
+
+    assert (stream / "branches").read_text() == text
+    assert before == "80bf0f8a88caeac7"
 
 
 def test_blocks_are_cut_at_whole_mebibytes(tmp_path: Path):

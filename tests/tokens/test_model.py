@@ -338,11 +338,12 @@ class StreamMachine(RuleBasedStateMachine):
         assert seq == self.store.commit()
         self.commits[seq] = self.plain.copy()
 
-    @rule(how=st.sampled_from(["open", "fields", "path"]))
-    def reopen(self, how: str) -> None:
+    @rule(how=st.sampled_from(["open", "fields", "path"]), goes_on=st.booleans())
+    def reopen(self, how: str, goes_on: bool) -> None:
         self.store.close()
         self.commits.clear()  # closing may commit once more, and numbers go on
-        bound = {"max_tokens": self.plain.max_tokens}
+        bound = {"max_tokens": self.plain.max_tokens, "continue_episode": goes_on}
+        self.plain.open_again(continue_episode=goes_on)
         if how == "open":
             self.store = StreamStore.open(self.path, mode="a", **bound)
         else:
@@ -368,7 +369,9 @@ class StreamMachine(RuleBasedStateMachine):
             finally:
                 os._exit(1)
         assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+        self.plain.open_again()
         self.settle(writes, fields)
+        self.plain.open_again()
         self.store = StreamStore.open(self.path, mode="a", max_tokens=self.plain.max_tokens)
         self.look()
 
@@ -581,6 +584,7 @@ class BoundedMachine(StreamMachine):
         if self.is_too_large(writes):
             self.plain.max_tokens = before
             return
+        self.plain.open_again()
         self.store.close()
         self.commits.clear()
         self.store = StreamStore.open(self.path, mode="a", max_tokens=bound)

@@ -21,7 +21,7 @@ import pytest
 from poolish import StreamStore, kernels
 from poolish.errors import CorruptDataError, DurabilityLost, StoreFull
 from poolish.files import publishing
-from poolish.tokens import commits, directory, lanes, mapping, memmap_buffer, writer
+from poolish.tokens import commits, directory, lanes, log_file, mapping, memmap_buffer, writer
 from poolish.tokens import head as head_page
 from tests.effort import IS_SOAK, times
 from tests.faults import SYSTEM_CALLS, die, in_child
@@ -264,7 +264,7 @@ MISTAKES = {
     "lanes are not synced": lambda patch: patch.setattr(lanes.Lanes, "sync", lambda _: None),
     "one lane is not synced": lambda patch: patch.setattr(lanes.Lanes, "sync", lambda self: self.data.flush()),
     "lanes are synced after the record": lanes_after_the_record,
-    "the log is not synced": lambda patch: patch.setattr(commits, "sync", lambda *_: None),
+    "the log is not synced": lambda patch: patch.setattr(log_file, "sync", lambda *_: None),
     "the directory is not synced before": lambda patch: patch.setattr(directory, "sync_directory", lambda _: None),
     "the directory is not synced after": lambda patch: patch.setattr(publishing, "sync_directory", lambda _: None),
 }

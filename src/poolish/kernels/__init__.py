@@ -10,8 +10,12 @@ from __future__ import annotations
 import importlib
 import os
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from poolish.kernels import reference, reference_stats, reference_tokens
+
+if TYPE_CHECKING:
+    from poolish.kernels.reference_tokens import Appender as Appender
 
 
 def _choose() -> tuple[ModuleType, ModuleType, ModuleType]:
@@ -54,6 +58,8 @@ unpermute = _chosen.unpermute
 deal = _chosen.deal
 
 # tokens
+if not TYPE_CHECKING:
+    Appender = _tokens.Appender  # a class to inherit from is the reference's to a type checker
 Recorder = _tokens.Recorder
 load_word = _tokens.load_word
 store_word = _tokens.store_word

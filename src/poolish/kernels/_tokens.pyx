@@ -166,7 +166,10 @@ cdef class Recorder:
         self.slots[type_].shape[0] = -1
 
     def append(self, steps, names, values):
-        """Append field-writes; see StreamStore.append."""
+        """Append field-writes; see Appender.append."""
+        return self.take(steps, names, values)
+
+    cdef object take(self, object steps, object names, object values):
         cdef int outcome
         if not self.is_busy:
             outcome = self.attempt(<PyObject *>steps, <PyObject *>names, <PyObject *>values)
@@ -481,6 +484,25 @@ cdef class Recorder:
             self.step_start = begin
             self.publish(row, position, ordinal + 1, last_step, last_type)
         return -1
+
+
+cdef class Appender:
+    """What a stream that is written inherits: an append without a Python frame around it.
+
+    The call holds on to the stream itself, so ``StreamStore(...).append(...)`` in one expression has an open one.
+    """
+    cdef public Recorder _recorder
+
+    def append(self, steps, names, values):
+        """Append field-writes: for each a step, a field's name and its value; all of them or, on an error, none.
+
+        One step for all of them may be given as a number. Fields may be left out, and a later append may go on with the
+        last step, behind its last field. A value that its field cannot hold exactly is refused.
+        """
+        cdef Recorder recorder = self._recorder
+        if recorder is None:
+            return self._append_unopened(steps, names, values)
+        return recorder.take(steps, names, values)
 
 
 cdef class Columns:

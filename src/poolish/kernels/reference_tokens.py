@@ -75,7 +75,7 @@ class Recorder:
             raise IndexError("no such field")
 
     def append(self, steps: Any, names: Any, values: Any) -> None:
-        """Append field-writes; see StreamStore.append."""
+        """Append field-writes; see Appender.append."""
         self.slow(steps, names, values)
 
     def record(self, steps: Int64, types: Int64, lengths: Int64, tokens: Int64) -> None:
@@ -154,6 +154,30 @@ class Recorder:
         row = begins[np.argmax(self.n_tokens - rows[begins, 0] <= self.max_tokens)]
         self.first_row, self.first_token = self.first_row + int(row), int(rows[row, 0])
         store_word(self.head, FIRST, self.first_row)
+
+
+class Appender:
+    """What a stream that is written inherits: an append without a Python frame around it, where it is compiled.
+
+    The call holds on to the stream itself, so ``StreamStore(...).append(...)`` in one expression has an open one.
+    """
+
+    _recorder: Recorder | None = None
+
+    def append(self, steps: Any, names: Any, values: Any) -> None:
+        """Append field-writes: for each a step, a field's name and its value; all of them or, on an error, none.
+
+        One step for all of them may be given as a number. Fields may be left out, and a later append may go on with the
+        last step, behind its last field. A value that its field cannot hold exactly is refused.
+        """
+        if self._recorder is None:
+            self._append_unopened(steps, names, values)
+        else:
+            self._recorder.append(steps, names, values)
+
+    def _append_unopened(self, steps: Any, names: Any, values: Any) -> None:
+        """Say why there is nothing to append to."""
+        raise NotImplementedError
 
 
 def _lengths(column: ColumnTuple, n: int) -> Int64:

@@ -20,7 +20,20 @@ from poolish import seeds
 from poolish.errors import ConfigError
 from poolish.files import checksum_hex
 from poolish.load.dataset import Dataset, check_index, identity_of, samples, version_of
-from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, Int64, Mask, Span, fixed_by, freeze, ids_of
+from poolish.load.frozen import (
+    FIXED,
+    LOCAL,
+    SHARED,
+    Frozen,
+    Int64,
+    Mask,
+    Span,
+    branch_below,
+    fixed_by,
+    freeze,
+    has_branch,
+    ids_of,
+)
 from poolish.load.mixture import Mixture
 from poolish.load.views import Numbering, Renumbered, check_epoch, check_source, pass_epoch
 from poolish.seeds import KeyedPermutation
@@ -262,6 +275,18 @@ class CompositeRows:
         """What any of the parts is."""
         found = [fixed for part in self.parts if (fixed := fixed_by(part)) is not None]
         return [number for fixed in found for number in fixed] if found else None
+
+    def branch_below(self, ends: Sequence[int]) -> Any:
+        """Those of all parts, each below its own ends."""
+        own: list[list[int]] = [[] for _ in self.parts]
+        for slot, ((part, high), end) in enumerate(zip(self._slots, ends, strict=True)):
+            own[part].append(end - ((slot - high) << _ID_BITS))
+        found = [branch_below(part, each) for part, each in zip(self.parts, own, strict=True)]
+        return found if any(each is not None for each in found) else None
+
+    def has_branch(self, told: Any) -> bool:
+        """Whether each part has its own."""
+        return len(told) == len(self.parts) and all(map(has_branch, self.parts, told))
 
     def outer(self, part: int, ids: Int64) -> Int64:
         """Ids here, of rows that have these ids in a part."""

@@ -112,9 +112,14 @@ class SnapshotRows:
     def __len__(self) -> int:
         return len(self.snapshot)
 
-    def branch_of(self, next_id: int) -> str:
-        """Which copy of the buffer gave out the ids below ``next_id``."""
-        return self.snapshot.branch_of(next_id)
+    def branch_below(self, ends: Sequence[int]) -> str:
+        """The branch of the buffer that gave out the last of these ids."""
+        return f"{ends[0]}:{self.snapshot.branch_of(ends[0])}"
+
+    def has_branch(self, told: str) -> bool:
+        """Whether the same branch did."""
+        end = told.partition(":")[0]
+        return end.isdecimal() and self.branch_below([int(end)]) == told
 
     def spans(self) -> list[Span]:
         """One: from the oldest row that is left."""
@@ -201,6 +206,14 @@ class WindowRows(NumberedRows):
         first = self._shift + self._dataset.span()[0]
         return None if not len(ids) or ids.min() >= first else ids >= first
 
+    def branch_below(self, ends: Sequence[int]) -> str:
+        """The branches of the stream that wrote them."""
+        return str(self._dataset.branch_below(ends[0]))
+
+    def has_branch(self, told: str) -> bool:
+        """Whether the same branches did."""
+        return bool(self._dataset.store.has_branch(told))
+
     def fetch(self, ids: Int64) -> list[Any]:
         """Many windows in one go."""
         return super().fetch(ids - self._shift)
@@ -232,6 +245,14 @@ class StepRows:
         first = self._store.step_span()[0]
         return None if not len(ids) or ids.min() >= first else ids >= first
 
+    def branch_below(self, ends: Sequence[int]) -> str:
+        """The branches of the stream that wrote them."""
+        return self._store.branch_below(ends[0])
+
+    def has_branch(self, told: str) -> bool:
+        """Whether the same branches did."""
+        return self._store.has_branch(told)
+
     def fetch(self, ids: Int64) -> list[Any]:
         """Steps as dicts that all have the same fields."""
         names = self._store.field_to_type
@@ -247,6 +268,22 @@ def fixed_by(rows: Frozen) -> list[int] | None:
     own = getattr(rows, "fixed_by", None)
     found: list[int] | None = None if own is None else own()
     return found
+
+
+def branch_below(rows: Frozen, ends: Sequence[int]) -> Any:
+    """Which branches wrote the rows below ``ends``, one for each span; None where there are no branches.
+
+    A buffer or stream that is copied, and then appended to in both copies, is two of one uuid: the same ids are other
+    rows.
+    """
+    own = getattr(rows, "branch_below", None)
+    return None if own is None else own(ends)
+
+
+def has_branch(rows: Frozen, told: Any) -> bool:
+    """Whether what ``branch_below`` said holds for these rows."""
+    own = getattr(rows, "has_branch", None)
+    return own is None or told is None or bool(own(told))
 
 
 def choice_of(dataset: Any) -> str:

@@ -23,13 +23,13 @@ from poolish import seeds
 from poolish.errors import ConfigError, ResumeError
 from poolish.load import arguments
 from poolish.load.batch import labelled
-from poolish.load.frozen import FIXED, choice_of, fixed_by, freeze
+from poolish.load.frozen import FIXED, branch_below, choice_of, fixed_by, freeze
 from poolish.load.in_flight import InFlight
 from poolish.load.journal import Journal
 from poolish.load.ledger import Keeps, Ledger, Skipped, shared_ledger
 from poolish.load.order import Order
 from poolish.load.reading import Reading
-from poolish.load.state import VERSION, branch_of, check_belongs, sealed, to_order, to_place
+from poolish.load.state import VERSION, check_belongs, highest, sealed, to_order, to_place
 from poolish.load.supply import Supply, SupplyAhead
 from poolish.load.views import check_epoch, pass_epoch
 from poolish.load.walk import BatchWalk, Place, Walk, Walks
@@ -334,8 +334,10 @@ class Loader:
             state["n_batches"], state["n_rows"] = self._walk.n_batches, len(rows)
         else:
             state["order"] = to_order(place, rows)
-            branch = branch_of(state, rows)
-            state |= {} if branch is None else {"branch": branch}
+        seen = highest(state) if "order" in state else [end for _, end in rows.spans()]
+        branch = branch_below(rows, seen)
+        if branch is not None:
+            state["branch"] = branch
         if self._worker[1] > 1:
             state["skip"] = self._n_skip
         if hasattr(self._faults, "state_dict"):

@@ -2,6 +2,7 @@
 
 format, version, check     what it is, and a checksum of all the rest
 source, seed, shuffle      which order it is a place in
+branch                     which branches of a buffer or stream wrote the rows that were seen
 epoch, step, position      where, for people
 order                      where, exactly: the block, what was left before it, what was seen when it was decided;
                            packed if it is long
@@ -19,7 +20,7 @@ from typing import Any
 
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
-from poolish.load.frozen import Frozen, SnapshotRows, fixed_by
+from poolish.load.frozen import Frozen, fixed_by, has_branch
 from poolish.load.order import NOTHING, Seen, spelled, spelled_out
 from poolish.load.walk import Held, Place, Walk
 
@@ -110,7 +111,7 @@ def _advice(name: str, state: Mapping[str, Any]) -> str:
     return f". If the predicate keeps the same rows, pass FilteredDataset(..., version={found[1]!r})"
 
 
-def _highest(state: Mapping[str, Any]) -> list[int]:
+def highest(state: Mapping[str, Any]) -> list[int]:
     """How far the ids reached when they were last looked at."""
     if "order" not in state:
         return [state["n_rows"]]
@@ -118,25 +119,17 @@ def _highest(state: Mapping[str, Any]) -> list[int]:
     return spelled_out(told["spans"])[1::2] or spelled_out(told["ends"] or told["highest"])
 
 
-def branch_of(state: Mapping[str, Any], rows: Frozen) -> str | None:
-    """Which copy of a buffer gave out the ids that the state has seen; None where ids are not given out."""
-    if not isinstance(rows, SnapshotRows) or "order" not in state:
-        return None
-    n_seen = max(_highest(state), default=0)
-    return rows.branch_of(n_seen) if n_seen else ""
-
-
 def _check_rows(state: Mapping[str, Any], rows: Frozen) -> None:
-    spans, reached = rows.spans(), _highest(state)
+    spans, reached = rows.spans(), highest(state)
     if len(spans) != len(reached) or any(end < high for (_, end), high in zip(spans, reached, strict=True)):
         raise ResumeError(
             f"the dataset has ids up to {[end for _, end in spans]}, when the state was taken it had {reached}: it "
             "went back in time; load the dataset that was saved with the state, or a later one"
         )
-    if "branch" in state and state["branch"] != branch_of(state, rows):
+    if not has_branch(rows, state.get("branch")):
         raise ResumeError(
-            f"the state has seen ids up to {reached} of another copy of this buffer, which gave them to other rows: "
-            "both were loaded from one saved buffer and appended to; load the copy that was saved with the state"
+            "the state is of another copy of this stream or buffer: both were appended to after they were copied, so "
+            "the same ids are other rows; load the copy that the state was taken on"
         )
     if state["fixed_by"] != fixed_by(rows):
         raise ResumeError(

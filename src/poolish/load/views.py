@@ -17,7 +17,18 @@ import numpy as np
 from poolish.errors import ConfigError
 from poolish.fingerprints import qualified_name
 from poolish.load.dataset import Dataset, check_index, check_map_style, identity_of, samples, version_of
-from poolish.load.frozen import Frozen, Int64, Mask, Span, WindowRows, fixed_by, freeze, ids_of
+from poolish.load.frozen import (
+    Frozen,
+    Int64,
+    Mask,
+    Span,
+    WindowRows,
+    branch_below,
+    fixed_by,
+    freeze,
+    has_branch,
+    ids_of,
+)
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.tokens.store import StreamStore
@@ -172,6 +183,14 @@ class Through:
         """As below."""
         return fixed_by(self.rows)
 
+    def branch_below(self, ends: Sequence[int]) -> Any:
+        """As below."""
+        return branch_below(self.rows, ends)
+
+    def has_branch(self, told: Any) -> bool:
+        """As below."""
+        return has_branch(self.rows, told)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -210,6 +229,14 @@ class Renumbered:
     def fixed_by(self) -> list[int] | None:
         """What must stay as it is for the numbers to mean the same rows."""
         return [len(self._rows), *(edge for span in self._rows.spans() for edge in span)]
+
+    def branch_below(self, ends: Sequence[int]) -> Any:
+        """That of all rows below: any of them may have any number."""
+        return branch_below(self._rows, [end for _, end in self._rows.spans()])
+
+    def has_branch(self, told: Any) -> bool:
+        """As below."""
+        return has_branch(self._rows, told)
 
     def __len__(self) -> int:
         return self._n_rows

@@ -7,6 +7,7 @@
       types        uint8 per token, derived from index             /
       head         one page: what is published (see head.py)
       commits      the log of commits (see commits.py)
+      branches     the log of branches (see branches.py); streams of 0.1.0 have none until they are appended to
       lock         held by the one writer
 
     (nothing) --mkdir, lock--> files without store.json --sync, then store.json--> a stream
@@ -26,16 +27,18 @@ from uuid import UUID, uuid4
 from poolish.errors import ConfigError, CorruptDataError
 from poolish.files import CHECKSUM, checksum_hex, explain_full, read_json, sweep, sync_directory, write_json
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
+from poolish.tokens import branches
+from poolish.tokens.branches import Branches, BranchLog
 from poolish.tokens.commits import CommitLog, chained
 from poolish.tokens.fields import MAX_FIELDS, TokenField
-from poolish.tokens.head import COMMITTED, Head, owner_of
+from poolish.tokens.head import BRANCHES, COMMITTED, Head, owner_of
 from poolish.tokens.lanes import Lanes
 
 FORMAT = "poolish stream"
 VERSION = 1
 DESCRIPTION = "store.json"
 LOCK = "lock"
-_OURS = {"data", "index", "types", "head", "commits", LOCK}
+_OURS = {"data", "index", "types", "head", "commits", branches.NAME, LOCK}
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,17 @@ def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None
         lanes = opened.enter_context(closing(Lanes(path, mode="w")))
         head = opened.enter_context(closing(Head(path / "head", mode="a")))
         log = opened.enter_context(closing(CommitLog(path / "commits", uuid, mode="w")))
+        branch_log = opened.enter_context(closing(BranchLog(path / branches.NAME, uuid, mode="w")))
         lanes.reserve(1, 0)
         kinds = "".join(str(field.kind) for field in fields)
         for type_, field in enumerate(fields):
             head.store_kind(type_, field.kind)
         for word in (PUBLISHED, FIRST, COMMITTED):
             head.store(word, 0)
+        head.store(BRANCHES, 1)
         head.sign(owner_of(uuid, lanes.data.file))
         log.append(chained(None, str(uuid), first=0, rows=0, tokens=0, kinds=kinds, data=[], index=[]))
+        branch_log.append(Branches().after(str(uuid), {0: False}), durable=durable)
         if durable:
             lanes.sync()
             head.sync()

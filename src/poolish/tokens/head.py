@@ -10,6 +10,7 @@
        128    first       index row where a bounded store begins    |  sealed words, a cache line each
        192    committed   number of the newest synced commit       /
        256    kinds of the fields, a byte each: 0xF0 undecided, 0xE1 scalar, 0xD2 sequence
+       512    branches    how many records of branches were synced, a sealed word; zeros on a page of 0.1.0
 
 A sealed word is a number below 2**48 with 16 bits above it that prove it, stored in one piece; a kind has its
 opposite in its upper half. The page is good for the machine and the boot that wrote it, and for the very file of data
@@ -40,6 +41,7 @@ from poolish.tokens.mapping import MappedFile
 MAGIC = b"poolish\x01"
 PAGE = 4096
 COMMITTED = 24
+BRANCHES = 64
 KINDS = slice(256, 512)
 _STATIC = struct.Struct("<8s16s16sqQ")
 _PID = slice(56, 64)
@@ -115,6 +117,11 @@ class Head:
     def committed(self) -> int:
         """The newest commit that was synced; -1 if the word is damaged."""
         return int(kernels.load_word(self.words, COMMITTED)) if self.is_whole else -1
+
+    @property
+    def branches(self) -> int:
+        """How many records of branches were synced, 0 on a page of 0.1.0; -1 if the word is damaged."""
+        return int(kernels.load_word(self.words, BRANCHES)) if self.words[BRANCHES] else 0
 
     def store(self, word: int, number: int) -> None:
         """Publish a number."""

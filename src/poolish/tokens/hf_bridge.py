@@ -67,7 +67,7 @@ def _declared(field: TokenField) -> Any:
     return feature
 
 
-def to_dataset(store: StreamStore, extra: Mapping[str, Any], step: str | None) -> datasets.Dataset:
+def to_dataset(store: StreamStore, extra: Mapping[str, Any], step: str | None, breaks: str | None) -> datasets.Dataset:
     """A dataset with a row for each step of a stream."""
     import datasets
     from datasets.arrow_writer import ArrowWriter
@@ -79,18 +79,20 @@ def to_dataset(store: StreamStore, extra: Mapping[str, Any], step: str | None) -
         if field.shape and len(field.shape) > 1 and field.shape[0] is None and _has_gaps(view, type_):
             features[field.name] = without_arrays(features[field.name])
     columns = _extra(extra, view.n_steps)
-    names = [*features, *([step] if step else []), *columns]
+    names = [*features, *([step] if step else []), *([breaks] if breaks else []), *columns]
     for name in names:
         if names.count(name) > 1:
-            raise SchemaError(f"column {name!r} is there twice; give extra= and step= names that are no field's")
+            raise SchemaError(f"column {name!r} is there twice; give extra=, step= and breaks= names of their own")
     if step:
         features[step] = datasets.Value("int64")
+    if breaks:
+        features[breaks] = datasets.Value("bool")
     for name, column in columns.items():
         features[name] = datasets.Features.from_arrow_schema(pa.schema([(name, column.type)]))[name]
     path = _cache_folder() / f"stream-{store.uuid}-{next(_numbers)}.arrow"
     with ArrowWriter(features=features, path=str(path)) as writer:
         n = 0
-        for batch in _batches(store, view, features, step):
+        for batch in _batches(store, view, features, step, breaks):
             parts = [_as_type(column.slice(n, batch.num_rows), features, name) for name, column in columns.items()]
             whole = pa.Table.from_arrays([*batch.columns, *parts], schema=features.arrow_schema)
             writer.write_table(whole)
@@ -138,9 +140,12 @@ def _as_type(column: pa.Array, features: Any, name: str) -> pa.Array:
     return column.cast(features.arrow_schema.field(name).type)
 
 
-def _batches(store: StreamStore, view: View, features: Any, step: str | None) -> Iterator[pa.RecordBatch]:
+def _batches(
+    store: StreamStore, view: View, features: Any, step: str | None, breaks: str | None
+) -> Iterator[pa.RecordBatch]:
     """The stream as Arrow, some whole steps at a time."""
     low, fields = view.first_row, store._fields
+    broken = view.breaks()
     while low < view.rows:
         high = _end_of_steps(view, low)
         rows = np.array(view.lanes.index.room[low : high + 1])
@@ -162,6 +167,10 @@ def _batches(store: StreamStore, view: View, features: Any, step: str | None) ->
         if step:
             arrays.append(pa.array(rows[np.flatnonzero(np.diff(ordinals, prepend=-1)), STEP]))
             names.append(step)
+        if breaks:
+            first_ordinal = int(rows[0, TYPE]) >> 8
+            arrays.append(pa.array(np.isin(np.arange(first_ordinal, first_ordinal + n), broken)))
+            names.append(breaks)
         yield pa.RecordBatch.from_arrays(arrays, names)
         low = high
 
@@ -241,23 +250,26 @@ def _cache_folder() -> Path:
 # From a dataset ------------------------------------------------------------------------------------------------
 
 
-def from_dataset(store: StreamStore, dataset: Any, step: str | None) -> None:
+def from_dataset(store: StreamStore, dataset: Any, step: str | None, breaks: str | None) -> None:
     """Append the rows of a dataset."""
     writer = store._writer()
     if not is_dataset(dataset):
         raise SchemaError(f"from_dataset takes a datasets.Dataset, got {type(dataset).__name__}; choose a split of it")
-    if step is not None and step not in dataset.column_names:
-        raise UnknownColumn(f"no column {step!r} in this dataset; there are {dataset.column_names}")
+    for name in (step, breaks):
+        if name is not None and name not in dataset.column_names:
+            raise UnknownColumn(f"no column {name!r} in this dataset; there are {dataset.column_names}")
     wanted = [name for name in writer.ids if name in dataset.column_names]
     if not wanted:
         raise SchemaError(f"none of the fields {list(writer.ids)} is a column; there are {dataset.column_names}")
-    with writer.all_or_nothing():
+    with writer.all_or_nothing() as broken:
         n = 0
         for batch in batches(dataset):
             if not batch.num_rows:
                 continue
             try:
-                writer.append_columns(_steps(writer, batch, step), {name: batch.column(name) for name in wanted})
+                numbers, flags = _steps(writer, batch, step), _breaks(batch, breaks)
+                writer.append_columns(numbers, {name: batch.column(name) for name in wanted})
+                broken += writer.rows_of_steps(len(numbers) - np.flatnonzero(flags))
             except SchemaError as error:
                 error.add_note(f"while reading rows {n} to {n + batch.num_rows} of the dataset")
                 raise
@@ -279,10 +291,24 @@ def _steps(writer: Any, batch: pa.RecordBatch, step: str | None) -> Int64:
     return numbers
 
 
+def _breaks(batch: pa.RecordBatch, breaks: str | None) -> NDArray[np.bool_]:
+    """Which rows begin an episode because the recorder was opened anew."""
+    if breaks is None:
+        return np.zeros(0, np.bool_)
+    column = batch.column(breaks)
+    if column.null_count or not kinds.is_boolean(column.type):
+        raise SchemaError(
+            f"column {breaks!r}: breaks are true or false without nulls, this is {column.type}; "
+            "name another column with breaks="
+        )
+    flags: NDArray[np.bool_] = column.to_numpy(zero_copy_only=False)
+    return flags
+
+
 # The Hub -------------------------------------------------------------------------------------------------------
 
 
-def load_dataset(store: StreamStore, name: str, split: str, sort_by: str | None, step: str) -> None:
+def load_dataset(store: StreamStore, name: str, split: str, sort_by: str | None, step: str, breaks: str) -> None:
     """Append a split of a dataset on the Hub."""
     import datasets
 
@@ -290,12 +316,17 @@ def load_dataset(store: StreamStore, name: str, split: str, sort_by: str | None,
     dataset = datasets.load_dataset(name, split=split)
     if sort_by is not None:
         dataset = dataset.sort(sort_by)
-    has_steps = step in dataset.column_names and step not in store.field_to_type
-    from_dataset(store, dataset, step if has_steps else None)
+    steps, broken = (
+        column if column in dataset.column_names and column not in store.field_to_type else None
+        for column in (step, breaks)
+    )
+    from_dataset(store, dataset, steps, broken)
 
 
-def save_dataset(store: StreamStore, name: str, split: str, step: str) -> None:
+def save_dataset(store: StreamStore, name: str, split: str, step: str, breaks: str) -> None:
     """Push a stream to the Hub."""
     if step in store.field_to_type:
         raise SchemaError(f"step={step!r} is a field of this stream; choose another name for the numbers of the steps")
-    to_dataset(store, {}, step).push_to_hub(name, split=split)
+    if breaks in store.field_to_type:
+        raise SchemaError(f"breaks={breaks!r} is a field of this stream; choose another name for the column of breaks")
+    to_dataset(store, {}, step, breaks).push_to_hub(name, split=split)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from poolish.errors import ConfigError, CorruptDataError, NumberTooLarge, SchemaError
+from poolish.files import local_path
 from poolish.tokens.mapping import MappedFile
 
 #: A file grows by a multiple of this.
@@ -55,13 +56,12 @@ class MemmapBuffer:
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
         if self.row_bytes == 0:
             raise ConfigError(f"shape {self.shape}: a row needs at least one number")
-        if chunk_rows is not None and (not isinstance(chunk_rows, int) or chunk_rows < 1):
-            raise ConfigError(f"chunk_rows={chunk_rows!r}: give a whole number of rows, 1 or more")
-        self._chunk = (chunk_rows or max(1, CHUNK_BYTES // self.row_bytes)) * self.row_bytes
+        self._chunk = (_chunk_rows(chunk_rows) or max(1, CHUNK_BYTES // self.row_bytes)) * self.row_bytes
         if length is not None:
             _check_count(length, "length")
+            length = int(length)
         self._is_named = path is not None
-        self._file = MappedFile(Path(path), mode=mode) if path is not None else _nameless()
+        self._file = _nameless() if path is None else MappedFile(_local(path), mode=mode)
         self._length = _length_of(self._file, self.row_bytes, length)
         self._rows = self._view()
 
@@ -178,6 +178,19 @@ def _plain(dtype: DTypeLike) -> np.dtype[Any]:
     if chosen.kind not in "biufcmMV" or chosen.hasobject or chosen.itemsize == 0:
         raise ConfigError(f"dtype {chosen}: an array in a file holds plain numbers; choose a numeric dtype")
     return chosen
+
+
+def _local(path: str | os.PathLike[str]) -> Path:
+    return local_path(path, "MemmapBuffer path", instead="the sources of a recipe")
+
+
+def _chunk_rows(chunk_rows: Any) -> int:
+    """How many rows a file grows by; 0 where it was left open."""
+    if chunk_rows is None:
+        return 0
+    if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, (int, np.integer)) or chunk_rows < 1:
+        raise ConfigError(f"chunk_rows={chunk_rows!r}: give a whole number of rows, 1 or more")
+    return int(chunk_rows)
 
 
 def _check_count(number: object, what: str) -> None:

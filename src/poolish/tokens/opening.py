@@ -43,7 +43,8 @@ def _is_trusted(head: Head, lanes: Lanes, last: Commit, n_committed: int, descri
             "restore the file 'commits' from a copy"
         )
     kinds = head.kinds(len(description.fields))
-    if owner is None or head.published < 0 or head.first < 0 or n_committed < 0 or kinds is None:
+    words = head.published, head.first, n_committed, head.branches
+    if owner is None or min(words) < 0 or kinds is None:
         warnings.warn(
             f"{lanes.path}: the head page is damaged; going on from commit {last.seq} with {last.tokens:,} tokens",
             RuntimeWarning,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
-from poolish.tokens import opening
+from poolish.tokens import branches, opening
 from poolish.tokens.commits import CommitLog
 from poolish.tokens.copied import CopiedHead
 from poolish.tokens.directory import read_description
@@ -25,11 +25,11 @@ class Reader:
     """What a process sees of a stream that it does not write: a length that only ``refresh`` moves, and only forward.
 
     ``mapped=False`` copies the stream into memory. ``at`` is the number of an older commit to look at. ``seen`` is
-    (uuid, rows) of another handle: the same stream must be there, and this one starts where that one was.
+    (uuid, rows, branch) of another handle: the same stream must be there, and this one starts where that one was.
     """
 
     def __init__(
-        self, path: Path, *, at: int | None = None, seen: tuple[str, int] | None = None, mapped: bool = True
+        self, path: Path, *, at: int | None = None, seen: tuple[str, int, str] | None = None, mapped: bool = True
     ) -> None:
         self.path, self.is_mapped = path, mapped
         self.description = read_description(path)
@@ -41,9 +41,16 @@ class Reader:
             self.lanes = opened.enter_context(closing(Lanes(path, mode="r", mapped=mapped)))
             self.head = opened.enter_context(closing(_open_head(path, mapped)))
             self.log = opened.enter_context(closing(CommitLog(path / "commits", self.description.uuid, mode="r")))
+            self.branch_log = branches.open_log(path, self.description.uuid, mode="r")
+            opened.callback(self._close_branches)
+            self.branches = branches.Branches()
             self.state = self._state(at)
             opening.check(self.lanes, self.state, len(self.fields), with_types=True)
             self.fields = decided(self.fields, self.state.kinds)
+            if seen is not None and seen[2] != self.branches.name_below(seen[1]):
+                raise ResumeError(
+                    f"{path}: another branch of the stream is there than the one this handle came from; open it anew"
+                )
             if seen is not None and seen[1] <= self.state.rows:
                 rows = max(seen[1], self.state.first)  # what that handle saw may have left a bounded stream since
                 self.state = State(self.state.first, rows, self.lanes.tokens_at(rows), self.state.kinds)
@@ -56,7 +63,17 @@ class Reader:
             newest = opening.published(self.head, self.lanes, len(self.fields))
         else:
             newest = opening.committed(last)
+        self._look_at_branches()
         return newest if at is None else self._older(at, newest)
+
+    def _look_at_branches(self) -> None:
+        """See what was recorded since. After the length: a branch is recorded before its first row is published."""
+        n_synced = self.head.branches
+        if self._is_live and 0 < n_synced == self.branches.n_records:
+            return
+        if self.branch_log is None:
+            self.branch_log = branches.open_log(self.path, self.description.uuid, mode="r")
+        self.branches = branches.read(self.branch_log, self.path, n_synced)
 
     def _older(self, at: int, newest: State) -> State:
         """What an older commit said, as far as a bounded stream still has it."""
@@ -77,6 +94,7 @@ class Reader:
         reader.path, reader.description, reader.fields = writer.path, writer.description, writer.fields
         reader.ids = writer.ids
         reader.lanes, reader.head, reader.log = writer.lanes, writer.head, writer.log
+        reader.branch_log, reader.branches = writer.branch_log, writer.branches
         reader.is_mapped = True
         reader.state = opening.published(reader.head, reader.lanes, len(reader.fields))
         reader._is_live = True
@@ -96,7 +114,7 @@ class Reader:
     def view(self) -> View:
         """What this reader sees, to read from."""
         state = self.state
-        return View(self.lanes, state.first, self._first_token, state.rows, state.tokens)
+        return View(self.lanes, state.first, self._first_token, state.rows, state.tokens, self.branches)
 
     @property
     def n_tokens(self) -> int:
@@ -117,7 +135,13 @@ class Reader:
 
     def refresh(self) -> None:
         """Move to what is published now."""
+        before = self.branches.name_below(self.state.rows)
         state = self._state(None)
+        if self.branches.name_below(self.state.rows) != before:
+            raise ResumeError(
+                f"{self.path}: the stream was recovered to a shorter length than this reader had seen, and written "
+                "anew from there; open it again"
+            )
         if state.rows < self.state.rows:
             return  # a stream never goes back for one who has seen more of it
         if state.rows > self.state.rows:
@@ -129,12 +153,17 @@ class Reader:
 
     def verify(self) -> Verified:
         """Check every committed byte."""
-        return verify(self.lanes, self.log, self.state, len(self.fields), heal=False)
+        return verify(self.lanes, self.log, self.branch_log, self.state, len(self.fields), heal=False)
 
     def close(self) -> None:
         """Let the files go."""
         for part in (self.lanes, self.head, self.log):
             part.close()
+        self._close_branches()
+
+    def _close_branches(self) -> None:
+        if self.branch_log is not None:
+            self.branch_log.close()
 
 
 def _open_head(path: Path, mapped: bool) -> Head:

@@ -1,7 +1,7 @@
 """Opening a stream to write: how far it reaches, and a head page that says so before anybody builds on it.
 
     lanes: space behind the end -> the start behind the last row -> types, where they cannot be right -> synced
-    head:  kinds, first, published, committed -> signed, from when on it is believed -> synced
+    head:  branches -> kinds, first, published, committed -> signed, from when on it is believed -> synced
 
 Killed anywhere in between, the next one does the same again.
 """
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
 from poolish.tokens import opening
+from poolish.tokens.branches import Branches
 from poolish.tokens.commits import Commit, CommitLog
 from poolish.tokens.directory import Description
-from poolish.tokens.head import COMMITTED, Head, owner_of
+from poolish.tokens.head import BRANCHES, COMMITTED, Head, owner_of
 from poolish.tokens.lanes import START, Lanes, State
 
 
 def recover(
-    lanes: Lanes, head: Head, log: CommitLog, description: Description, *, durable: bool
+    lanes: Lanes, head: Head, log: CommitLog, branches: Branches, description: Description, *, durable: bool
 ) -> tuple[State, Commit]:
     """How far a stream reaches and its newest commit, after making that true on disk."""
     n_fields = len(description.fields)
@@ -34,6 +35,8 @@ def recover(
     if not is_trusted:
         lanes.sync()
         _rewrite(head, state, last)
+    if head.branches != branches.n_records:
+        head.store(BRANCHES, branches.n_records)
     head.sign(owner_of(description.uuid, lanes.data.file))
     if durable:
         log.sync()

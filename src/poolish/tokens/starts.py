@@ -15,12 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish import kernels
+from poolish.files import checksum_hex
+from poolish.tokens.branches import Branches
 from poolish.tokens.fields import TokenField
 from poolish.tokens.lanes import START, TYPE, Lanes
 
 Int64 = NDArray[np.int64]
 
 _SCAN_TOKENS = 1 << 22
+_NONE: Int64 = np.empty(0, np.int64)
 
 
 class View(NamedTuple):
@@ -31,6 +34,43 @@ class View(NamedTuple):
     first_token: int
     rows: int
     tokens: int
+    branches: Branches
+
+    @property
+    def reach(self) -> tuple[int, int, int, int]:
+        """What is kept and published; equal reaches of one stream are equal views."""
+        return self.first_row, self.first_token, self.rows, self.tokens
+
+    def identity(self, low: int, high: int) -> str:
+        """A name for the index rows [low, high) among all copies of this stream, also those that went their own way.
+
+        It stays the same as the stream grows. Rows of 0.1.0, which recorded no branches, are named by their content.
+        """
+        branch = self.branches.name_below(high)
+        if low >= self.branches.first_known:
+            return branch
+        index, data = self.lanes.index.room, self.lanes.data.room
+        tokens = data[int(index[low, START]) : int(index[high, START])]
+        return f"{branch}/{checksum_hex(np.ascontiguousarray(index[low:high]).data, tokens.data)}"
+
+    def branch_below(self, row: int) -> str:
+        """Who wrote the index rows below one, as text that ``has_branch`` compares."""
+        return f"{row}:{self.branches.name_below(row)}"
+
+    def has_branch(self, told: str) -> bool:
+        """Whether the same branches wrote the same rows here."""
+        row, _, name = told.partition(":")
+        return row.isdecimal() and self.branches.name_below(int(row)) == name
+
+    def breaks(self) -> Int64:
+        """The numbers of the steps that no episode crosses the beginning of, as far as they have begun."""
+        rows = self.branches.breaks
+        if not len(rows) or self.rows == self.first_row:
+            return _NONE
+        rows = rows[np.searchsorted(rows, self.first_row, side="right") : np.searchsorted(rows, self.rows)]
+        # The step that was being written may have been continued, by one writer after the other.
+        ordinals = np.unique(self.ordinals_of(rows - 1)) + 1
+        return ordinals[ordinals <= self.lanes.ordinal(self.rows - 1)]
 
     def row_not_below(self, column: int, key: int) -> int:
         """The first row whose column is not below a key."""
@@ -146,7 +186,7 @@ class AnyStep:
 
 
 class Episodes:
-    """Where episodes end: behind each step in which a field is not zero. The last episode is still open.
+    """Where episodes end: behind each step in which a field is not zero, and at breaks. The last one is still open.
 
     Scanned once, and then only what is new; a step that may still be continued is left for the next time.
     """
@@ -177,25 +217,35 @@ class Episodes:
             return
         last_begin = view.begin_of(view.lanes.ordinal(view.rows - 1))
         begin = max(self._scanned, view.first_token)
-        while begin < last_begin:
-            until = min(last_begin, begin + _SCAN_TOKENS)
+        breaks = view.breaks()
+        tokens = view.begins_of(breaks)
+        while True:  # once at least: a break may lie just where the last scan ended, behind a step without tokens
+            until = max(begin, min(last_begin, begin + _SCAN_TOKENS))
             found = np.empty(min(until - begin, 1 << 16), np.int64)
             lanes = view.lanes
             args = lanes.data.room, lanes.types.room, begin, until, self.type, self.field.is_float
-            n, begin = kernels.find_nonzero(*args, found)
-            if n:
-                self._add(view, found[:n])
+            n, end = kernels.find_nonzero(*args, found)
+            broken = breaks[(tokens >= begin) & (tokens <= end)]
+            if n or len(broken):
+                self._add(view, np.union1d(self._behind(view, found[:n]), broken))
+            begin = end
+            if begin >= last_begin:
+                break
         self._scanned, self._seen_rows = max(self._scanned, last_begin), view.rows
 
-    def _add(self, view: View, positions: Int64) -> None:
-        """The ends of the steps that tokens belong to."""
+    def _behind(self, view: View, positions: Int64) -> Int64:
+        """The numbers of the steps behind those that tokens belong to."""
         rows = view.rows_not_below(START, positions + 1) - 1
-        ordinals = np.unique(view.ordinals_of(np.maximum(rows, view.first_row))) + 1
-        ordinals = ordinals[ordinals > self.begin(self.n)[1]]
-        self.table = _with_room(self.table, self.n, self.n + len(ordinals))
-        self.table[self.n : self.n + len(ordinals), 0] = view.begins_of(ordinals)
-        self.table[self.n : self.n + len(ordinals), 1] = ordinals
-        self.n += len(ordinals)
+        return view.ordinals_of(np.maximum(rows, view.first_row)) + 1
+
+    def _add(self, view: View, ordinals: Int64) -> None:
+        """Let episodes end where steps begin; those that begin at the same token are one end, the first of them."""
+        begins = view.begins_of(ordinals)
+        is_new = np.diff(begins, prepend=self.begin(self.n)[0]) > 0
+        ends = np.stack([begins[is_new], ordinals[is_new]], axis=1)
+        self.table = _with_room(self.table, self.n, self.n + len(ends))
+        self.table[self.n : self.n + len(ends)] = ends
+        self.n += len(ends)
 
     def is_behind(self, view: View) -> bool:
         """Whether a bounded stream has let go what was never looked at, so that nobody can number it any more."""
@@ -222,9 +272,9 @@ class InEpisodes:
     def bounds(self, view: View) -> tuple[int, int]:
         """From the first that is kept to the last that fits."""
         reach, bounds = self._known
-        if view[1:] != reach:
+        if view.reach != reach:
             bounds = self._counted(view)
-            self._known = view[1:], bounds
+            self._known = view.reach, bounds
         return bounds
 
     def _counted(self, view: View) -> tuple[int, int]:

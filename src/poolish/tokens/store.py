@@ -15,11 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from poolish import kernels
 from poolish.alive import Alive
 from poolish.errors import ConfigError, SchemaError
+from poolish.files import local_path
 from poolish.seeds import generator
 from poolish.tokens import hf_bridge, show, temporary
 from poolish.tokens.directory import LOCK, is_store
 from poolish.tokens.fields import TokenField, fields_of, type_of
-from poolish.tokens.lanes import STEP
+from poolish.tokens.lanes import STEP, TYPE
 from poolish.tokens.reader import Reader
 from poolish.tokens.sampling import Coverage, Weight, choose, coverage
 from poolish.tokens.starts import AnyStep, AnyToken, Episodes, InEpisodes, Starts, View
@@ -36,12 +37,13 @@ Batch = dict[str, NDArray[np.int64]]
 
 _LAST = 2**63 - 1
 _NO_BOUND = 2**62
+_TAKES_URLS = "save_dataset() and load_dataset(), and by the sources of a recipe"
 
 #: Stores that write, for the moment after a fork.
 _writing: Alive[StreamStore] = Alive()
 
 
-class StreamStore:
+class StreamStore(kernels.Appender):
     """Append-only stream of int64 tokens on disk, shared by one writer and any number of readers.
 
     Without a path the files are temporary and go with the process. A reader sees a step once ``append`` has returned,
@@ -65,17 +67,21 @@ class StreamStore:
         *,
         max_tokens: int | None = None,
         seed: int = 0,
+        continue_episode: bool = False,
     ) -> None:
         """Make a stream, or go on with the one at ``path``, which must have the same fields if they are given.
 
         ``fields`` is a list of names (every field then holds float64 numbers) or {name: feature or dtype}. A stream of
         ``max_tokens`` lets its oldest steps go; positions keep counting up. ``seed`` is for ``sample`` without ``rng``.
+
+        What is appended to a stream that was opened again begins a new episode (a *break*), because whoever recorded
+        the last one may have been killed in the middle of it. ``continue_episode=True`` goes on with it.
         """
-        self._prepare(_as_path(path), max_tokens, seed)
+        self._prepare(_as_path(path), max_tokens, seed, continue_episode)
         if fields is not None:
             self.define_fields(fields)
         elif self._path is not None and is_store(self._path):
-            self._write(Writer(self._path, None, max_tokens=self._max_tokens))
+            self._write(self._path, None)
 
     @classmethod
     def open(
@@ -87,30 +93,37 @@ class StreamStore:
         mmap: bool = True,
         max_tokens: int | None = None,
         seed: int = 0,
+        continue_episode: bool = False,
     ) -> StreamStore:
         """Open a stream that is there: to read (``"r"``), or to go on writing (``"a"``).
 
         A reader needs no lock and no permission to write; its length stays until ``refresh``. ``at`` opens an older
         commit, by its number. ``mmap=False`` copies the stream into memory, for directories that others may tamper
-        with: a file that is cut while it is mapped ends the process that reads it.
+        with: a file that is cut while it is mapped ends the process that reads it. ``continue_episode`` is as in
+        ``StreamStore``.
         """
         if mode not in ("r", "a") or (mode == "a" and (at is not None or not mmap)):
             raise ConfigError(
                 f"mode {mode!r}, at={at}, mmap={mmap}: 'r' reads, at an older commit or a copy; 'a' appends"
             )
+        if mode == "r" and continue_episode:
+            raise ConfigError("continue_episode=True: only what appends can continue an episode; open with mode='a'")
         store = cls.__new__(cls)
-        store._prepare(Path(path), max_tokens, seed)
+        place = local_path(path, "StreamStore path", instead=_TAKES_URLS)
+        store._prepare(place, max_tokens, seed, continue_episode)
         if mode == "a":
-            store._write(Writer(Path(path), None, max_tokens=store._max_tokens))
+            store._write(place, None)
         else:
-            store._source = Reader(Path(path), at=at, mapped=mmap)
+            store._source = Reader(place, at=None if at is None else _commit_number(at), mapped=mmap)
         return store
 
-    def _prepare(self, path: Path | None, max_tokens: int | None, seed: int) -> None:
+    def _prepare(self, path: Path | None, max_tokens: int | None, seed: int, continue_episode: bool = False) -> None:
         is_number = isinstance(max_tokens, (int, np.integer)) and not isinstance(max_tokens, bool)
         if max_tokens is not None and not (is_number and max_tokens > 0):
             raise ConfigError(f"max_tokens={max_tokens!r}: give a whole number above 0, or None for no bound")
-        self._path = path
+        if not isinstance(continue_episode, bool):
+            raise ConfigError(f"continue_episode={continue_episode!r}: True to go on with the last episode, or False")
+        self._path, self._continues_episode = path, continue_episode
         self._max_tokens = None if max_tokens is None or max_tokens >= _NO_BOUND else int(max_tokens)
         self._rng = generator(seed, "sample")
         self._source: Writer | Reader | None = None
@@ -127,32 +140,36 @@ class StreamStore:
             raise SchemaError(f"{self!r} has its fields already; make another stream for others")
         described = fields_of(fields)
         if self._path is not None:
-            self._write(Writer(self._path, described, max_tokens=self._max_tokens))
+            self._write(self._path, described)
             return
         path, lock = temporary.make(LOCK)
         try:
-            writer = Writer(path, described, max_tokens=self._max_tokens, temporary=True, lock=lock)
+            self._write(path, described, temporary=True, lock=lock)
         except BaseException:
             temporary.remove(path)
+            lock.release()
             raise
-        self._write(writer)
 
-    def _write(self, writer: Writer) -> None:
-        self._source = writer
-        self._finalizer = weakref.finalize(self, _close, writer)
-        # A Python frame around it would cost as much as the append itself. (It does not keep the stream open, as a
-        # method would: this object and the recorder would keep each other, and a temporary stream outlive its user.)
-        self.append = writer.recorder.append  # type: ignore[method-assign]
-        _writing.add(self)
+    def _write(self, path: Path, fields: tuple[TokenField, ...] | None, **how: Any) -> None:
+        writer = Writer(path, fields, max_tokens=self._max_tokens, continue_episode=self._continues_episode, **how)
+        try:
+            self._finalizer = weakref.finalize(self, _close, writer)
+            _writing.add(self)
+            self._recorder = writer.recorder
+            self._source = writer
+        except BaseException:
+            self._recorder = self._source = None
+            _close(writer)
+            raise
 
     # Writing ------------------------------------------------------------------------------------------------------
 
-    def append(self, steps: int | Sequence[int], names: Sequence[str], values: Sequence[Any]) -> None:
-        """Append field-writes: for each a step, a field's name and its value; all of them or, on an error, none.
+    if TYPE_CHECKING:  # it is inherited: a Python frame around it would cost as much as the append itself
 
-        One step for all of them may be given as a number. Fields may be left out, and a later append may go on with the
-        last step, behind its last field. A value that its field cannot hold exactly is refused.
-        """
+        def append(self, steps: int | Sequence[int], names: Sequence[str], values: Sequence[Any]) -> None:
+            """Append field-writes; see ``kernels.Appender``."""
+
+    def _append_unopened(self, steps: Any, names: Any, values: Any) -> None:
         self._writer().append_slowly(steps, names, values)
 
     def append_many(self, steps: ArrayLike, columns: Mapping[str, Any]) -> None:
@@ -168,14 +185,27 @@ class StreamStore:
         return self._writer().commit().seq
 
     def close(self) -> None:
-        """Commit and let the files go. A stream without a path is gone then."""
-        if self._finalizer is not None and self._finalizer.alive:
-            self._finalizer()
-        elif isinstance(self._source, Reader):
-            self._source.close()
-        self._source = None
+        """Commit and close the files, also where the commit fails. A stream without a path is gone then.
+
+        An interrupt (Ctrl-C) closes the files too; calling it again does what is left.
+        """
+        source = self._source
+        try:
+            if isinstance(source, Writer):
+                _close(source)
+            elif isinstance(source, Reader):
+                source.close()
+        finally:
+            self._forget_source()
+
+    def _forget_source(self) -> None:
         self._is_closed = True
-        self.__dict__.pop("append", None)
+        self._recorder = None
+        if isinstance(self._source, Writer) and self._source.is_open:
+            return  # interrupted: the next close, or the end of this object, does the rest
+        self._source = None
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     # Reading ------------------------------------------------------------------------------------------------------
 
@@ -378,6 +408,25 @@ class StreamStore:
         """The name that this stream alone has."""
         return self._read().uuid
 
+    def branch_below(self, end: int) -> str:
+        """Who wrote the steps before number ``end`` of ``step_span``, as text for ``has_branch``.
+
+        Two copies of a directory have the same uuid. What each of them appends after it was opened again is a *branch*
+        of its own, so uuid, branch and a count say which data is meant.
+        """
+        view = self._view()
+        return view.branch_below(view.row_not_below(TYPE, min(_step(end), 2**50) << 8))
+
+    def has_branch(self, told: str) -> bool:
+        """Whether what ``branch_below`` said, here or of a copy, holds for this stream.
+
+        >>> store = StreamStore(folder / "rollouts", fields={"action": "int64"})
+        >>> store.append(0, ["action"], [3])
+        >>> store.has_branch(store.branch_below(1))
+        True
+        """
+        return self._view().has_branch(told)
+
     @property
     def features(self) -> datasets.Features:
         """The fields as Hugging Face describes them."""
@@ -403,29 +452,42 @@ class StreamStore:
 
     # Hugging Face -------------------------------------------------------------------------------------------------
 
-    def to_dataset(self, extra: Mapping[str, Any] | None = None, *, step: str | None = None) -> datasets.Dataset:
+    def to_dataset(
+        self, extra: Mapping[str, Any] | None = None, *, step: str | None = None, breaks: str | None = None
+    ) -> datasets.Dataset:
         """A Hugging Face dataset with a row for each step, written to disk a part at a time.
 
-        A field that a step does not have is null. ``step`` names a column for the numbers of the steps; ``extra`` are
-        further columns with a value for each step.
+        A field that a step does not have is null. ``step`` names a column for the numbers of the steps, ``breaks`` one
+        that is true for the first step behind a break; ``extra`` are further columns with a value for each step.
         """
-        return hf_bridge.to_dataset(self, extra or {}, step)
+        return hf_bridge.to_dataset(self, extra or {}, step, breaks)
 
-    def from_dataset(self, dataset: datasets.Dataset, *, step: str | None = None) -> None:
+    def from_dataset(self, dataset: datasets.Dataset, *, step: str | None = None, breaks: str | None = None) -> None:
         """Append the rows of a dataset, a step each; all of them or, on an error, none.
 
         Columns that are no field are ignored. ``step`` names the column with the numbers of the steps; without it they
-        go on from the last one.
+        go on from the last one. ``breaks`` names a bool column that is true where a step begins an episode of its own.
         """
-        hf_bridge.from_dataset(self, dataset, step)
+        hf_bridge.from_dataset(self, dataset, step, breaks)
 
-    def load_dataset(self, name: str, split: str = "train", sort_by: str | None = None, *, step: str = "step") -> None:
-        """Append a split of a dataset on the Hub, sorted if asked; ``step`` is as ``save_dataset`` wrote it."""
-        hf_bridge.load_dataset(self, name, split, sort_by, step)
+    def load_dataset(
+        self,
+        name: str,
+        split: str = "train",
+        sort_by: str | None = None,
+        *,
+        step: str = "step",
+        breaks: str = "break",
+    ) -> None:
+        """Append a split of a dataset on the Hub, sorted if asked.
 
-    def save_dataset(self, name: str, split: str = "train", *, step: str = "step") -> None:
-        """Push the stream to the Hub as a split of a dataset, with the numbers of its steps."""
-        hf_bridge.save_dataset(self, name, split, step)
+        ``step`` and ``breaks`` are the columns that ``save_dataset`` added, and are used where they are there.
+        """
+        hf_bridge.load_dataset(self, name, split, sort_by, step, breaks)
+
+    def save_dataset(self, name: str, split: str = "train", *, step: str = "step", breaks: str = "break") -> None:
+        """Push the stream to the Hub as a split of a dataset, with the numbers of its steps and its breaks."""
+        hf_bridge.save_dataset(self, name, split, step, breaks)
 
     # Around -------------------------------------------------------------------------------------------------------
 
@@ -444,7 +506,9 @@ class StreamStore:
     def __reduce__(self) -> tuple[Any, ...]:
         source = self._read()
         is_mapped = isinstance(source, Writer) or source.is_mapped
-        return _reopen, (str(source.path.absolute()), source.uuid, source.state.rows, is_mapped)
+        rows = source.state.rows
+        branch = source.branches.name_below(rows)
+        return _reopen, (str(source.path.absolute()), source.uuid, rows, branch, is_mapped)
 
     # Inside -------------------------------------------------------------------------------------------------------
 
@@ -519,14 +583,13 @@ class StreamStore:
                 self._finalizer.detach()
             self._source.disown()
             self._source = Reader.inherited(self._source)
-            self.__dict__.pop("append", None)
 
 
-def _reopen(path: str, uuid: str, n_rows: int, is_mapped: bool) -> StreamStore:
+def _reopen(path: str, uuid: str, n_rows: int, branch: str, is_mapped: bool) -> StreamStore:
     """What a pickled handle becomes in another process: a reader at the same length."""
     store = StreamStore.__new__(StreamStore)
     store._prepare(Path(path), None, 0)
-    store._source = Reader(Path(path), seen=(uuid, n_rows), mapped=is_mapped)
+    store._source = Reader(Path(path), seen=(uuid, n_rows, branch), mapped=is_mapped)
     return store
 
 
@@ -534,13 +597,13 @@ def _close(writer: Writer) -> None:
     try:
         writer.close()
     finally:
-        if writer.is_temporary:
+        if writer.is_temporary and not writer.is_open:
             temporary.remove(writer.path)
 
 
 def _as_path(path: Any) -> Path | None:
     if path is None or isinstance(path, (str, os.PathLike)):
-        return None if path is None else Path(path)
+        return None if path is None else local_path(path, "StreamStore path", instead=_TAKES_URLS)
     raise ConfigError(f"path {path!r}: give a directory, or fields= by name: StreamStore(fields=[...])")
 
 
@@ -551,6 +614,12 @@ def _array(positions: Any) -> NDArray[Any]:
         return np.asarray(positions)
     except ValueError as error:
         raise IndexError(f"positions are whole numbers in rows of one length ({error})") from None
+
+
+def _commit_number(at: Any) -> int:
+    if isinstance(at, bool) or not isinstance(at, (int, np.integer)):
+        raise ConfigError(f"at={at!r}: give the number of a commit, as commit() returned it")
+    return int(at)
 
 
 def _step(number: Any) -> int:

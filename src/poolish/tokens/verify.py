@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from poolish.errors import CorruptDataError
 from poolish.files import checksum_hex
+from poolish.tokens.branches import BranchLog
 from poolish.tokens.commits import BLOCK, Commit, CommitLog, blocks
 from poolish.tokens.lanes import Lanes, State
 from poolish.tokens.memmap_buffer import MemmapBuffer
@@ -28,7 +29,9 @@ class Verified:
         return f"{self.tokens:,} tokens in {self.commits} commits are whole{waiting}{healed}"
 
 
-def verify(lanes: Lanes, log: CommitLog, state: State, n_fields: int, *, heal: bool) -> Verified:
+def verify(
+    lanes: Lanes, log: CommitLog, branch_log: BranchLog | None, state: State, n_fields: int, *, heal: bool
+) -> Verified:
     """Check everything that a stream holds; the first thing that is wrong is a ``CorruptDataError``."""
     records = [record for record in log.records() if record.rows <= state.rows]
     if not records:
@@ -40,6 +43,9 @@ def verify(lanes: Lanes, log: CommitLog, state: State, n_fields: int, *, heal: b
     if lanes.tokens_at(last.rows) != last.tokens or lanes.tokens_at(state.rows) != state.tokens:
         raise CorruptDataError(f"{lanes.index.path}: ends at another token than the stream; restore it from a copy")
     healed = log.n_damaged() + _check_types(lanes, state, heal=heal)
+    if branch_log is not None:
+        branch_log.records()  # each proves itself, and none is missing between two others
+        healed += branch_log.n_damaged()
     kept = last.tokens - lanes.tokens_at(state.first)
     return Verified(len(records), kept, state.tokens - last.tokens, n_bytes, healed)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError
+from poolish.tokens.lanes import START
 from poolish.tokens.starts import Episodes, InEpisodes
 
 if TYPE_CHECKING:
@@ -55,6 +56,25 @@ class WindowDataset:
         """A name that differs where the same number means another window."""
         inside = f"/{self.within}/{self._base}" if self._starts is not None else ""
         return f"{self.store.uuid}/{self.width}/{self.stride}{inside}"
+
+    @property
+    def version(self) -> str:
+        """What changes whenever the same number may be another window: the branches of the stream that it has read."""
+        view = self.store._view()
+        return f"{self.uuid}/{view.branches.name_below(view.rows)}"
+
+    def branch_below(self, end: int) -> str:
+        """Who wrote the windows with ids below ``end``, as ``StreamStore.branch_below`` says it for steps."""
+        view = self.store._view()
+        number = end - 1 - self.first_id
+        if number < 0:
+            return view.branch_below(0)
+        if self._starts is None:
+            start = self._base + number * self.stride
+        else:
+            self._starts.bounds(view)
+            start = int(self._starts.select(view, np.array([number]))[0])
+        return view.branch_below(view.row_not_below(START, start + self.width))  # all windows before it end before it
 
     @property
     def first_id(self) -> int:

@@ -1,6 +1,7 @@
 """The writing end of a stream: one process, one lock, and every change in an order that a kill cannot spoil.
 
     append   room (a full disk stops here) -> data, types, index rows -> one word of the head page: it exists
+    the first one after opening            `-> before them its branch, synced (see branches.py)
 
 What is behind the published word is nobody's; so an append that fails has changed nothing.
 """
@@ -8,7 +9,8 @@ What is behind the published word is nobody's; so an append that fails has chang
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,13 +20,15 @@ from numpy.typing import NDArray
 
 from poolish import kernels
 from poolish.errors import ConfigError, DurabilityLost, LimitExceeded, SchemaError
-from poolish.files import Lock, sweep
+from poolish.files import Lock, sweep, sync_directory
+from poolish.tokens import branches
+from poolish.tokens.branches import BranchLog
 from poolish.tokens.columns import Column, check_columns, columns_of
 from poolish.tokens.commits import Commit, CommitLog
 from poolish.tokens.directory import LOCK, create, is_store, make_directory, read_description
 from poolish.tokens.draft import draft, step_number
 from poolish.tokens.fields import TokenField, decided
-from poolish.tokens.head import Head
+from poolish.tokens.head import BRANCHES, Head
 from poolish.tokens.keeper import Keeper
 from poolish.tokens.lanes import STEP, TYPE, Lanes, State
 from poolish.tokens.recovery import recover
@@ -45,6 +49,7 @@ class Writer:
     """An open stream that this process writes.
 
     ``fields`` makes the stream if there is none. A ``temporary`` one is never synced: it does not outlive the process.
+    An episode ends where a stream is opened again, unless ``continue_episode``.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Writer:
         fields: tuple[TokenField, ...] | None,
         *,
         max_tokens: int | None = None,
+        continue_episode: bool = False,
         temporary: bool = False,
         lock: Lock | None = None,
     ) -> None:
@@ -60,18 +66,24 @@ class Writer:
         self.is_temporary = temporary
         self._thread_lock = threading.RLock()
         self._end: ConfigError | None = None
-        self._before_hold: State | None = None
+        self._hold: tuple[dict[str, int], tuple[TokenField, ...], State] | None = None
+        self._continues_episode = continue_episode
+        self._is_branched = self._is_branch_log_torn = False
+        self._is_attached = True  # to all the room that the lanes have
         if lock is None:
             if fields is not None:
                 make_directory(path, durable=not temporary)
             elif not is_store(path):
                 read_description(path)  # says what is missing
             lock = Lock(path / LOCK)
-            lock.acquire()
         self._lock = lock
+        weakref.finalize(self, lock.release)  # for a writer that an interrupt keeps from ever being a stream's
         try:
+            if not lock.is_held:
+                lock.acquire()
             if fields is not None and not is_store(path):
                 create(path, fields, durable=not temporary)
+                self._is_branched = True  # its own
             self._open(fields, max_tokens)
         except BaseException:
             self._lock.release()
@@ -91,7 +103,16 @@ class Writer:
             uuid = self.description.uuid
             self.log = opened.enter_context(closing(CommitLog(self.path / "commits", uuid, mode="a")))
             durable = not self.is_temporary
-            state, last = recover(self.lanes, self.head, self.log, self.description, durable=durable)
+            found = branches.open_log(self.path, uuid, mode="a")
+            if found is not None:
+                opened.enter_context(closing(found))
+            self.branches = branches.read(found, self.path, self.head.branches)
+            parts = self.lanes, self.head, self.log, self.branches, self.description
+            state, last = recover(*parts, durable=durable)
+            if found is None:  # 0.1.0 wrote the stream
+                found = opened.enter_context(closing(BranchLog(self.path / branches.NAME, uuid, mode="w")))
+                sync_directory(self.path)
+            self.branch_log, self._opened_at = found, state.rows
             self.keeper = Keeper(self.path, self.lanes, self.head, self.log, last, durable=durable)
             self.fields = decided(self.description.fields, state.kinds)
             self.ids = {field.name: number for number, field in enumerate(self.fields)}
@@ -113,7 +134,7 @@ class Writer:
             begin = self.lanes.rows_of_ordinals(np.array([ordinal]), state.first, state.rows)
             recorder.step_start = self.lanes.tokens_at(int(begin[0]))
         self._attach(recorder)
-        recorder.is_busy = False
+        recorder.is_busy = not self._is_branched
         return recorder
 
     def _attach(self, recorder: Any) -> None:
@@ -138,23 +159,30 @@ class Writer:
     @property
     def state(self) -> State:
         """What is published."""
-        if self._before_hold is not None:
-            return self._before_hold
+        held = self._held()
+        if held is not None:
+            return held
         recorder = self.recorder
         kinds = bytes(field.kind for field in self.fields)
         return State(recorder.first_row, recorder.n_rows, recorder.n_tokens, kinds)
 
     def view(self) -> View:
         """What is published, to read from."""
-        lanes, recorder, held = self.lanes, self.recorder, self._before_hold
+        lanes, recorder, held = self.lanes, self.recorder, self._held()
         # Each length is read once, and its token from the index: another thread may append in between.
         first, rows = int(recorder.first_row), int(recorder.n_rows) if held is None else held.rows
-        return View(lanes, first, lanes.tokens_at(first), rows, lanes.tokens_at(rows))
+        return View(lanes, first, lanes.tokens_at(first), rows, lanes.tokens_at(rows), self.branches)
 
     @property
     def n_tokens(self) -> int:
         """The position behind the last published token."""
-        return int(self.recorder.n_tokens) if self._before_hold is None else self._before_hold.tokens
+        held = self._held()
+        return int(self.recorder.n_tokens) if held is None else held.tokens
+
+    def _held(self) -> State | None:
+        """What is published while more is held back; None as soon as that is published too."""
+        hold = self._hold
+        return None if hold is None or self.head.published > hold[2].rows else hold[2]
 
     @property
     def first_token(self) -> int:
@@ -173,16 +201,24 @@ class Writer:
     @contextmanager
     def _alone(self) -> Iterator[Any]:
         """The recorder, while no other thread can append."""
+        is_nested = self._thread_lock._is_owned()  # type: ignore[attr-defined]  # counting it would survive no interrupt
         with self._thread_lock:
             trouble = self._end or self.keeper.failure
             if trouble is not None:
                 raise type(trouble)(str(trouble))
-            was_busy, self.recorder.is_busy = self.recorder.is_busy, True
+            if not is_nested:
+                self._end_hold()
+            self.recorder.is_busy = True
             try:
                 yield self.recorder
             finally:
-                # Whoever must not append any more is sent here each time, and told why.
-                self.recorder.is_busy = was_busy or self.keeper.failure is not None or self._end is not None
+                self.recorder.is_busy = is_nested or self._is_slow
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether each append must come by here: to be refused, or because something has to be done before it."""
+        is_over = self._end is not None or self.keeper.failure is not None
+        return is_over or not self._is_branched or self._hold is not None
 
     def append_slowly(self, steps: Any, names: Any, values: Any) -> None:
         """Append what the kernel left to us: find out what is wrong, make room, decide kinds."""
@@ -192,6 +228,8 @@ class Writer:
                 written = draft(self.fields, self.ids, last, steps, names, values)
             self._check_steps(written.steps, written.lengths)
             self._make_room(len(written.steps), len(written.tokens))
+            if len(written.steps):
+                self._begin_branch()
             with self._deciding(written.kinds):
                 recorder.record(written.steps, written.types, written.lengths, written.tokens)
             self._trim()
@@ -215,6 +253,7 @@ class Writer:
             self._check_columns(numbers, columns)
             self._make_room(len(numbers) * len(columns), sum(column.n_tokens for column in columns))
             kinds = {column.type: column.kind for column in columns if not column.is_empty}
+            self._begin_branch()
             with self._deciding(kinds):
                 bad = recorder.record_columns(numbers, [column.parts for column in columns])
                 if bad >= 0:
@@ -227,24 +266,73 @@ class Writer:
         raise SchemaError(f"field {field.name!r}: {field.dtype} cannot hold a value of this column; convert it first")
 
     @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """Several appends that are published together when the block ends well, or not at all."""
+    def all_or_nothing(self) -> Iterator[list[int]]:
+        """Several appends that are published together when the block ends well, or not at all.
+
+        The block is given a list, to which it adds the index rows that no episode goes on across.
+        """
         with self._alone() as recorder:
-            before = {name: getattr(recorder, name) for name in _COUNTERS}
-            fields, self._before_hold = self.fields, self.state
+            counters = {name: getattr(recorder, name) for name in _COUNTERS}
+            self._hold = counters, self.fields, self.state
             recorder.is_held = True
+            breaks: list[int] = []
             try:
-                yield
-            except BaseException:
-                for name, number in before.items():
-                    setattr(recorder, name, number)
-                self._forget(fields)
-                raise
+                yield breaks
+                if recorder.n_rows > counters["n_rows"]:
+                    self._branch(counters["n_rows"], breaks)
+                    recorder.let_out()
+                    self._is_branched = True
             finally:
-                recorder.is_held = False
-                self._before_hold = None
-            recorder.let_out()
+                self._end_hold()
             self._trim()
+
+    def rows_of_steps(self, back: Int64) -> list[int]:
+        """The index rows where steps begin that were just appended, counted from the end: 1 is the last."""
+        recorder = self.recorder
+        rows = self.lanes.rows_of_ordinals(recorder.n_steps - back, recorder.first_row, recorder.n_rows)
+        return [int(row) for row in rows]
+
+    def _end_hold(self) -> None:
+        """Take back what a hold has not published; an interrupt may leave this to the next one who writes."""
+        if self._hold is None:
+            return
+        counters, fields, _ = self._hold
+        if self.head.published < self.recorder.n_rows:
+            for name, number in counters.items():
+                setattr(self.recorder, name, number)
+            self._forget(fields)
+        self.recorder.is_held = False
+        self._hold = None
+
+    # Branches ---------------------------------------------------------------------------------------------------------
+
+    def _branch(self, rows: int, breaks: Iterable[int] = ()) -> None:
+        """Record that what comes behind ``rows`` is this opening's, and where no episode goes on, before it exists."""
+        ends = dict.fromkeys(breaks, True)
+        if self._is_branched and not ends:
+            return
+        if not self._is_branched:
+            is_break = not self._continues_episode and rows == self._opened_at > 0
+            ends[rows] = ends.get(rows, False) or is_break
+        # Whoever calls says when it counts. Until then the next record is one for these rows again, and voids this one.
+        self._is_branched = False
+        if self._is_branch_log_torn:
+            self.branches = branches.read(self.branch_log, self.path, 0)
+        self._is_branch_log_torn = True
+        records = self.branches.after(self.uuid, ends)
+        with self.keeper.final_failures():
+            self.branch_log.append(records, durable=not self.is_temporary)
+        self.branches = branches.read(self.branch_log, self.path, records[-1].seq + 1)
+        self.head.store(BRANCHES, self.branches.n_records)
+        self._is_branch_log_torn = False
+
+    def _begin_branch(self) -> None:
+        """Have this opening's branch on disk before its first append; what is held does that when it is published."""
+        if not self._is_branched and not self.recorder.is_held:
+            self._branch(self.recorder.n_rows)
+            self._is_branched = True
+
+    # Kinds ------------------------------------------------------------------------------------------------------------
 
     def _forget(self, fields: tuple[TokenField, ...]) -> None:
         """Undo what an append that failed has decided."""
@@ -279,8 +367,10 @@ class Writer:
 
     def _make_room(self, n_rows: int, n_tokens: int) -> None:
         recorder = self.recorder
-        if self.lanes.reserve(recorder.n_rows + n_rows, recorder.n_tokens + n_tokens):
+        was_attached, self._is_attached = self._is_attached, False
+        if self.lanes.reserve(recorder.n_rows + n_rows, recorder.n_tokens + n_tokens) or not was_attached:
             self._attach(recorder)
+        self._is_attached = True
 
     def _check_steps(self, steps: Int64, lengths: Int64) -> None:
         """In a bounded stream, no step may be larger than the bound."""
@@ -336,22 +426,34 @@ class Writer:
         with self._alone():
             state = self.state
         with self.keeper.lock:  # nothing is given back while it is looked at
-            return verify(self.lanes, self.log, state, len(self.fields), heal=True)
+            return verify(self.lanes, self.log, self.branch_log, state, len(self.fields), heal=True)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process holds the lock of the stream."""
+        return self._lock.is_held
 
     def close(self) -> None:
-        """Commit and let go, in any case; an error in the commit is raised when all is closed."""
+        """Commit and close, in any case; an error in the commit, or an interrupt, is raised when all is closed."""
         with self._thread_lock:
-            if not self._lock.is_held:
+            if not self.is_open:
                 return
-            self.recorder.is_busy = True  # other threads' appends wait, and are then told
+            self.recorder.is_busy = True  # other threads' appends wait, and are then refused
             try:
-                if self.keeper.failure is None and not self.is_temporary:
+                if self._end is None and self.keeper.failure is None and not self.is_temporary:
+                    self._end_hold()
                     self.keeper.commit(self.state)
-            finally:
-                self._end = ConfigError(f"{self.path}: this stream is closed; open it again")
-                self.recorder.detach()
-                self._close_files()
-                self._lock.release()
+                self._shut()
+            except BaseException:
+                self._shut()  # again, where an interrupt came in the middle of it
+                raise
+
+    def _shut(self) -> None:
+        """Close everything and release the lock; may be called again and again."""
+        self._end = ConfigError(f"{self.path}: this stream is closed; open it again")
+        self.recorder.detach()
+        self._close_files()
+        self._lock.release()
 
     def disown(self) -> None:
         """In a forked child: never write, commit or unlock what is the parent's."""
@@ -360,7 +462,7 @@ class Writer:
         self.recorder.detach()
 
     def _close_files(self) -> None:
-        for part in (self.lanes, self.head, self.log):
+        for part in (self.lanes, self.head, self.log, self.branch_log):
             part.close()
 
 

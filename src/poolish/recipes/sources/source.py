@@ -27,6 +27,7 @@ from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import Schema, arrow
 from poolish.tokens.fields import schema_of
+from poolish.tokens.lanes import TYPE
 from poolish.tokens.starts import View
 from poolish.tokens.steps import read_ordinals
 from poolish.tokens.store import StreamStore
@@ -205,8 +206,9 @@ class StreamSource:
     def fragments(self) -> list[Fragment]:
         """Steps by ranges, counted since the stream began.
 
-        A range is known by its last token too: until the next step begins, the last one may get more fields. And by
-        the fields that are neither scalar nor sequence yet, which may become either for all steps.
+        A range is known by the stream and the branch that wrote it: a copy that went its own way has another one. And
+        by its last token: until the next step begins, the last one may get more fields. And by the fields that are
+        neither scalar nor sequence yet, which may become either for all steps.
         """
         if not self._store.field_to_type:
             return []
@@ -217,9 +219,11 @@ class StreamSource:
         found = []
         for number in range(first // FRAGMENT_ROWS, max(-(-end // FRAGMENT_ROWS), first // FRAGMENT_ROWS + 1)):
             low, high = max(first, number * FRAGMENT_ROWS), min(end, (number + 1) * FRAGMENT_ROWS)
-            last = view.tokens if high == end else view.begin_of(high)
+            rows = view.rows_not_below(TYPE, np.array([low, high]) << 8).tolist()
+            last = view.lanes.tokens_at(rows[1])
             place = {"first": low, "end": high}
-            print_ = ":".join([self._store.uuid, *map(str, (low, high, last)), *undecided])
+            branch = view.identity(*rows)
+            print_ = ":".join([self._store.uuid, branch, *map(str, (low, high, last)), *undecided])
             found.append(Fragment("", number, high - low, print_, place))
         return found
 
