@@ -46,7 +46,7 @@ def load(dataset: Any) -> Loader:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_state_of_one_copy_is_refused_by_the_other(copies, view):
-    """The same ids are other rows there; on its own copy it goes on, also when that was opened and appended to since."""
+    """The same ids are other rows there. On its own copy it goes on, also when others have appended to it since."""
     one, two = copies
     loader = load(VIEWS[view](StreamStore.open(one)))
     next(iter(loader))

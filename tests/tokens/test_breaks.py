@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from poolish import StreamStore
+from poolish import MemmapBuffer, StreamStore
 from poolish.errors import ConfigError, DurabilityLost, ResumeError, SchemaError, StoreFull
 from poolish.tokens import branches, log_file
 from tests.effort import times
@@ -57,7 +58,7 @@ def episodes(store: StreamStore) -> list[list[int]]:
 
 
 def runs(*edges: int) -> list[list[int]]:
-    return [list(range(first, end)) for first, end in zip(edges, edges[1:], strict=False)]
+    return [list(range(first, end)) for first, end in pairwise(edges)]
 
 
 def test_a_killed_recorder_ends_its_episode(tmp_path):
@@ -221,6 +222,38 @@ def test_a_bounded_stream_keeps_the_breaks_of_what_it_keeps(tmp_path):
         record(path, first, first + 10, max_tokens=50)
     with StreamStore(path, max_tokens=50) as store:
         assert episodes(store) == [list(range(75, 80)), *runs(80, 90, 100)]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/runs", "hf://datasets/me/runs", "gs:/bucket/runs"])
+def test_a_url_is_no_directory(tmp_path, monkeypatch, url):
+    """It is refused with what takes URLs, instead of becoming a local directory of that name."""
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: StreamStore(url, fields=FIELDS),
+        lambda: StreamStore(Path(url)),
+        lambda: StreamStore.open(url),
+        lambda: StreamStore.open(url, mode="a"),
+        lambda: MemmapBuffer(url),
+    ):
+        with pytest.raises(ConfigError, match=r"must be a local path; URLs are accepted by .*sources of a recipe"):
+            call()
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    """Bounds, lengths and commits may be NumPy's; nothing of them leaks into a file or a comparison."""
+    with StreamStore(tmp_path / "stream", FIELDS, max_tokens=np.int64(50)) as store:
+        extend(store, 0, 10)
+        seq = np.int32(store.commit())
+    with StreamStore.open(tmp_path / "stream", at=seq) as reader:
+        assert reader.n_steps == 10
+    for at in ("1", 1.0, True):
+        with pytest.raises(ConfigError, match="number of a commit"):
+            StreamStore.open(tmp_path / "stream", at=at)
+    buffer = MemmapBuffer(tmp_path / "lane", length=None, chunk_rows=np.int64(10))
+    buffer.append(np.arange(3))
+    assert buffer.capacity == 10
 
 
 # Faults -----------------------------------------------------------------------------------------------------------

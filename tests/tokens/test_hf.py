@@ -620,6 +620,14 @@ again = StreamStore(fields={"step": Value("int64")})
 again.load_dataset("user/clash", step="number")
 report["clash again"] = told(again)
 
+broken, again = StreamStore(fields=FIELDS), StreamStore(fields=FIELDS)
+flags = train.to_dataset(step="step", extra={"break": [i in (2, 5) for i in range(7)]})
+broken.from_dataset(flags, step="step", breaks="break")
+broken.save_dataset("user/broken")
+again.load_dataset("user/broken")
+report["breaks"] = again._view().breaks().tolist()
+report["no breaks"] = error_of(clash.save_dataset, "user/clash", step="number", breaks="step")
+
 dataset = train.to_dataset()
 report["in processes"] = dataset.map(doubled, num_proc=2)["twice"][:]
 report["file"] = dataset.cache_files[0]["filename"]
@@ -632,6 +640,12 @@ def report(tmp_path_factory) -> dict[str, Any]:
     """What one client met with that saved and loaded streams, and what the hub was asked."""
     with local_hub() as hub:
         return {**hub.told_by(CLIENT, tmp_path_factory.mktemp("home")), "repos": sorted(hub.repos)}
+
+
+def test_breaks_come_back_from_the_hub(report):
+    """``save_dataset`` writes them, ``load_dataset`` reads them, and a name that is a field's is refused."""
+    assert report["breaks"] == [2, 5]
+    assert "breaks='step' is a field" in report["no breaks"][1]
 
 
 def test_a_stream_comes_back_from_the_hub(report):

@@ -165,15 +165,6 @@ def test_killed_while_it_is_made_a_stream_is_whole_or_not_there(tmp_path, half):
         check_and_go_on(path, 1)
         expected = ["branches", "commits", "data", "head", "index", "lock", "store.json", "types"]
         assert sorted(os.listdir(path)) == expected
-            "branches",
-            "commits",
-            "data",
-            "head",
-            "index",
-            "lock",
-            "store.json",
-            "types",
-        ]
 
     points = killed_everywhere(path, lambda: None, lambda: StreamStore(path, FIELDS), look, half=half)
 

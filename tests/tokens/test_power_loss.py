@@ -12,7 +12,8 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ import pytest
 from poolish import StreamStore, kernels
 from poolish.errors import CorruptDataError, DurabilityLost, StoreFull
 from poolish.files import publishing
-from poolish.tokens import commits, directory, lanes, log_file, mapping, memmap_buffer, writer
+from poolish.tokens import branches, commits, directory, lanes, log_file, mapping, memmap_buffer, writer
 from poolish.tokens import head as head_page
 from tests.effort import IS_SOAK, times
 from tests.faults import SYSTEM_CALLS, die, in_child
@@ -54,6 +55,11 @@ class History:
         kept = [recordings.tokens(first, min(end, n_steps), salt) for first, end, salt in self.parts if first < n_steps]
         types, values = zip(*kept, strict=True) if kept else ([[]], [[]])
         return np.concatenate(types), np.concatenate(values)
+
+    def breaks(self, n_steps: int) -> list[int]:
+        """Where another life began, as far as anything of it is left."""
+        pairs = pairwise(self.parts)
+        return [first for (_, _, before), (first, _, salt) in pairs if before != salt and first < n_steps]
 
     def cut(self, n_steps: int) -> History:
         """The same, after a power cut that left so many steps."""
@@ -191,6 +197,7 @@ def recover(path: Path, history: History) -> History | None:
         assert n_steps >= history.told
         assert n_steps in history.possible
         assert_holds(reader, history.expected(n_steps))
+        assert reader._view().breaks().tolist() == history.breaks(n_steps)
     with StreamStore.open(path, mode="a") as store:
         assert store.n_steps == n_steps
         assert_holds(store, history.expected(n_steps))
@@ -264,6 +271,11 @@ MISTAKES = {
     "lanes are not synced": lambda patch: patch.setattr(lanes.Lanes, "sync", lambda _: None),
     "one lane is not synced": lambda patch: patch.setattr(lanes.Lanes, "sync", lambda self: self.data.flush()),
     "lanes are synced after the record": lanes_after_the_record,
+    "the branch is not synced": lambda patch: patch.setattr(
+        branches.BranchLog,
+        "append",
+        lambda self, records, durable: self.write([log_file.line_of(asdict(r)) for r in records], durable=False),
+    ),
     "the log is not synced": lambda patch: patch.setattr(log_file, "sync", lambda *_: None),
     "the directory is not synced before": lambda patch: patch.setattr(directory, "sync_directory", lambda _: None),
     "the directory is not synced after": lambda patch: patch.setattr(publishing, "sync_directory", lambda _: None),
@@ -276,7 +288,7 @@ def test_a_mistake_in_the_order_would_be_seen(tmp_path, monkeypatch, mistake):
     MISTAKES[mistake](monkeypatch)
 
     with pytest.raises((AssertionError, CorruptDataError, FileNotFoundError)):
-        cut_power_often(tmp_path, 3_000, seed=0, n_lives=1)
+        cut_power_often(tmp_path, 3_000, seed=0, n_lives=2 if "branch" in mistake else 1)
 
 
 # The same by hand -------------------------------------------------------------------------------------------------

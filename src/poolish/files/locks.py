@@ -67,24 +67,37 @@ class Lock:
         """Take the lock, or raise ``StoreLocked``."""
         # Short pauses for long: most locks are held for microseconds, and the system adds 50 us to each pause.
         deadline, pause_s = self._clock() + self.timeout_s, 5e-6
-        while (fd := self._take()) is None:
-            if self._clock() >= deadline:
-                raise StoreLocked(_who_holds(self.path), filename=self.path)
-            self._sleep(pause_s)
-            pause_s = min(1.5 * pause_s, 1e-3)
-        self._fd = fd
+        fd = None
+        try:
+            while (fd := self._take()) is None:
+                if self._clock() >= deadline:
+                    raise StoreLocked(_who_holds(self.path), filename=self.path)
+                self._sleep(pause_s)
+                pause_s = min(1.5 * pause_s, 1e-3)
+            self._fd = fd
+        except BaseException:
+            if fd is not None:  # an interrupt came between taking it and noting it
+                self._fd = -1
+                let_go(fd)
+            raise
 
     def release(self) -> None:
         """Give the lock up; nothing happens if it is not held."""
         # Forget the descriptor first: once it is unlocked, another thread may take the lock and note its own here.
-        fd, self._fd = self._fd, -1
-        if is_held(fd):
-            # Unlock before closing: a copy of the descriptor that we do not know of then loses the lock too.
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            if self._keep_open and self._kept < 0:
-                self._kept = fd
-            else:
-                let_go(fd)
+        fd = self._fd
+        try:
+            self._fd = -1
+            if is_held(fd):
+                # Unlock before closing: a copy of the descriptor that we do not know of then loses the lock too.
+                fcntl.flock(fd, fcntl.LOCK_UN)
+                if self._keep_open and self._kept < 0:
+                    self._kept = fd
+                else:
+                    let_go(fd)
+        except BaseException:
+            if is_held(fd) and self._fd < 0 and self._kept != fd:  # interrupted: release() can be called again
+                self._fd = fd
+            raise
 
     def close(self) -> None:
         """Give the lock up, and the file that was kept open."""

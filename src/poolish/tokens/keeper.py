@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from poolish.errors import DurabilityLost
@@ -58,17 +60,23 @@ class Keeper:
         )
 
     def _write(self, record: Commit) -> None:
-        try:
+        with self.final_failures():
             if self._is_durable:
                 self._lanes.sync()
             self._is_log_torn = True  # a full disk may stop us half-way; the next commit looks what came of it
             self._log.append(record)
+        self._last = record  # before the log counts as whole: a second record of this number would be damage
+        self._is_log_torn = False
+        self._head.store(COMMITTED, record.seq)
+
+    @contextmanager
+    def final_failures(self) -> Iterator[None]:
+        """Remember a sync that failed: everything is refused from then on."""
+        try:
+            yield
         except DurabilityLost as error:
             self.failure = DurabilityLost(f"{self._path}: a sync failed before ({error}); open the stream again")
             raise
-        self._is_log_torn = False
-        self._last = record
-        self._head.store(COMMITTED, record.seq)
 
     def trim(self, state: State) -> None:
         """Give back the whole blocks below the first row that is kept."""
