@@ -87,7 +87,7 @@ def test_persist_does_not_excuse_bad_rows():
 
 def test_rows_that_did_not_pass_are_in_no_window():
     """The statistics are those of what goes on to the training."""
-    guard = suite(error="drop").guard(window=4)
+    guard = suite(error="drop").guard({"reward": [0.5] * 4}, window=4)
 
     guard({"reward": [math.nan, 0.5, math.nan, 0.5]})
     assert guard.n_windows == 0

@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from poolish import Field
 from poolish.errors import ConfigError, DataRefused, LimitExceeded
 from poolish.guards import Profile, Suite, register_check
 from poolish.guards.distributions import STATISTICS
+from poolish.guards.entries import OPPOSITES
 from poolish.guards.guard import ask, passed
 from poolish.guards.rules import RULES
 from poolish.guards.verdicts import ACTIONS, SEVERITIES
@@ -259,6 +260,7 @@ def suites(draw) -> Suite:
     suite = Suite(draw(NAMES))
     for _ in range(draw(st.integers(0, 3))):
         names = draw(st.lists(st.sampled_from(RULES), min_size=1, max_size=4, unique=True))
+        assume(not any({low, high} <= set(names) for low, high in OPPOSITES))  # where no value is left between them
         suite.expect(draw(NAMES), severity=draw(SEVERITY), **{name: draw(RULE_VALUES[name]) for name in names})
     if draw(st.booleans()):
         suite.schema({"a": "int64", "b": pa.list_(pa.string())}, closed=draw(st.booleans()))
@@ -268,7 +270,9 @@ def suites(draw) -> Suite:
         suite.expect_check("test.suite", draw(st.lists(NAMES, max_size=2)))
     if draw(st.booleans()):
         suite.stat(draw(NAMES), mean=draw(PAIRS), std=(None, draw(NUMBERS)), severity=draw(SEVERITY))
-        suite.drift(draw(st.none() | st.lists(NAMES, max_size=2)), method=draw(st.sampled_from(["ks", "psi+ks"])))
+        suite.drift(
+            draw(st.none() | st.lists(NAMES, min_size=1, max_size=2)), method=draw(st.sampled_from(["ks", "psi+ks"]))
+        )
         suite.drift(effect_min=draw(st.none() | st.floats(0, 1)), alpha=0.01, min_rows=20)
         suite.outliers(draw(NAMES), threshold=draw(st.none() | st.floats(1, 9)), most=0.1)
     if draw(st.booleans()):

@@ -11,6 +11,8 @@ from poolish.cli.failures import explained
 from poolish.cli.new import new_workspace
 from poolish.cli.prepare import Task, prepare_in
 from poolish.cli.queue import purge, show_status, verify
+from poolish.errors import ConfigError
+from poolish.files import local_path
 
 app = typer.Typer(
     name="poolish",
@@ -25,7 +27,18 @@ app.add_typer(queue_app, name="queue")
 #: What a workspace's own prepare.py runs.
 prepare_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-QueuePath = Annotated[Path, typer.Argument(metavar="PATH", help="data/<dataset>, its queue, or one split of that.")]
+
+def _local(path: Path | None) -> Path | None:
+    """A path on this machine; a URL would become a folder ``s3:``."""
+    try:
+        return None if path is None else local_path(path, "it", instead="the sources of a recipe")
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+QueuePath = Annotated[
+    Path, typer.Argument(callback=_local, metavar="PATH", help="data/<dataset>, its queue, or one split of that.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -48,7 +61,9 @@ def top(
 
 @app.command("new")
 def new(
-    name: Annotated[Path, typer.Argument(metavar="NAME", help="The name, or the path, of the folder to make.")],
+    name: Annotated[
+        Path, typer.Argument(callback=_local, metavar="NAME", help="The name, or the path, of the folder to make.")
+    ],
     toml: Annotated[bool, typer.Option("--toml", help="Write the shared config as TOML instead of Python.")] = False,
 ) -> None:
     """Make a workspace (provider, config, trainer, test) that runs at once."""
@@ -123,23 +138,27 @@ def queue_purge(
 
 @app.command("check")
 def check_path(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A file, a directory of files, a stream or a queue.")],
+    path: Annotated[
+        Path, typer.Argument(callback=_local, metavar="PATH", help="A file, a directory of files, a stream or a queue.")
+    ],
     level: Annotated[
         str,
         typer.Option("--level", metavar="LEVEL", help="file, format, statistics or meaning; each includes the former."),
     ] = "meaning",
     suite: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--suite", metavar="FILE", help="What is expected: a .yaml or .toml file of a Suite."),
+        typer.Option(
+            "--suite", callback=_local, metavar="FILE", help="What is expected: a .yaml or .toml file of a Suite."
+        ),
     ] = None,
     reference: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--reference", metavar="PATH", help="Good data to compare with."),
+        typer.Option("--reference", callback=_local, metavar="PATH", help="Good data to compare with."),
     ] = None,
     json: AsJson = False,
     html: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--html", metavar="FILE", help="Write the report as a page, too."),
+        typer.Option("--html", callback=_local, metavar="FILE", help="Write the report as a page, too."),
     ] = None,
 ) -> None:
     """Check data level by level, stop at the first level that fails; exit code 1 if one does. Nothing is executed."""
@@ -161,10 +180,14 @@ def _schema(is_asked: bool) -> None:
 
 @app.command("bake")
 def bake_recipe(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe: a .yaml, .toml or .json file.")],
+    recipe: Annotated[
+        Path, typer.Argument(callback=_local, metavar="RECIPE", help="A recipe: a .yaml, .toml or .json file.")
+    ],
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--out", "-o", metavar="OUT", help="The directory to make: data, report, lineage, rejects."),
+        typer.Option(
+            "--out", "-o", callback=_local, metavar="OUT", help="The directory to make: data, report, lineage, rejects."
+        ),
     ] = None,
     explain: Annotated[
         bool,
@@ -172,7 +195,12 @@ def bake_recipe(
     ] = False,
     cache: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--cache", metavar="DIR", help="Keep baked fragments here; the next bake goes on from them."),
+        typer.Option(
+            "--cache",
+            callback=_local,
+            metavar="DIR",
+            help="Keep baked fragments here; the next bake goes on from them.",
+        ),
     ] = None,
     on_error: Annotated[
         str, typer.Option("--on-error", metavar="WHAT", help="What a bad row does: raise, skip or quarantine.")

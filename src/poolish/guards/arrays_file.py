@@ -15,14 +15,13 @@ import json
 import os
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError
-from poolish.files import checksum_hex, parse_json, publish
+from poolish.files import checksum_hex, local_path, parse_json, publish
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4"}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -32,6 +31,7 @@ _CHECKSUM, _KIND, _SETTINGS = "checksum", "poolish", "settings"
 _START = b'{"__metadata__": {"checksum": "'
 _DIGITS = slice(8 + len(_START), 8 + len(_START) + 16)
 _ZEROS = b"0" * 16
+_INSTEAD = "fsspec, with which a saved file is copied"
 
 
 def save_arrays(
@@ -54,7 +54,7 @@ def save_arrays(
         parts.append(part.tobytes())
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with publish(path) as file:
+    with publish(local_path(path, f"{kind} file", instead=_INSTEAD)) as file:
         file.write(sealed(b"".join([struct.pack("<Q", len(text)), text, *parts])))
 
 
@@ -68,9 +68,10 @@ def sealed(data: bytes) -> bytes:
 
 def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The settings and arrays of a file of that kind; anything else is a ``CorruptDataError``."""
+    path = local_path(path, f"{kind} file", instead=_INSTEAD)
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise CorruptDataError(f"{os.fspath(path)}: not a regular file; give the path of a file of {kind}")
-    data = Path(path).read_bytes()
+    data = path.read_bytes()
     try:
         return _parsed(data, kind, os.fspath(path))
     except CorruptDataError:

@@ -131,9 +131,14 @@ def is_passing(error: BaseException, retry_on: tuple[ErrorKind, ...]) -> bool:
 
 
 def is_of(error: BaseException, kind: ErrorKind) -> bool:
-    """``isinstance``, for classes and for dotted names of classes."""
+    """``isinstance``, for classes and for dotted names of classes; what ends a program, such as Ctrl-C, is of no kind.
+
+    >>> is_of(KeyboardInterrupt(), "builtins.BaseException")
+    False
+    """
     if isinstance(kind, str):
-        return any(f"{parent.__module__}.{parent.__qualname__}" == kind for parent in type(error).__mro__)
+        names = (f"{parent.__module__}.{parent.__qualname__}" for parent in type(error).__mro__)
+        return isinstance(error, Exception) and kind in names
     return isinstance(error, kind)
 
 

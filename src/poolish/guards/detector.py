@@ -34,7 +34,7 @@ class Detector(ABC):
     def __init__(self, *, contamination: float = 0.01, seed: int = 0) -> None:
         if not 0 < contamination < 0.5:
             raise ConfigError(f"contamination: the share of rows that are outliers, up to 0.5, got {contamination!r}")
-        self.contamination, self.seed = contamination, check_seed(seed)
+        self.contamination, self.seed = float(contamination), check_seed(seed)
         self.threshold = float("nan")  #: a higher score is an outlier
         self.columns: list[str] | None = None  #: of the rows it was fitted on; None for a plain matrix
         self._arrays: Arrays = {}

@@ -226,7 +226,10 @@ def range_of(value: Any, where: str) -> dict[str, Number] | list[Number]:
     if isinstance(value, Mapping):
         if not value or not set(value) <= {"at_least", "at_most"}:
             raise ConfigError(f"{where}: (low, high), or at_least and at_most, got {dict(value)!r}")
-        return {str(side): number(bound, where) for side, bound in value.items()}
+        told = {str(side): number(bound, where) for side, bound in value.items()}
+        if len(told) == 2 and told["at_least"] > told["at_most"]:
+            raise ConfigError(f"{where}: no number is between these bounds, got {dict(value)!r}")
+        return told
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise ConfigError(f"{where}: a range (low, high), where None is no bound, got {value!r}")
     low, high = (None if bound is None else number(bound, where) for bound in value)

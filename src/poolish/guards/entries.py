@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
+
 from poolish.errors import ConfigError
 from poolish.guards.checks import Custom, RowCheck, Unique
 from poolish.guards.custom import check_named
@@ -44,6 +46,19 @@ TOP = ("suite", "version", *KEYS, "closed", "actions")
 VERSION = 1
 
 
+def plain(value: Any) -> Any:
+    """Values of NumPy as Python's own, which files hold, also within lists and tables.
+
+    >>> plain({"between": (np.int64(0), np.float64(0.5)), "shape": np.array([3])})
+    {'between': [0, 0.5], 'shape': [3]}
+    """
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
 def schema_entry(field: Any) -> Entry:
     """What a suite expects of a field of a schema."""
     entry: Entry = {"column": field.name, "nullable": field.nullable}
@@ -63,7 +78,21 @@ def _normal_expect(entry: Entry) -> Entry:
     rules = {name: value for name, value in entry.items() if name not in ("column", "severity")}
     if not rules:
         raise ConfigError(f"column {column!r}: nothing is expected of it; pass rules such as finite=True")
-    return {"column": column, **normal_rules(column, rules), "severity": _severity(entry, "expect")}
+    normal = normal_rules(column, rules)
+    for low, high in OPPOSITES:
+        if low in normal and high in normal and _is_empty(normal[low], normal[high]):
+            raise ConfigError(f"column {column!r}: no value is {low}={normal[low]!r} and {high}={normal[high]!r}")
+    return {"column": column, **normal, "severity": _severity(entry, "expect")}
+
+
+#: Rules that leave nothing between them where the first is the larger one.
+OPPOSITES = [(low, high) for low in ("at_least", "above") for high in ("at_most", "below")]
+OPPOSITES.append(("min_length", "max_length"))
+
+
+def _is_empty(low: Any, high: Any) -> bool:
+    are_alike = isinstance(low, str) == isinstance(high, str)
+    return are_alike and bool(np.datetime64(low) > np.datetime64(high) if isinstance(low, str) else low > high)
 
 
 def _normal_rows(entry: Entry) -> Entry:
@@ -98,6 +127,10 @@ def _normal_drift(entry: Entry) -> Entry:
     words = str(entry.get("method", "psi")).split("+")
     if not 0 < alpha < 1:
         raise ConfigError(f"drift: alpha is the rate of false alarms, between 0 and 1, got {alpha!r}")
+    if entry.get("columns") is not None and not _columns(entry):
+        raise ConfigError("drift: no column is named, so nothing would be compared; leave out columns= for all of them")
+    if effect_min is not None and number(effect_min, "drift: effect_min") < 0:
+        raise ConfigError(f"drift: effect_min is a distance from 0, got {effect_min!r}")
     if type(min_rows) is not int or min_rows < 1:
         raise ConfigError(f"drift: min_rows is a number of rows from 1, got {min_rows!r}")
     return {
@@ -112,6 +145,8 @@ def _normal_drift(entry: Entry) -> Entry:
 
 def _normal_outliers(entry: Entry) -> Entry:
     most, threshold = number(entry.get("most", 0.01), "outliers: most"), entry.get("threshold")
+    if threshold is not None and number(threshold, "outliers: threshold") <= 0:
+        raise ConfigError(f"outliers: threshold is a distance above 0, got {threshold!r}")
     if not 0 <= most < 1:
         raise ConfigError(f"outliers: most is the share that is usual, from 0 to below 1, got {most!r}")
     return {

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from poolish.errors import ConfigError, DataRefused
+from poolish.guards.entries import one_of
 from poolish.guards.leaves import Mask, Rows
 from poolish.guards.stream_guard import StreamGuard
 from poolish.guards.suite import Suite
-from poolish.guards.verdicts import Action, Result, Verdict
+from poolish.guards.verdicts import ACTIONS, Action, Result, Verdict
 from poolish.printable import printable
 
 logger = logging.getLogger("poolish.guards")
@@ -75,7 +76,9 @@ def ask(guard: Guard, rows: Any, owner: object = None, stream: str = "") -> Resu
         raise ConfigError(
             f"a guard's mask has True or False for each of {len(seen)} rows, got {mask.dtype}{mask.shape}"
         )
-    action: Action = getattr(found, "action", "refuse")
+    if is_ok and not mask.all():
+        raise ConfigError(f"a guard said ok and blamed {int((~mask).sum())} rows; its ok is False where its mask is")
+    action: Action = one_of(getattr(found, "action", "refuse"), ACTIONS, "the action of a guard's answer")
     status = "ok" if is_ok else "failed"
     detail = "; ".join(texts)
     name = getattr(guard, "__name__", type(guard).__name__)

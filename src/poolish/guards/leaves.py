@@ -126,6 +126,13 @@ class Leaves:
         return flags if self.n_each == 1 else np.asarray(flags.reshape(-1, self.n_each or 1).any(axis=1))
 
 
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    """The same memory, which a check function looks at and does not write to: it holds the rows themselves."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
 class Column:
     """One column, held as it came: an Arrow array of one chunk, or a NumPy array with a row in each entry."""
 
@@ -205,11 +212,11 @@ class Column:
     def objects(self) -> Any:
         """As a check function gets it: an array of numbers where that is possible, else Python values."""
         if isinstance(self._values, np.ndarray):
-            return self._values
+            return _read_only(self._values)
         shape = dtype_and_shape(self._values.type)[1] if is_tensor(self._values.type) else ()
         leaves = None if self.nulls is not None or _is_list(self._values.type) else self._leaves_or_none()
         if leaves is not None and leaves.offsets is None and isinstance(leaves.values, np.ndarray):
-            return leaves.values.reshape(len(self), *(size or 0 for size in shape))
+            return _read_only(leaves.values.reshape(len(self), *(size or 0 for size in shape)))
         values = np.empty(len(self), object)
         values[:] = [self.value(i) for i in range(len(self))]
         return values

@@ -46,10 +46,10 @@ class AutoencoderOutliers(Detector):
     ) -> None:
         super().__init__(contamination=contamination, seed=seed)
         for name, number in (("hidden", hidden), ("code", code or 1), ("epochs", epochs), ("batch_size", batch_size)):
-            if not isinstance(number, int) or number < 1:
+            if not isinstance(number, (int, np.integer)) or number < 1:
                 raise ConfigError(f"{name}: a whole number from 1, got {number!r}")
-        self.hidden, self.code, self.epochs = hidden, code, epochs
-        self.batch_size, self.learning_rate = batch_size, learning_rate
+        self.hidden, self.code, self.epochs = int(hidden), None if code is None else int(code), int(epochs)
+        self.batch_size, self.learning_rate = int(batch_size), float(learning_rate)
 
     def _arguments(self) -> dict[str, Any]:
         names = ("hidden", "code", "epochs", "batch_size", "learning_rate")

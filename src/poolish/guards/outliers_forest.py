@@ -6,6 +6,7 @@ needs neither scikit-learn nor pickle, and scores as it did on the day it was fi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -33,7 +34,7 @@ class IsolationForestOutliers(Detector):
         super().__init__(contamination=contamination, seed=seed)
         if not 1 <= n_trees <= 10_000 or max_samples < 2:
             raise ConfigError(f"1 to 10,000 trees of at least 2 rows, got n_trees={n_trees}, max_samples={max_samples}")
-        self.n_trees, self.max_samples = n_trees, max_samples
+        self.n_trees, self.max_samples = operator.index(n_trees), operator.index(max_samples)
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "n_trees": self.n_trees, "max_samples": self.max_samples}

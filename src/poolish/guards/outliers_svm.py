@@ -6,6 +6,7 @@ that a saved detector needs neither scikit-learn nor pickle. Columns are standar
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -38,7 +39,7 @@ class OneClassSVMOutliers(Detector):
         super().__init__(contamination=contamination, seed=seed)
         if max_rows < 2 or not 0 < nu <= 1:
             raise ConfigError(f"max_rows: at least 2, nu: above 0 and up to 1; got {max_rows!r}, {nu!r}")
-        self.nu, self.max_rows = nu, max_rows
+        self.nu, self.max_rows = float(nu), operator.index(max_rows)
 
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "nu": self.nu, "max_rows": self.max_rows}

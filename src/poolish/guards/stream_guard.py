@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from poolish.errors import ConfigError, ResumeError
 from poolish.files import checksum_hex
+from poolish.guards.entries import plain
 from poolish.guards.leaves import Rows
 from poolish.guards.profile import Profile
 from poolish.guards.suite import Suite
@@ -51,9 +52,10 @@ class StreamGuard:
     def __init__(self, suite: Suite, reference: Any = None, *, window: int = 1_000) -> None:
         if not isinstance(suite, Suite):
             raise ConfigError(f"a guard for a stream is made by a Suite, got {suite!r}")
+        window = plain(window)
         if type(window) is not int or window < 1:
             raise ConfigError(f"window: a number of rows from 1, got {window!r}")
-        self.suite, self.window = suite.in_use("a StreamGuard"), window
+        self.suite, self.window = suite.in_use("StreamGuard", reference), window
         self.reference = _kept(reference, self.suite.distribution_columns())
         self.n_seen = self.n_bad = self.n_windows = 0
         self.streaks: dict[str, int] = {}

@@ -38,6 +38,7 @@ from poolish.guards.entries import (
     distribution_checks,
     is_within,
     one_of,
+    plain,
     row_checks,
     schema_entry,
     shortened,
@@ -111,8 +112,16 @@ class Suite:
 
     __copy__ = copy
 
-    def in_use(self, user: str) -> Self:
-        """Itself, as ``user`` (a door, a guard, a recipe) keeps it: from now on every change is an error."""
+    def in_use(self, user: str, reference: Any = None) -> Self:
+        """Itself, as ``user`` (a door, a guard, a recipe) keeps it: from now on every change is an error.
+
+        A suite that asks for drift needs the reference; without one that check would always pass.
+        """
+        if self._entries["drift"] and reference is None:
+            raise ConfigError(
+                f"{user}: suite {self.name!r} asks for drift, and there is no reference to measure it from; pass "
+                "suite.guard(reference, window=...), or a suite without drift"
+            )
         self._user = self._user or user
         return self
 
@@ -202,6 +211,7 @@ class Suite:
         for severity, action in given.items():
             if action is not None:
                 self._actions[severity] = one_of(action, ACTIONS, f"on({severity}=)")
+        persist = plain(persist)
         if persist is not None:
             if type(persist) is not int or persist < 1:
                 raise ConfigError(f"persist: a number of windows from 1, got {persist!r}")
@@ -311,7 +321,10 @@ class Suite:
                     suite._add(kind, dict(entry))
                 except ConfigError as error:
                     raise ConfigError(f"{source}: {kind}[{i}]: {error}") from None
-        suite._is_closed = bool(suite._entries["schema"]) and told.get("closed", True) is True
+        closed = told.get("closed", bool(suite._entries["schema"]))
+        if not isinstance(closed, bool) or (closed and not suite._entries["schema"]):
+            raise ConfigError(f"{source}: closed is true or false, of a suite that has a schema, got {closed!r}")
+        suite._is_closed = closed
         actions = told.get("actions", {})
         if not isinstance(actions, Mapping):
             raise ConfigError(f"{source}: actions is a table of severities and actions, got {actions!r}")
@@ -387,7 +400,7 @@ class Suite:
     def _add(self, kind: str, entry: Entry) -> Self:
         self._check_changeable()
         check_keys(entry, KEYS[kind], kind)
-        self._entries[kind].append(NORMALIZED[kind](entry))
+        self._entries[kind].append(NORMALIZED[kind](plain(entry)))
         return self._changed()
 
     def _check_changeable(self) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from poolish.errors import ConfigError
-from poolish.files import publish
+from poolish.files import local_path, publish
 from poolish.files.yaml_toml import dump_toml, dump_yaml, parse_toml, parse_yaml, read_text
 
 to_yaml = dump_yaml
 to_toml = dump_toml
+
+_INSTEAD = "fsspec.open(url), with the text of to_yaml() and from_yaml()"
 
 
 def from_yaml(text: str, source: str = "suite") -> Any:
@@ -26,15 +28,17 @@ def from_toml(text: str, source: str = "suite") -> Any:
 
 def write(path: str | os.PathLike[str], told: dict[str, Any]) -> None:
     """Publish a suite as the ending of the file says."""
-    text = (to_toml if _is_toml(path) else to_yaml)(told)
-    with publish(path) as file:
+    place = local_path(path, "Suite.save", instead=_INSTEAD)
+    text = (to_toml if _is_toml(place) else to_yaml)(told)
+    with publish(place) as file:
         file.write(text.encode())
 
 
 def read(path: str | os.PathLike[str]) -> Any:
     """The values in a file."""
-    parse = from_toml if _is_toml(path) else from_yaml
-    return parse(read_text(path, what="suite"), os.fspath(path))
+    place = local_path(path, "Suite.load", instead=_INSTEAD)
+    parse = from_toml if _is_toml(place) else from_yaml
+    return parse(read_text(place, what="suite"), os.fspath(path))
 
 
 def _is_toml(path: str | os.PathLike[str]) -> bool:

@@ -88,7 +88,10 @@ class ConsumerGuard:
 
 def seen(columns: Columns) -> dict[str, Array]:
     """The arrays of a batch as a guard sees them: numbers that NumPy can calculate with."""
-    return {name: readable(array, dtype) for name, (dtype, array) in columns.items()}
+    found = {name: readable(array, dtype).view() for name, (dtype, array) in columns.items()}
+    for array in found.values():
+        array.flags.writeable = False  # what a guard would write here would be published
+    return found
 
 
 def chosen(arrays: Mapping[str, Any], kept: Mask) -> dict[str, Any]:
