@@ -53,14 +53,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def recipe(folder: Path, **changes: object) -> Path:
-    told = {
+    content = {
         "name": HOSTILE,
         "instructions": [
             {"ingredient": HOSTILE, "source": "x.parquet"},
             {"step": HOSTILE, "use": "filter", "keep": f"`{HOSTILE}` == 'fine'"},
         ],
     }
-    (folder / "recipe.json").write_text(json.dumps(told | changes))
+    (folder / "recipe.json").write_text(json.dumps(content | changes))
     return folder / "recipe.json"
 
 
@@ -137,7 +137,7 @@ def test_live_displays_show_and_do_not_obey():
 
 
 def test_errors_of_the_command_show_and_do_not_obey(capsys: pytest.CaptureFixture[str]):
-    """Whoever made the message; its own lines stay lines."""
+    """Of any error; the lines of a message stay lines."""
     tell("error: first\n  second\x1b[2J\u202e")
 
     assert capsys.readouterr().err == "error: first\n  second\\x1b[2J\\u202e\n"

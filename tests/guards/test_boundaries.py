@@ -160,16 +160,16 @@ def test_a_rule_that_says_nothing_or_refuses_all_is_refused(say: Any, why: str):
 @pytest.mark.parametrize("closed", ["yes", 1, None])
 def test_closed_is_true_or_false(closed: Any):
     """A word that is neither does not open the schema."""
-    told = Suite().schema({"x": "float64"}).to_dict()
+    plain = Suite().schema({"x": "float64"}).to_dict()
 
     with pytest.raises(ConfigError, match="closed is true or false"):
-        Suite.from_dict(told | {"closed": closed})
+        Suite.from_dict(plain | {"closed": closed})
     with pytest.raises(ConfigError, match="has a schema"):
         Suite.from_dict({"suite": "s", "closed": True})
 
 
 def test_drift_without_a_reference_guards_nothing_and_is_refused():
-    """At every door, where nobody reads that it could not be judged; ``check`` says so in its verdict."""
+    """At every door, as a verdict that cannot be given would let all rows pass; ``check`` says so in its verdict."""
     suite = Suite().drift(["x"])
     doors = [
         lambda: DatasetBuffer(guard=suite),

@@ -226,19 +226,19 @@ def range_of(value: Any, where: str) -> dict[str, Number] | list[Number]:
     if isinstance(value, Mapping):
         if not value or not set(value) <= {"at_least", "at_most"}:
             raise ConfigError(f"{where}: (low, high), or at_least and at_most, got {dict(value)!r}")
-        told = {str(side): number(bound, where) for side, bound in value.items()}
-        if len(told) == 2 and told["at_least"] > told["at_most"]:
+        bounds = {str(side): number(bound, where) for side, bound in value.items()}
+        if len(bounds) == 2 and bounds["at_least"] > bounds["at_most"]:
             raise ConfigError(f"{where}: no number is between these bounds, got {dict(value)!r}")
-        return told
+        return bounds
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise ConfigError(f"{where}: a range (low, high), where None is no bound, got {value!r}")
     low, high = (None if bound is None else number(bound, where) for bound in value)
     if low is None or high is None:
         sides = {"at_least": low, "at_most": high}
-        bounds = {side: bound for side, bound in sides.items() if bound is not None}
-        if not bounds:
+        known = {side: bound for side, bound in sides.items() if bound is not None}
+        if not known:
             raise ConfigError(f"{where}: a range without bounds; leave it out")
-        return bounds
+        return known
     if low > high:
         raise ConfigError(f"{where}: the lower bound comes first, got {value!r}")
     return [low, high]
