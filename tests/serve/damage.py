@@ -68,7 +68,15 @@ def filled(path: Path, n_batches: int, **settings: Any) -> Path:
 
 def consumer(path: Path, **options: Any) -> DatasetConsumer:
     """A consumer that does not wait for long."""
-    return DatasetConsumer(path, **{"output": "numpy", "rank": 0, "world_size": 1, "timeout_s": 5, **options})
+    known = {"output": "numpy", "rank": 0, "world_size": 1, "timeout_s": 5}
+    run = {"run": "damage"} if options.get("world_size", 1) > 1 else {}
+    return DatasetConsumer(path, **{**known, **run, **options})
+
+
+def marks_of(split: Path) -> Path:
+    """The folder of the marks of the newest run."""
+    (folder,) = (folder for folder in (split / "marks").iterdir() if folder.is_dir())
+    return folder
 
 
 def take(reading: DatasetConsumer, n_batches: int) -> list[int]:

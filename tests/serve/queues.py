@@ -33,6 +33,8 @@ _open, _close, _flock = os.open, os.close, fcntl.flock
 class Counting(DataProviderBase):
     """Random batches that say by whom they were made, and how many that one had made before; not all of one size."""
 
+    variable_rows = True
+
     def build_meta(self) -> dict[str, Any]:
         fields = [("x", [self.config.block_size]), ("made", [2])]
         return {"batch_schema": [{"name": name, "dtype": "int64", "shape": shape} for name, shape in fields]}
@@ -61,8 +63,8 @@ def provider(path: Path, name: int = 0, **settings: Any) -> Counting:
 
 
 def consumer(path: Path, **options: Any) -> DatasetConsumer:
-    """A consumer of arrays that does not wait for ever."""
-    return DatasetConsumer(path, **{"output": "numpy", "timeout_s": PATIENCE_S, **options})
+    """A consumer of arrays that does not wait for ever; all are of one run, unless a test says otherwise."""
+    return DatasetConsumer(path, **{"output": "numpy", "timeout_s": PATIENCE_S, "run": "tests", **options})
 
 
 def publish(path: Path, n_batches: int, name: int = 0, **settings: Any) -> list[int]:

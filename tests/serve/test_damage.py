@@ -37,6 +37,7 @@ from tests.serve.damage import (
     flip,
     forged,
     header,
+    marks_of,
     names,
     provider,
     replace,
@@ -291,7 +292,8 @@ def test_random_damage_to_notes_heals_or_is_told(tmp_path: Path):
         split = filled(path, 24)
         with consumer(path) as reading:
             take(reading, 20)
-        notes = ["next", "consumed", "run.json", "marks/0-1/0", "providers/w0.json", "lock", "providers/w0.lock"]
+        mark = f"marks/{marks_of(split).name}/0"
+        notes = ["next", "consumed", "run.json", mark, "providers/w0.json", "lock", "providers/w0.lock"]
         name = notes[i % len(notes)]
         (split / name).write_bytes(damaged(rng, (split / name).read_bytes()))
         try:
@@ -436,10 +438,10 @@ def test_a_damaged_mark_counts_from_the_watermark(tmp_path: Path, what: str):
     split = filled(tmp_path, 30)
     with consumer(tmp_path) as reading:
         take(reading, 20)
-        mark = split / "marks" / "0-1" / "0"
-        assert mark.read_bytes() == words(20, 19)
+        mark = marks_of(split) / "0"
+        assert mark.read_bytes() == words(20, 19, 0)
         on_disk = [number for number in range(30) if file_of(split, number).exists()]
-    contents = {"empty": b"", "cut": words(20, 20)[:10], "random": random.Random(1).randbytes(24)}
+    contents = {"empty": b"", "cut": words(20, 20, 0)[:10], "random": random.Random(1).randbytes(24)}
     if what == "removed":
         mark.unlink()
     elif what == "flipped":
@@ -459,7 +461,7 @@ def test_marks_of_other_ranks_that_are_damaged_delete_nothing(tmp_path: Path):
     with consumer(tmp_path, rank=0, world_size=2) as zero, consumer(tmp_path, rank=1, world_size=2) as one:
         assert take(zero, 1) == [0]
         assert take(one, 1) == [1]
-        mark = split / "marks" / "0-2" / "1"
+        mark = marks_of(split) / "1"
         mark.write_bytes(b"")
         take(zero, 19)
         assert file_of(split, 1).exists()
@@ -496,7 +498,7 @@ def test_a_forged_position_ends_in_bounded_time(tmp_path: Path, number: int, pla
     with consumer(tmp_path) as reading:
         take(reading, 2)
     if place == "mark":
-        (split / "marks" / "0-1" / "0").write_bytes(words(number, number))
+        (marks_of(split) / "0").write_bytes(words(number, number, 0))
     elif place == "run":
         (split / "run.json").write_text(json.dumps({"start": number, "world_size": 1}))
     else:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import tempfile
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -120,20 +119,23 @@ def test_the_world_size_changes_between_restarts(path, prefetch):
 @pytest.mark.parametrize("mode", ["on_step", "on_read"])
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("first", [0, 1])
-def test_what_a_dead_run_was_done_with_is_not_taken_for_this_one_s(path, mode, ahead, first):
-    """A rank that ran ahead and was killed begins again with the others, whoever comes first: nothing is gone."""
-    publish(path, 12)
+def test_what_a_dead_run_was_done_with_is_handed_out_no_more(path, mode, ahead, first):
+    """A rank ran ahead and was killed; the next run gets what is left, whichever rank comes first: nothing is gone."""
+    publish(path, 13)
     reader = consumer(path, rank=ahead, world_size=2, acknowledge=mode)
-    for _ in range(4):
-        take(reader)
+    before = [take(reader) for _ in range(4)]
     reader._close(is_clean=False)
+    in_flight = before[3:] if mode == "on_step" else []
 
     ledger = []
     with ExitStack() as stack:
         for rank in (first, 1 - first):
             reader = stack.enter_context(consumer(path, rank=rank, world_size=2, acknowledge=mode, timeout_s=5))
             ledger += [take(reader) for _ in range(4)]
-    check_ledger(sorted(ledger))
+
+    assert [line for line in ledger if line in before] == in_flight
+    left = sorted(line[0] for line in ledger)
+    assert left == [n for n in range(13) if n not in {line[0] for line in before} - {line[0] for line in in_flight}][:8]
 
 
 @pytest.mark.parametrize("mode", ["on_step", "on_read"])
@@ -396,7 +398,7 @@ def test_what_is_no_state_is_refused(path):
 
     with consumer(path) as reader:
         good = reader.state_dict()
-        for state in (None, [], {}, deep, {**good, "splits": deep}, {**good, "version": deep}, {**good, "version": 2}):
+        for state in (None, [], {}, deep, {**good, "splits": deep}, {**good, "version": deep}, {**good, "version": 3}):
             with pytest.raises(ResumeError, match="not the state of a DatasetConsumer"):
                 reader.load_state_dict(state)
         with pytest.raises(ResumeError, match="not the state of a DatasetConsumer"):
@@ -433,23 +435,32 @@ def test_a_rank_is_one_process(path, monkeypatch):
         assert take(third)[0] == 3
 
 
-def test_a_rank_whose_batch_was_acknowledged_by_others_is_told(path, monkeypatch):
-    """It is left over from another run; it does not wait for ever, and does not put anything in the batch's place."""
-    monkeypatch.setattr(split_reader, "_LOST_S", 0.05)
+def test_a_rank_left_over_from_a_larger_world_keeps_a_new_run_from_starting(path, monkeypatch):
+    """Both would train the same batches: the new run is refused and the error names the rank, until that has ended."""
+    monkeypatch.setattr(marks, "_TAKE_OVER_S", 0.02)
     publish(path, 6)
-    with consumer(path, rank=1, world_size=2, timeout_s=2) as late:
+    with ExitStack() as stack:
+        for rank in (1, 3):
+            take(stack.enter_context(consumer(path, rank=rank, world_size=4)))
+        for run in ("tests", "another"):
+            with consumer(path, run=run) as reader, pytest.raises(QueueError, match=r"ranks 1, 3 of run 'tests' "):
+                reader.get_batch()
+    assert check_log(path) == (0, 6)
+    with consumer(path) as reader:
+        assert [take(reader)[0] for _ in range(4)] == [0, 2, 4, 5]
+
+
+def test_a_rank_whose_run_was_replaced_stops(path):
+    """Should its lock be lost all the same, it does not wait for batches of another run."""
+    publish(path, 2)
+    with consumer(path, acknowledge="on_read") as late:
         take(late)
+        late._readers["train"]._marks._lock.release()
         with consumer(path, acknowledge="on_read") as reader:
-            for _ in range(6):
-                take(reader)
-        publish(path, 1)
+            assert take(reader)[0] == 1
 
-        with pytest.raises((QueueError, ResumeError)):
+        with pytest.raises(QueueError, match="another run has begun on this queue, rank 0 is left over"):
             late.get_batch()
-
-    assert check_log(path) == (6, 7)
-    assert [file.name for file in (path / "queue" / "train").glob("*.safetensors")] == ["000000000006.safetensors"]
-    assert os.listdir(path / "queue" / "train" / "dead") == []
 
 
 # Faults of the trainer's own --------------------------------------------------------------------------------------
@@ -541,7 +552,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.providers = {}
         self.ranks = []
         self.done: set[int] = set()
-        self.stored, self.ledger, self.start = None, [], 0
+        self.stored, self.ledger, self.left, self.end = None, [], [], 0
 
     @initialize(
         mode=st.sampled_from(MODES), prefetch=st.sampled_from([0, 0, 2]), world_size=st.sampled_from([1, 2, 3, 5])
@@ -593,17 +604,22 @@ class QueueMachine(RuleBasedStateMachine):
         world_size = len(self.ranks)
         if self.begun is None:
             self.begun = self.find_start()
-        number = self.begun + rank + world_size * self.taken[rank]
-        if number - rank + world_size > len(self.published):
+        number = self.number(rank, self.taken[rank])
+        if self.number(world_size - 1, self.taken[rank]) >= len(self.published):
             return False
         name, counter = self.published[number]
         assert take(self.ranks[rank]) == [number, name, counter, wanted(name, counter)]
         if self.mode == "on_read":
             self.done.add(number)
         elif self.mode == "on_step" and self.taken[rank]:
-            self.done.add(number - world_size)
+            self.done.add(self.number(rank, self.taken[rank] - 1))
         self.taken[rank] += 1
         return True
+
+    def number(self, rank, round_number):
+        """Which batch a rank gets in a round of this run."""
+        i, n_left = rank + len(self.ranks) * round_number, len(self.left)
+        return self.left[i] if i < n_left else self.end + i - n_left
 
     def find_start(self):
         """Where a run begins that all ranks must agree about."""
@@ -611,13 +627,12 @@ class QueueMachine(RuleBasedStateMachine):
             self.ledger = list(self.stored["ledger"]) if self.stored else []
             for rank in self.ranks if self.stored else []:
                 rank.load_state_dict(self.stored["state"])
-            return self.stored["position"] if self.stored else 0
-        with closing(QueueLog.open(self.path / "queue" / "train")) as log:
-            start = marks.acknowledged(log)
-        # Nothing below is lost, and nothing that all ranks were done with comes again.
-        assert set(range(start)) <= self.done
-        assert start >= self.start
-        return start
+            self.left, self.end = [], self.stored["position"] if self.stored else 0
+            return self.end
+        # Nothing is lost, and nothing that a rank was done with comes again.
+        self.end = len(self.published)
+        self.left = [number for number in range(self.end) if number not in self.done]
+        return self.left[0] if self.left else self.end
 
     @precondition(lambda self: self.ranks and self.mode != "on_checkpoint")
     @rule(rank=st.integers(0, 4), n_batches=st.integers(1, 4))
@@ -666,12 +681,9 @@ class QueueMachine(RuleBasedStateMachine):
         """End the run, by a kill or well, and start another one, often with other ranks."""
         size = len(self.ranks)
         if self.begun is not None and self.mode != "on_checkpoint":
-            ends = []
             for rank, n_taken in enumerate(self.taken):
                 n_done = n_taken if self.mode == "on_read" or is_clean else max(0, n_taken - 1)
-                self.done |= {self.begun + rank + size * i for i in range(n_done)}
-                ends.append(self.begun + size * n_done)
-            self.start = min(ends)
+                self.done |= {self.number(rank, i) for i in range(n_done)}
         for rank in order.sample(self.ranks, size):
             rank._close(is_clean=is_clean)
         self.open_ranks(world_size or size)
@@ -693,12 +705,7 @@ class QueueMachine(RuleBasedStateMachine):
         """What was handed out in this run; its acknowledgement is on its way."""
         if self.begun is None:
             return set()
-        size = len(self.ranks)
-        return {
-            self.begun + rank + size * i
-            for rank, n in enumerate(self.taken)
-            for i in range(n - (self.mode == "on_step"))
-        }
+        return {self.number(rank, i) for rank, n in enumerate(self.taken) for i in range(n - (self.mode == "on_step"))}
 
     def teardown(self):
         for rank in self.ranks:

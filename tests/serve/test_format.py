@@ -18,7 +18,7 @@ import pytest
 import xxhash
 
 from poolish.errors import CorruptDataError
-from poolish.serve import DataProviderBase, queue_meta, queue_status, verify_queue
+from poolish.serve import DataProviderBase, marks, queue_meta, queue_status, verify_queue
 from poolish.serve.batch_file import Label, decode, encode
 from tests.serve.damage import consumer
 
@@ -52,7 +52,8 @@ def record(path: Path) -> Path:
     with provider:
         for _ in range(4):
             provider.publish("train")
-    with consumer(path) as reading:
+    with pytest.MonkeyPatch.context() as patch, consumer(path, run="letters") as reading:
+        patch.setattr(marks, "secrets", SimpleNamespace(token_hex=lambda _: NAME))
         reading.get_batch()
     return path / "queue" / "train"
 
@@ -94,13 +95,14 @@ META = {
         "letters": ["a", "é"],
     },
     "limits": {"max_backlog": 64, "max_backlog_bytes": 8589934592, "min_free_bytes": 67108864, "durable": 0},
+    "content": {"seed": 0, "batch_size": 2},
 }
 
 
 def test_description(split: Path):
     """meta.json, to the letter."""
     assert (split / "meta.json").read_text() == sealed(META)
-    assert json.loads((split / "meta.json").read_text())["checksum"] == "fee683c6a2f1b90c"
+    assert json.loads((split / "meta.json").read_text())["checksum"] == "79c50ea73f447c59"
 
 
 def test_batch_file(split: Path):
@@ -137,9 +139,10 @@ def test_next_number(split: Path):
 
 
 def test_mark(split: Path):
-    """Read, done, and their proof."""
-    assert (split / "marks" / "0-1" / "0").read_bytes().hex() == "0100000000000000" * 2 + "a62858e178f9a76c"
-    assert struct.pack("<Q", proof(struct.pack("<2Q", 1, 1))).hex() == "a62858e178f9a76c"
+    """Read, done, whether it has ended, and their proof."""
+    mark = (split / "marks" / f"0-1-{NAME}" / "0").read_bytes()
+    assert mark.hex() == "0100000000000000" * 3 + "50c1fd072ea29250"
+    assert struct.pack("<Q", proof(struct.pack("<3Q", 1, 1, 1))).hex() == "50c1fd072ea29250"
 
 
 def test_watermark(split: Path):
@@ -154,8 +157,9 @@ def test_watermark(split: Path):
 
 def test_run_and_provider(split: Path):
     """Small JSON objects, each with a checksum of itself."""
-    assert (split / "run.json").read_text() == '{"start": 0, "world_size": 1, "checksum": "83edef9509d3c2a7"}\n'
-    assert (split / "run.json").read_text() == sealed({"start": 0, "world_size": 1})
+    run = {"run": "letters", "start": 0, "world_size": 1, "acknowledge": "on_step", "skip": "", "marks": f"0-1-{NAME}"}
+    assert (split / "run.json").read_text() == sealed(run)
+    assert json.loads((split / "run.json").read_text())["checksum"] == "756767d51ac5b4af"
     note = {"counter": 4, "number": 4, "finished": False}
     assert (split / "providers" / "w0.json").read_text() == sealed(note)
     assert json.loads((split / "providers" / "w0.json").read_text())["checksum"] == "98204bc1577770cc"

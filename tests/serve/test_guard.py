@@ -309,7 +309,7 @@ def test_bad_rows_are_dropped_from_a_batch(filled, output):
 def test_one_rank_of_several_leaves_no_batch_out(filled):
     """It would be out of step with the others for ever."""
     with DatasetConsumer(
-        filled, output="numpy", timeout_s=5, guard=suite(error="skip"), rank=0, world_size=2
+        filled, output="numpy", timeout_s=5, guard=suite(error="skip"), rank=0, world_size=2, run="r"
     ) as consumer:
         consumer.get_batch()
         with pytest.raises(DataRefused, match=r"rank 0 of 2: .*out of step"):

@@ -1094,10 +1094,12 @@ def test_strange_files_among_those_to_be_written_over(tmp_path: Path, kind: str)
 
 
 def test_a_batch_that_has_another_name_is_not_written_over(tmp_path: Path):
-    """A backup of hard links (``cp -al``) keeps what it had."""
+    """A backup of hard links (``cp -l *.safetensors``) keeps what it had."""
     split = filled(tmp_path / "set", 10)
     backup = tmp_path / "backup"
-    shutil.copytree(split, backup, copy_function=os.link)
+    backup.mkdir()
+    for file in split.glob("*.safetensors"):
+        os.link(file, backup / file.name)
     before = {name: content for name, content in snapshot(backup).items() if name.endswith("safetensors")}
 
     with provider(tmp_path / "set") as filling, consumer(tmp_path / "set") as reading:
@@ -1107,6 +1109,29 @@ def test_a_batch_that_has_another_name_is_not_written_over(tmp_path: Path):
 
     after = snapshot(backup)
     assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize("name", ["lock", "next", "consumed", "marks/0.lock", "providers/w0.lock"])
+def test_a_file_that_is_rewritten_in_place_has_one_name(tmp_path: Path, name: str):
+    """Writing would change its other name too, perhaps that of a backup (``cp -al``): the error names the file."""
+    split = filled(tmp_path / "set", 6)
+    with consumer(tmp_path / "set", acknowledge="on_read") as reading:
+        take(reading, 1)
+    other = tmp_path / "other"
+    os.link(split / name, other)
+    before = other.read_bytes()
+
+    def use() -> None:
+        with provider(tmp_path / "set") as filling, consumer(tmp_path / "set", acknowledge="on_read") as reading:
+            filling.publish("train")
+            take(reading, 1)
+
+    with pytest.raises(CorruptDataError, match=rf"{name}: has 2 names .* replace it by a copy of its own"):
+        use()
+    assert other.read_bytes() == before
+
+    other.unlink()
+    use()
 
 
 @pytest.mark.parametrize("n_bytes", [1_000, 5 * MIB], ids=["copied", "mapped"])

@@ -23,6 +23,7 @@ from poolish.serve import watching
 from poolish.serve.batch_file import NAMES
 from poolish.serve.split_reader import SplitReader
 from poolish.serve.watching import Watch
+from tests.serve.damage import marks_of
 from tests.serve.queues import consumer, provider, publish
 
 pytestmark = pytest.mark.kernels
@@ -278,7 +279,7 @@ def test_a_rehearsal_notices_that_the_queue_is_gone(tmp_path):
     """It reads the note of the queue, and says so if that is missing."""
     with waiting_for(tmp_path, "int64", [3]) as waiting:
         reader = waiting._reader("train")
-        reader.begin_unless_begun()
+        reader.begin("tests")
         note = Path(reader.log.meta_file)
         kept = note.rename(tmp_path / "kept")
 
@@ -289,9 +290,9 @@ def test_a_rehearsal_notices_that_the_queue_is_gone(tmp_path):
 
 
 def test_a_rank_that_waits_does_not_mind_that_rank_0_starts_anew(tmp_path):
-    """Which removes the marks of the run before; the queue is the same."""
+    """Rank 0 returns to its run; the marks of the others stay, and the queue is the same."""
     publish(tmp_path, 2)
-    options: dict[str, Any] = {"world_size": 2, "acknowledge": "on_read", "timeout_s": 0.05}
+    options: dict[str, Any] = {"world_size": 2, "acknowledge": "on_read", "timeout_s": 0.05, "run": "r"}
     with consumer(tmp_path, rank=1, **options) as waiting:
         with consumer(tmp_path, rank=0, **options) as first:
             first.get_batch()
@@ -301,4 +302,4 @@ def test_a_rank_that_waits_does_not_mind_that_rank_0_starts_anew(tmp_path):
                 with pytest.raises(Starved):
                     each.get_batch()
 
-        assert not any((tmp_path / "queue" / "train" / "marks").glob("0-2"))
+        assert len([*marks_of(tmp_path / "queue" / "train").iterdir()]) == 2

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from poolish.errors import StoreLocked
 from poolish.files.held import is_held, let_go, open_held, try_lock
-from poolish.files.space import explain_full
+from poolish.files.space import check_one_name, explain_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,6 +142,7 @@ def _take(path: Path) -> int | None:
         try:
             is_ours = try_lock(fd)
             if is_ours and _is_still_at(path, fd):
+                check_one_name(os.fstat(fd), path)
                 _sign(fd)
                 return fd
         except BaseException:

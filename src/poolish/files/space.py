@@ -55,7 +55,10 @@ class explain_full:
 
 
 def open_regular(path: Path | str, flags: int) -> int:
-    """Open a file, ``0600`` where it is made, not through links and nothing but a regular one."""
+    """Open a file, ``0600`` where it is made, not through links and nothing but a regular one.
+
+    For writing it must have one name only: another one, perhaps that of a backup, would change with it.
+    """
     try:
         with explain_full(path):
             fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -63,10 +66,25 @@ def open_regular(path: Path | str, flags: int) -> int:
         if error.errno in (codes.EISDIR, codes.ELOOP, codes.ENXIO):
             raise _strange(path) from None
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise _strange(path)
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            check_one_name(status, path)
+    except BaseException:
         os.close(fd)
-        raise _strange(path)
+        raise
     return fd
+
+
+def check_one_name(status: os.stat_result, path: Path | str) -> None:
+    """Raise if a file that is about to be written in place has other names, whose content would change with it."""
+    if status.st_nlink > 1:
+        raise CorruptDataError(
+            f"{path}: has {status.st_nlink} names (hard links), and writing to it would change them all; replace it by "
+            "a copy of its own, or remove the other names"
+        )
 
 
 def _strange(path: Path | str) -> CorruptDataError:

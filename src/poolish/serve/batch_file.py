@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError, LimitExceeded
-from poolish.files import CHECKSUM, checksum_hex, open_regular, parse_json
+from poolish.files import CHECKSUM, check_name, checksum_hex, open_regular, parse_json
 from poolish.schema import numpy_dtype
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _ZEROS = b"0" * 16
 #: A header as ``encode`` writes it for a living batch; any other is read as JSON.
 _USUAL = re.compile(
     rb'\{"__metadata__":\{"checksum":"[0-9a-f]{16}","header":"[0-9a-f]{16}","hash":"xxh3_64","poolish":"1","queue":"([0-9a-z]{1,64})",'
-    rb'"schema":"([0-9a-f]{16})","rows":"([0-9]{1,18})","provider":"([A-Za-z0-9._-]{1,128})",'
+    rb'"schema":"([0-9a-f]{16})","rows":"([0-9]{1,18})","provider":"([A-Za-z0-9_-][A-Za-z0-9._-]{0,127})",'
     rb'"counter":"([0-9]{1,18})"\}(?:,([^ ].*))?\} *',
     re.DOTALL,
 )
@@ -150,11 +150,13 @@ def decode(
         _check(header, view, place)
     label, tensors = _parsed(header, place)
     try:
-        layout, n_bytes = _layout(tensors)
+        layout, n_bytes, rows = _layout(tensors)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt(place, f"its tensors are described wrongly: {error!r}") from None
     if len(header) + n_bytes != view.nbytes:
         raise _corrupt(place, f"its tensors end at {len(header) + n_bytes:,}, the file at {view.nbytes:,}")
+    if rows != (None if label.tombstone else label.rows):
+        raise _corrupt(place, f"its label says {label.rows} rows, its tensors have {rows or 'none'}")
     arrays = {
         name: (dtype, np.ndarray(shape, carrier, data, len(header) + begin))
         for name, dtype, carrier, shape, begin in layout
@@ -260,8 +262,12 @@ def _label(told: Mapping[str, Any]) -> Label:
         raise ValueError(f"version {told['poolish']!r} with {told['hash']!r} is not known here")
     if not all(isinstance(value, str) for value in told.values()):
         raise ValueError("not all of its metadata is text")
-    rows, counter = _count(told["rows"]), _count(told["counter"])
-    return Label(told["queue"], told["schema"], rows, told["provider"], counter, told.get("tombstone", ""))
+    rows, counter, stone = _count(told["rows"]), _count(told["counter"]), told.get("tombstone", "")
+    if stone and rows:
+        raise ValueError(f"a tombstone of {rows} rows")
+    if told["provider"] or not stone:  # a tombstone may not know whose batch it was
+        check_name(told["provider"], "provider")
+    return Label(told["queue"], told["schema"], rows, told["provider"], counter, stone)
 
 
 def _count(digits: object) -> int:
@@ -275,8 +281,9 @@ Layout = tuple[tuple[str, str, np.dtype[Any], tuple[int, ...], int], ...]
 
 
 @lru_cache(maxsize=256)  # most batches of a queue have the same
-def _layout(tensors: bytes) -> tuple[Layout, int]:
-    layout, begin = [], 0
+def _layout(tensors: bytes) -> tuple[Layout, int, int | None]:
+    """Where each tensor lies, where they end, and how many rows all of them have; None where there is no tensor."""
+    layout, begin, rows = [], 0, None
     for name, told in parse_json("{" + tensors.decode("ascii") + "}", "header").items():
         if name == "__metadata__":
             raise ValueError("its metadata stands there twice")
@@ -288,9 +295,11 @@ def _layout(tensors: bytes) -> tuple[Layout, int]:
         end = begin + math.prod(shape) * numpy_dtype(dtype).itemsize
         if offsets != [begin, end] or not all(type(offset) is int for offset in offsets):  # no gaps, no overlaps
             raise ValueError(f"{name!r} has offsets {offsets}")
+        if shape[:1] != (shape[:1] if rows is None else (rows,)) or not shape:
+            raise ValueError(f"{name!r} has shape {shape}, the others have {rows} rows")
         layout.append((name, dtype, numpy_dtype(dtype), shape, begin))
-        begin = end
-    return tuple(layout), begin
+        begin, rows = end, shape[0]
+    return tuple(layout), begin, rows
 
 
 def _corrupt(place: Path | str, why: str) -> CorruptDataError:

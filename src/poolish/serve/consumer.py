@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from poolish.errors import ConfigError, QueueError, ResumeError, Starved
+from poolish.files import check_name, local_path
+from poolish.runs import run_id
 from poolish.schema import readable
+from poolish.serve.dealing import Dealing
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import FILE, QueueMeta, not_found
 from poolish.serve.reading_ahead import ReadingAhead
@@ -37,6 +40,10 @@ class DatasetConsumer:
     ``path`` is the dataset's directory (``data/<dataset>``) or its ``queue``. ``get_batch`` gives ``(X, Y)`` where the
     schema is x and y, else a dict of tensors (``output="numpy"``: arrays), whose memory is yours to change. Rank r of
     ``world_size`` gets every ``world_size``-th batch; both come from RANK and WORLD_SIZE if they are not given.
+
+    All ranks of one training share a ``run`` id, which the state carries through restarts: pass it, or start them with
+    torchrun or after ``torch.distributed`` is initialised. One rank needs none. While ranks of a run read, those of
+    another are refused; a rank that was killed alone rejoins its run where it was, or is refused with the reason.
 
     ``acknowledge`` says when a batch is done, so that a restart does not get it again and its file may go:
 
@@ -73,8 +80,11 @@ class DatasetConsumer:
         timeout_s: float | None = None,
         prefetch: int | None = None,
         guard: Guard | None = None,
+        run: str | None = None,
     ) -> None:
-        self.path = _queue_at(Path(path))
+        self.path = _queue_at(local_path(path, "DatasetConsumer path", instead="the sources of a recipe"))
+        self._given_run = None if run is None else check_name(run, "run")
+        self._run: str | None = None
         self.rank, self.world_size = _rank(rank, world_size)
         self.acknowledge = _one_of(acknowledge, ACKNOWLEDGE, "acknowledge")
         self.on_corrupt = _one_of(on_corrupt, ON_CORRUPT, "on_corrupt")
@@ -120,7 +130,8 @@ class DatasetConsumer:
     def _next(self, split: str) -> Any:
         with self._lock:
             reader = self._reader(split)
-            reader.begin_unless_begun()
+            if not reader.has_begun:
+                reader.begin(self._run_id())
             reader.asked()
             if self._guard is not None:
                 return self._next_guarded(split, reader, self._guard)
@@ -209,22 +220,33 @@ class DatasetConsumer:
     def state_dict(self) -> dict[str, Any]:
         """Where this is, after the batch that was handed out last: small, JSON, the same on every rank in step."""
         with self._lock:
-            told = {
-                split: {"queue": reader.log.meta.queue, "position": reader.position}
-                for split, reader in self._readers.items()
-            }
-            return {"version": 1, "splits": told}
+            told = {split: _told(reader) for split, reader in self._readers.items()}
+            return {"version": 2, "run": self._run, "splits": told}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, on any world size; checked now, before a batch is asked for."""
         with self._lock:
-            positions = {self._reader(split): told["position"] for split, told in self._checked(state).items()}
-            for reader, position in positions.items():
-                reader.check_start(position)
+            positions = {
+                self._reader(split): Dealing.of(told["position"], told["skip"])
+                for split, told in self._checked(state).items()
+            }
+            for reader, dealing in positions.items():
+                reader.check_start(dealing.start)
+            self._run_id(state.get("run"))
             for split in self._ahead:
                 self._ahead[split].forget()
-            for reader, position in positions.items():
-                reader.begin(position)
+            for reader, dealing in positions.items():
+                reader.restore(dealing)
+
+    @property
+    def run(self) -> str | None:
+        """The id of the run that this reads for; None until a batch is asked for or a state is loaded."""
+        return self._run
+
+    def _run_id(self, restored: str | None = None) -> str:
+        if self._run is None or restored is not None:
+            self._run = run_id(self._given_run, restored=restored, world_size=self.world_size, what=repr(self))
+        return self._run
 
     def commit(self, state: Mapping[str, Any] | None = None) -> None:
         """A checkpoint that holds ``state`` (by default the present one) is safely stored: what it covers may go.
@@ -421,17 +443,32 @@ def _torch_bridge() -> Any:
     return torch_bridge
 
 
+def _hex(digits: str) -> str:
+    return bytes.fromhex(digits).hex()
+
+
+def _told(reader: SplitReader) -> dict[str, Any]:
+    position = reader.position
+    told = {"queue": reader.log.meta.queue, "position": position}
+    skip = reader.dealing.skip(position)
+    return {**told, "skip": skip} if skip else told
+
+
 def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     try:
         splits = {
-            split: {"queue": told["queue"], "position": told["position"]} for split, told in state["splits"].items()
+            split: {"queue": told["queue"], "position": told["position"], "skip": _hex(told.get("skip", ""))}
+            for split, told in state["splits"].items()
         }
         are_positions = all(
             isinstance(told["queue"], str) and type(told["position"]) is int and 0 <= told["position"] < MAX_NUMBER
             for told in splits.values()
         )
-        if state["version"] != 1 or not are_positions or not all(isinstance(split, str) for split in splits):
-            raise ValueError("another version, or no positions")
+        if not are_positions or not all(isinstance(split, str) for split in splits):
+            raise ValueError("no positions")
+        run = None if state["version"] == 1 else state["run"]  # those of 0.1.0 belong to no run
+        if state["version"] not in (1, 2) or not isinstance(run, str | None):
+            raise ValueError("another version, or no run")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResumeError(f"not the state of a DatasetConsumer ({error!r}): {reprlib.repr(state)}") from None
     return splits

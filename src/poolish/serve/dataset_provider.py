@@ -76,6 +76,8 @@ class DatasetProvider(DataProviderBase):
         names = {**known, **settings, "splits": tuple(self._datasets)}
         super().__init__(names, path=path, name=f"w{worker}", guard=guard, max_rejected=max_rejected)
 
+    variable_rows = True  # the last batch of an epoch may be shorter
+
     def build_meta(self) -> dict[str, Any]:
         """The schema of the rows; for orders by epoch also how many there are and how they are dealt out."""
         samples = {split: _stacked([0], self._rows(split, [0]), self._columns) for split in self._datasets}
@@ -100,6 +102,14 @@ class DatasetProvider(DataProviderBase):
         """The rows of this worker's next batch, stacked."""
         numbers = self._numbers(split, rng).tolist()
         return _stacked(numbers, self._rows(split, numbers), self._columns or self.schema.names)
+
+    def _content(self, split: str) -> dict[str, Any]:
+        told: dict[str, Any] = {"order": self._order, "batch_size": self.config.batch_size}
+        if self._order != "sequential":
+            told["seed"] = self.config.seed
+        if self._order != "random":
+            told |= {"rows": self._lengths[split], "workers": self._n_workers}
+        return told
 
     def _numbers(self, split: str, rng: np.random.Generator) -> NDArray[np.int64]:
         size = self.config.batch_size

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from poolish.errors import CorruptDataError, QueueError, SchemaError
+from poolish.files import local_path
 from poolish.schema import readable
 from poolish.serve.batch_file import read_file
 from poolish.serve.fitting import Promise
@@ -142,7 +143,7 @@ def purge_queue(path: str | os.PathLike[str]) -> dict[str, int]:
 
 def queue_folders(path: str | os.PathLike[str]) -> list[Path]:
     """Where the queues at a path are, whole or not: a dataset's directory, its queue, or one split of it."""
-    at = Path(path)
+    at = local_path(path, "queue", instead="the sources of a recipe")
     if os.path.lexists(at / FILE):
         return [at]
     for place in (at / "queue", at):

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from poolish.errors import ConfigError, DataRefused, QueueError, StoreFull
-from poolish.files import check_name, explain_full
+from poolish.errors import ConfigError, DataRefused, QueueError, SchemaError, StoreFull
+from poolish.files import check_name, explain_full, local_path
 from poolish.seeds import generator
 from poolish.serve.fitting import Promise
 from poolish.serve.producing import Limits, SplitProducer
@@ -77,7 +77,7 @@ class DataProviderBase:
 
         self.config = config if isinstance(config, SharedConfig) else check_config(config)
         self.name = check_name(name, "provider")
-        self.dataset_path = self.config.dataset_path if path is None else Path(path)
+        self.dataset_path = self.config.dataset_path if path is None else _local(path)
         self._producers: dict[str, SplitProducer] = {}
         self._making: dict[str, int] = {}
         self._waiting = ""
@@ -101,6 +101,9 @@ class DataProviderBase:
     #: What is asked about every batch before it is published.
     guard: Guard | None = None
 
+    #: Whether batches may have other numbers of rows than ``batch_size``.
+    variable_rows: bool = False
+
     #: How much may be rejected: a number of batches, or a share of those made.
     max_rejected: float = 0.5
 
@@ -112,7 +115,7 @@ class DataProviderBase:
         raise ConfigError(f"{type(self).__name__} has no build_meta(); return a dict with 'batch_schema' from it")
 
     def sample_batch(self, split: str, rng: np.random.Generator) -> Mapping[str, Any]:
-        """The next batch: arrays or tensors by name, each with a leading batch dimension over its schema's shape.
+        """The next batch: arrays or tensors by name, each with ``batch_size`` rows of its schema's shape.
 
         Take all randomness from ``rng``, which is this very batch's own, and the batch can be made again.
         """
@@ -158,9 +161,18 @@ class DataProviderBase:
             batch = self.make_batch(split, producer.counter)
             place = f"provider {self.name!r}, split {split!r}, batch {producer.counter}"
             columns, rows = self._promise.columns_of(batch, place)
+            self._check_rows(rows, place)
             if self.guard is None:
                 return producer.publish(columns, rows)
             return producer.publish(*self._admitted(split, columns, rows, place))
+
+    def _check_rows(self, rows: int, place: str) -> None:
+        expected = self.config.batch_size
+        if rows != expected and not self.variable_rows:
+            raise SchemaError(
+                f"{place}, field {self.schema.names[0]!r}: expected {expected} rows (batch_size), got {rows}; return "
+                "batch_size rows from sample_batch, or set variable_rows = True in the class"
+            )
 
     def _admitted(self, split: str, columns: Columns, rows: int, place: str) -> tuple[Columns, int]:
         """What the guard lets pass; the rest is in quarantine, and all of it if this raises ``DataRefused``."""
@@ -289,9 +301,13 @@ class DataProviderBase:
             sweep_purged(queue)
             limits = Limits(self.config.max_backlog, self.config.max_backlog_bytes, self.config.min_free_bytes)
             told = {**vars(limits), "durable": int(self.config.durability == "power")}
-            log = QueueLog.create(queue / split, QueueMeta.of(split, self.meta, told))
+            log = QueueLog.create(queue / split, QueueMeta.of(split, self.meta, told, self._content(split)))
             self._producers[split] = SplitProducer(log, self.name, limits)
         return self._producers[split]
+
+    def _content(self, split: str) -> dict[str, Any]:
+        """What decides which batches come and may not change at a restart, beside what ``build_meta`` says."""
+        return {"seed": self.config.seed, "batch_size": self.config.batch_size}
 
     def _is_finished(self, split: str) -> bool:
         n_batches = self.n_batches(split)
@@ -316,6 +332,10 @@ class DataProviderBase:
                 self._producer(split).log.check_same()
                 self._producer(split).note()
             self._watch.wait(_WAIT_S)
+
+
+def _local(path: str | os.PathLike[str]) -> Path:
+    return local_path(path, "provider path", instead="the sources of a recipe")
 
 
 def _is_in_quarantine(error: DataRefused) -> bool:

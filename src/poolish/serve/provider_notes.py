@@ -3,6 +3,9 @@
 ``providers/<name>.json`` is a hint that saves looking at old batches; what counts is the log itself and its watermark,
 because a provider may be killed between publishing a batch and writing a note. So the next counter is one more than
 the highest in the note, beside the watermark and in the provider's own files that are newer than the note.
+
+There is little room beside the watermark. Where names are never used again (one for each restart), the counters of
+providers that have ended go from there into their notes, which are then more than a hint.
 """
 
 from __future__ import annotations
@@ -11,14 +14,19 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from poolish.errors import ConfigError, CorruptDataError, StoreLocked
 from poolish.files import Lock, check_name, open_regular
 from poolish.serve.batch_file import read_label
-from poolish.serve.queue_log import QueueLog
 from poolish.serve.sealed import read_sealed, write_sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poolish.serve.queue_log import QueueLog
 
 _EVERY_S = 1.0
 
@@ -62,7 +70,10 @@ class ProviderNotes:
                     if label.provider == self._name:
                         counters.append(label.counter + 1)
         # Last, because what was deleted while we looked at the files is counted here.
-        counters.append(self.log.consumed().counters.get(self._name, -1) + 1)
+        consumed = self.log.consumed()
+        counters.append(consumed.counters.get(self._name, -1) + 1)
+        if not max(counters) and consumed.has_moved and self._path.exists():
+            read_sealed(self._path)  # only the note knows: a damaged one is no beginning at 0
         return max(counters)
 
     def write(self, counter: int, number: int, *, finished: bool = False, now: bool = True) -> bool:
@@ -88,6 +99,23 @@ def read_note(path: Path) -> Note:
         return Note()
     is_note = all(type(value) is int and value >= 0 for value in (note.counter, note.number))
     return note if is_note and isinstance(note.finished, bool) else Note()
+
+
+def move_to_notes(folder: Path, counters: Mapping[str, int], *, durable: bool) -> dict[str, int]:
+    """The counters of the living; those of providers that have ended are in their notes from now on."""
+    return {name: counter for name, counter in counters.items() if not _moved(folder, name, counter, durable)}
+
+
+def _moved(folder: Path, name: str, counter: int, durable: bool) -> bool:
+    path = folder / f"{check_name(name, 'provider')}.json"
+    try:
+        with Lock(path.with_suffix(".lock")):  # so that it cannot start while its counter is in neither place
+            note = read_note(path)
+            if note.counter <= counter:
+                write_sealed(path, asdict(replace(note, counter=counter + 1)), durable=durable)
+            return True
+    except StoreLocked:
+        return False
 
 
 def providers(log: QueueLog) -> dict[str, tuple[Note, bool]]:

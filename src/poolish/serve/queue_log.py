@@ -38,8 +38,9 @@ from typing import TYPE_CHECKING, Any
 from poolish.errors import CorruptDataError, QueueError, StaleSchema
 from poolish.files import Lock, Partial, explain_full, sync_directory, write_all
 from poolish.serve.batch_file import COPIED_BYTES, Label, read_label
+from poolish.serve.provider_notes import move_to_notes
 from poolish.serve.queue_meta import FILE, QueueMeta
-from poolish.serve.slots import Slots
+from poolish.serve.slots import SLOT_BYTES, Slots
 from poolish.serve.words import MAX_NUMBER, Words
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 _BATCH = re.compile(r"([0-9]{12,18})\.safetensors")
 LOCK_TIMEOUT_S = 60.0
+_COUNTER_BYTES = 24  # of a provider beside the watermark, and its name
 FOLDERS = ("tmp", "free", "marks", "providers", "dead")
 
 #: How many files wait in free/ at most. ext4 looks at every inode that was deleted in the last minutes before it makes
@@ -57,10 +59,14 @@ _MAX_FREE = 128
 
 @dataclass(frozen=True)
 class Consumed:
-    """Every number below ``watermark`` is done; ``counters`` are the highest that were deleted, by provider."""
+    """Every number below ``watermark`` is done; ``counters`` are the highest that were deleted, by provider.
+
+    ``has_moved``: those of some providers that have ended are in their own notes instead.
+    """
 
     watermark: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
+    has_moved: bool = False
 
 
 class QueueLog:
@@ -108,10 +114,13 @@ class QueueLog:
         if found.fingerprint != meta.fingerprint:
             with closing(cls(path, found)) as old:
                 old._refuse_stale(meta)
+            found.check_content(meta.content, path)
             meta.write(path)
             return cls(path, meta)
-        if found.limits != meta.limits:  # the newest provider's count
-            found = replace(found, limits=meta.limits)
+        found.check_content(meta.content, path)
+        newest = replace(found, limits=meta.limits, content={**found.content, **meta.content})
+        if newest != found:  # the newest provider's limits count
+            found = newest
             found.write(path)
         return cls(path, found)
 
@@ -235,11 +244,24 @@ class QueueLog:
         if told is None:
             return Consumed()
         try:
-            return Consumed(_number(told["watermark"]), {name: _number(k) for name, k in told["counters"].items()})
+            counters = {name: _number(k) for name, k in told["counters"].items()}
+            return Consumed(_number(told["watermark"]), counters, bool(told.get("moved", False)))
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptDataError(
                 f"{self._consumed.path}: no watermark in it ({error!r}); restore it, or purge the queue"
             ) from None
+
+    def has_published(self, position: int) -> bool:
+        """Whether all below a position was published, as far as the log and what was written down know."""
+        return position <= self.next_number() or position <= self._count_next()
+
+    def check_done(self, position: int) -> None:
+        """Raise if a mark says of batches that they are done which never were."""
+        if not self.has_published(position):
+            raise CorruptDataError(
+                f"{self.path}: a mark says that all below {position:,} is done, but the log ends at "
+                f"{self._count_next():,}; remove {self.path / 'marks'} and resume from a checkpoint"
+            )
 
     def raise_watermark(self, watermark: int, labels: Mapping[int, Label] | None = None) -> range:
         """Everything below ``watermark`` is done; never lowered. The numbers that became done, to be deleted now.
@@ -251,18 +273,18 @@ class QueueLog:
             before = self._as_consumed(newest)
             if watermark <= before.watermark:
                 return range(0)
-            if watermark > self.next_number() and watermark > self._count_next():
-                raise CorruptDataError(
-                    f"{self.path}: a mark says that all below {watermark:,} is done, but the log ends at "
-                    f"{self._count_next():,}; remove {self.path / 'marks'} and resume from a checkpoint"
-                )
+            self.check_done(watermark)
             counters = dict(before.counters)
             for number in range(before.watermark, watermark):
                 label = (labels or {}).get(number) or self.label(number)
                 if label is not None and label.provider:
                     counters[label.provider] = max(label.counter, counters.get(label.provider, 0))
             self._next.write(max(self.next_number(), watermark))
-            told = {"watermark": watermark, "counters": counters}
+            told: dict[str, Any] = {"watermark": watermark, "counters": counters}
+            if sum(map(len, counters)) + _COUNTER_BYTES * len(counters) > SLOT_BYTES // 2:
+                told["counters"] = move_to_notes(self.path / "providers", counters, durable=self.meta.is_durable)
+            if before.has_moved or len(told["counters"]) < len(counters):
+                told["moved"] = True
             self._consumed.write(told, after=newest, durable=self.meta.is_durable)
         return range(before.watermark, watermark)
 

@@ -2,10 +2,11 @@
 
     {"format": "poolish.queue", "version": 1, "queue": random id, "split": ..., "fingerprint": ...,
      "schema": fingerprint of the batch_schema, "batch_schema": [...], "meta": what build_meta() said, "limits": {...},
-     "checksum": of all that}
+     "content": what else decides which batches come, "checksum": of all that}
 
 The fingerprint covers the schema and the rest of the meta data: a new vocabulary makes batches just as stale as a
-new shape does.
+new shape does. The content (seed, batch size, how rows are dealt out) is what a provider must not change at a restart:
+half an epoch in one order and half in another is no epoch. Queues of 0.1.0 have none, and gain it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from poolish.errors import CorruptDataError, QueueNotFound, SchemaError
+from poolish.errors import ConfigError, CorruptDataError, QueueNotFound, SchemaError
 from poolish.files import checksum_hex
 from poolish.schema import Schema
 from poolish.serve.batch_file import NAMES
@@ -41,12 +42,20 @@ class QueueMeta:
     schema: Schema
     meta: dict[str, Any]
     limits: dict[str, int] = field(default_factory=dict)
+    content: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, split: str, meta: Mapping[str, Any], limits: Mapping[str, int] | None = None) -> QueueMeta:
+    def of(
+        cls,
+        split: str,
+        meta: Mapping[str, Any],
+        limits: Mapping[str, int] | None = None,
+        content: Mapping[str, Any] | None = None,
+    ) -> QueueMeta:
         """A new queue for what ``build_meta()`` said; ``limits`` are those that consumers should know of."""
         schema = batch_schema_of(meta)
-        return cls(secrets.token_hex(8), split, fingerprint(schema, meta), schema, dict(meta), dict(limits or {}))
+        told = (dict(meta), dict(limits or {}), dict(content or {}))
+        return cls(secrets.token_hex(8), split, fingerprint(schema, meta), schema, *told)
 
     @property
     def is_durable(self) -> bool:
@@ -65,8 +74,20 @@ class QueueMeta:
             "batch_schema": self.schema.to_batch_schema(),
             "meta": self.meta,
             "limits": self.limits,
+            "content": self.content,
         }
         write_sealed(directory / FILE, value, durable=self.is_durable)
+
+    def check_content(self, content: Mapping[str, Any], directory: Path) -> None:
+        """Raise if a provider would fill the queue with something else than those before it."""
+        for name, value in content.items():
+            before = self.content.get(name, value)
+            if before != value:
+                raise ConfigError(
+                    f"{directory}: this queue was filled with {name}={before!r}, this provider has {name}={value!r}, "
+                    "which would repeat some rows of an epoch and leave others out; use the value from before, or "
+                    f"discard the queue: poolish queue purge {directory}"
+                )
 
     @classmethod
     def read(cls, directory: Path) -> QueueMeta:
@@ -97,7 +118,8 @@ class QueueMeta:
             raise CorruptDataError(f"{path}: its fingerprint does not fit its content; restore it, or purge the queue")
         if not isinstance(told["queue"], str) or not all(type(limit) is int for limit in limits.values()):
             raise TypeError("the queue's id is text, its limits are numbers")
-        return cls(told["queue"], told["split"], told["fingerprint"], schema, meta, limits)
+        content = dict(told.get("content", {}))
+        return cls(told["queue"], told["split"], told["fingerprint"], schema, meta, limits, content)
 
 
 def batch_schema_of(meta: Mapping[str, Any]) -> Schema:

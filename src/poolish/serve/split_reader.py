@@ -25,8 +25,9 @@ import numpy as np
 from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, StaleSchema, Starved, StoreFull
 from poolish.schema import numpy_dtype
 from poolish.serve.batch_file import Allocate, Array, Label, as_bytes, decode, encode, read_file
+from poolish.serve.dealing import Dealing
 from poolish.serve.fitting import Promise
-from poolish.serve.marks import RunMarks, acknowledged
+from poolish.serve.marks import RunMarks, rest
 from poolish.serve.provider_notes import providers
 from poolish.serve.queue_log import QueueLog, make_folders, missing_told
 from poolish.serve.queue_meta import QueueMeta
@@ -86,11 +87,12 @@ class SplitReader:
         self._later = later  # does something in the background
         self._promise = Promise(log.meta.schema)
         self._smallest = _smallest_batch(log.meta)
-        self._marks = RunMarks(log, rank, world_size)
+        self._marks = RunMarks(log, rank, world_size, acknowledge)
         with missing_told(log):
             make_folders(log.path)
-        self._marks.claim()
         self._position: int | None = None
+        self._restored: Dealing | None = None
+        self._dealing = self._marks.dealing
         self._done = 0
         self._labels: dict[int, Label] = {}
         self._pending_bytes = 0
@@ -102,46 +104,60 @@ class SplitReader:
     # -- where we are
 
     @property
+    def has_begun(self) -> bool:
+        """Whether this rank reads, which is when its number is taken for others to see."""
+        return self._position is not None
+
+    @property
     def position(self) -> int:
         """The group's position."""
-        return acknowledged(self.log) if self._position is None else self._position
+        return self.dealing.start if self._position is None else self._position
 
-    def begin_unless_begun(self) -> None:
-        """Start where nobody is done, unless a state said where."""
-        if self._position is None:
-            self.begin(None)
+    @property
+    def dealing(self) -> Dealing:
+        """Which numbers are handed out; before this rank has begun, what they would be."""
+        return self._marks.dealing if self._position is not None else self._restored or rest(self.log)
 
-    def begin(self, position: int | None) -> None:
-        """Start a run at a position; without one, at the first batch that nobody is done with."""
-        done = acknowledged(self.log)
-        start = done if position is None else position
-        self.check_start(start)
+    def restore(self, restored: Dealing) -> None:
+        """Begin where a state says, when the next batch is asked for; until then this is no rank of the old run."""
+        self._marks.leave()
+        self._position, self._restored = None, restored
+
+    def begin(self, run: str) -> None:
+        """Read as a rank of a run: where a state says, else what no rank is done with."""
+        if self._restored is not None:
+            self.check_start(self._restored.start)
         try:
-            self._marks.begin(start)
+            start = self._marks.enter(run, self._restored)
         except StoreFull:  # make room with what only waits to be written over
             self.log.drop_free()
-            self._marks.begin(start)
+            start = self._marks.enter(run, self._restored)
         self._position, self._done, self._labels, self._pending_bytes = start, start, {}, 0
-        self.last_number = None
+        self._dealing, self.last_number = self._marks.dealing, None
         if self.rank == 0:
-            if position is None:
-                self.log.raise_watermark(done)
+            if self._restored is None:
+                self.log.raise_watermark(self._dealing.start)
             self.log.delete_done()
 
     def check_start(self, start: int) -> None:
-        """Raise if some of what follows ``start`` is gone."""
+        """Raise if some of what follows ``start`` is gone, or never was here."""
         watermark = self.log.consumed().watermark
         if start < watermark:
             raise ResumeError(
                 f"{self.log.path}: the state is at batch {start}, but {start} to {watermark - 1} are acknowledged and "
                 'deleted; resume from a newer checkpoint, and use acknowledge="on_checkpoint" to keep what is not saved'
             )
+        if not self.log.has_published(start):
+            raise ResumeError(
+                f"{self.log.path}: the state is at batch {start}, but this queue ends at {self.log.next_number()}: it "
+                "is an older copy of the one that the state was taken from; restore that, or start without the state"
+            )
 
     # -- taking
 
     def number(self, ahead: int = 0) -> int:
         """The number of this rank's next batch, or of the one so many after it."""
-        return self.position + self.rank + ahead * self.world_size
+        return self._dealing.number(self.position, self.rank + ahead * self.world_size)
 
     def asked(self) -> None:
         """The next batch is asked for: the step on the last one is over."""
@@ -150,7 +166,7 @@ class SplitReader:
 
     def handed_out(self, batch: Batch) -> None:
         """The arrays of a batch go to the trainer."""
-        position = self.position + self.world_size
+        position = self._dealing.number(self.position, self.world_size)
         if batch.kept is not None:
             self._last = batch.kept
         if self.rank == 0:
@@ -266,7 +282,11 @@ class SplitReader:
         All or none: at the end of a queue a rank that got one batch more than the others would wait for them for ever.
         The log has no gaps, so the last of a round stands for all.
         """
-        return os.path.lexists(self.log.file_of(number - self.rank + self.world_size - 1))
+        return os.path.lexists(self.log.file_of(self._end_of_round(number)))
+
+    def _end_of_round(self, number: int) -> int:
+        """The last number of a round, which is the last rank's."""
+        return self._dealing.number(number, self.world_size - 1 - self.rank)
 
     def wait(
         self,
@@ -336,6 +356,7 @@ class SplitReader:
     def _look_around(self, number: int, waited_s: float) -> None:
         """Raise if the file will never come."""
         self.log.check_same()
+        self._marks.check_newest()
         self._check_commit(waited_s)
         watermark = self.log.consumed().watermark
         if number < watermark:
@@ -346,9 +367,8 @@ class SplitReader:
         if waited_s > _LOST_S and number < self.log.next_number() and not os.path.lexists(self.log.path_of(number)):
             bury(self.log, number, LOST)
         known = providers(self.log)
-        round_end = number - self.rank + self.world_size
         is_finished = known and all(note.finished and not is_alive for note, is_alive in known.values())
-        if is_finished and round_end > self.log.next_number():
+        if is_finished and self._end_of_round(number) >= self.log.next_number():
             raise EndOfQueue
 
     def _check_commit(self, waited_s: float) -> None:
@@ -390,11 +410,12 @@ class SplitReader:
         if self._position is not None:
             self.asked()
             self.let_go()
+            self._marks.write(self._position, self._done, has_ended=True)
 
     def close(self) -> None:
         """Stop being this rank."""
         try:
-            self._marks.close()
+            self._marks.leave()
         finally:
             self.log.close()
 
