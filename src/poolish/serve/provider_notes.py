@@ -72,9 +72,21 @@ class ProviderNotes:
         # Last, because what was deleted while we looked at the files is counted here.
         consumed = self.log.consumed()
         counters.append(consumed.counters.get(self._name, -1) + 1)
-        if not max(counters) and consumed.has_moved and self._path.exists():
-            read_sealed(self._path)  # only the note knows: a damaged one is no beginning at 0
+        if not max(counters) and consumed.has_moved:
+            self._check_whole()
         return max(counters)
+
+    def _check_whole(self) -> None:
+        """Raise if the note is damaged where it alone may know the counter: all would be published again."""
+        try:
+            read_sealed(self._path)
+        except FileNotFoundError:
+            pass  # a name that was not here before
+        except CorruptDataError as error:
+            raise CorruptDataError(
+                f"{self._path}: damaged, and nothing else knows how many batches {self._name!r} has made; restore it, "
+                "or start the provider under another name"
+            ) from error
 
     def write(self, counter: int, number: int, *, finished: bool = False, now: bool = True) -> bool:
         """Note it down; unless it must be ``now``, not more often than once a second. Whether it was."""
