@@ -54,10 +54,10 @@ class explain_full:
         raise StoreFull(message, errno=error.errno, filename=path) from error
 
 
-def open_regular(path: Path | str, flags: int) -> int:
+def open_regular(path: Path | str, flags: int, *, one_name: bool = False) -> int:
     """Open a file, ``0600`` where it is made, not through links and nothing but a regular one.
 
-    For writing it must have one name only: another one, perhaps that of a backup, would change with it.
+    ``one_name`` is for files that are rewritten in place: another name of it, perhaps a backup's, would change too.
     """
     try:
         with explain_full(path):
@@ -70,7 +70,7 @@ def open_regular(path: Path | str, flags: int) -> int:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise _strange(path)
-        if flags & os.O_ACCMODE != os.O_RDONLY:
+        if one_name:
             check_one_name(status, path)
     except BaseException:
         os.close(fd)

@@ -64,7 +64,7 @@ class Slots:
             raise LimitExceeded(
                 f"{self.path}: {len(text):,} bytes of notes, the limit is {SLOT_BYTES:,}; purge the queue"
             )
-        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
+        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT, one_name=True)
         try:
             write_at(fd, _HEAD.pack(len(text), checksum(text)) + text, (turn % 2) * SLOT_BYTES)
             if durable:
@@ -74,7 +74,7 @@ class Slots:
 
     def reserve(self) -> None:
         """Take the space now, so that a full disk does not keep a consumer from deleting."""
-        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
+        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT, one_name=True)
         try:
             grow(fd, 2 * SLOT_BYTES)
         finally:

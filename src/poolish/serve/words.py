@@ -41,7 +41,8 @@ class Words:
         """Replace the numbers: in one system call, unless the disk takes them in parts."""
         if not self._is_writable:
             self.close()
-            self._fd, self._is_writable = open_regular(self.path, os.O_RDWR | os.O_CREAT), True
+            self._fd = open_regular(self.path, os.O_RDWR | os.O_CREAT, one_name=True)
+            self._is_writable = True
         packed = self._layout.pack(*numbers)
         write_at(self._fd, packed + checksum(packed).to_bytes(8, "little"), 0)
 
