@@ -9,6 +9,9 @@ disk stores the id and refuses a different one. The id comes from the first of:
     TORCHELASTIC_RUN_ID     what torchrun calls it, through all its restarts (``none`` is torchrun's word for no id)
     the process group       a new id, agreed on by all ranks through the group's store, without a collective
     nothing of these        a new id where there is one rank; several must pass ``run=``
+
+An object that is copied into worker processes creates its new id once, before it is copied, and passes it as
+``created``: where there is one rank, the copies share it without asking a group.
 """
 
 from __future__ import annotations
@@ -25,7 +28,14 @@ _KEY = "poolish/run"
 _MAX_LENGTH = 128
 
 
-def run_id(run: str | None, *, restored: str | None = None, world_size: int = 1, what: str = "this run") -> str:
+def run_id(
+    run: str | None,
+    *,
+    restored: str | None = None,
+    created: str | None = None,
+    world_size: int = 1,
+    what: str = "this run",
+) -> str:
     """The id of this process's run; ``restored`` is the one in a loaded state, ``what`` names the object in errors.
 
     >>> run_id("ppo-7"), run_id(None, restored="ppo-7")
@@ -46,6 +56,8 @@ def run_id(run: str | None, *, restored: str | None = None, world_size: int = 1,
                 f"{run!r} without the state"
             )
         return restored
+    if created is not None and world_size == 1:
+        return run or _of_torchrun() or created
     found = run or _of_torchrun() or _of_group()
     if found is None and world_size > 1:
         raise ConfigError(
@@ -69,6 +81,9 @@ def _of_group() -> str | None:
     """The id that all ranks of the process group agree on: the first to ask proposes one, the others take it."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    if torch.utils.data.get_worker_info() is not None:
+        # A forked worker of a DataLoader holds its parent's connection to the store; two users would garble it.
         return None
     store = torch.distributed.distributed_c10d._get_default_store()
     agreed: bytes = store.compare_set(_KEY, "", new_run_id())

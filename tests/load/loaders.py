@@ -103,8 +103,9 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 
 def load(dataset: Any, batch_size: int = 2, **options: Any) -> Loader:
-    """A loader of arrays."""
-    return Loader(dataset, batch_size, **{"output": "numpy", **options})
+    """A loader of arrays; all that are given a journal are of one run, unless a test names another."""
+    run = {"run": "test"} if options.get("journal") is not None else {}
+    return Loader(dataset, batch_size, **{"output": "numpy", **run, **options})
 
 
 def ranks(world_size: int, dataset: Any, batch_size: int = 2, *, state: Any = None, **options: Any) -> list[Loader]:

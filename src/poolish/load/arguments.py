@@ -7,8 +7,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from poolish.errors import ConfigError
+from poolish.files import check_name, local_path
 from poolish.load.dataset import check_map_style
+from poolish.load.dataset_state import has_state
 from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, fixed_by
 from poolish.load.ledger import Keeps
 from poolish.tokens.store import StreamStore
@@ -24,6 +28,10 @@ def check_dataset(dataset: Any) -> Any:
         return dataset
     if isinstance(dataset, Mapping):
         raise ConfigError("dataset is a dict, which has keys and no row numbers; append its columns to a DatasetBuffer")
+    if isinstance(dataset, (pa.Table, pa.RecordBatch)):
+        raise ConfigError(
+            "dataset is an Arrow table, whose index gives columns, not rows; append it to a DatasetBuffer"
+        )
     return check_map_style(dataset)
 
 
@@ -71,6 +79,11 @@ def check_faults(faults: Any) -> Any:
     return faults
 
 
+def check_run(run: Any) -> str | None:
+    """The name of a training run, or None."""
+    return None if run is None else str(check_name(run, "run"))
+
+
 # Several together -----------------------------------------------------------------------------------------------
 
 
@@ -85,6 +98,18 @@ def check_batches(batches: Any, *, follow: bool, batch_size: int, shuffle: bool,
     if not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__"):
         raise ConfigError(f"batches: {type(batches).__name__} has no length or no index; make it a list of lists")
     return batches
+
+
+def check_dataset_state(dataset: Any, num_workers: int) -> bool:
+    """Whether the dataset has a state of its own; threads that read ahead would be ahead of it."""
+    if not has_state(dataset):
+        return False
+    if num_workers:
+        raise ConfigError(
+            f"num_workers={num_workers} on {type(dataset).__name__}, which has a state_dict: threads read ahead, so "
+            "its state would be that of rows not delivered yet; use num_workers=0, or torch's DataLoader around it"
+        )
+    return True
 
 
 def check_follow(follow: bool, dataset: Any, rows: Frozen) -> None:
@@ -127,6 +152,12 @@ def check_journal(
         if not isinstance(journal, (str, os.PathLike)) and not hasattr(journal, "settle"):
             raise ConfigError(f"journal={journal!r}: pass a directory that all ranks can reach")
         kept: str | os.PathLike[str] | Keeps = journal
+        if not hasattr(journal, "settle"):
+            kept = local_path(
+                journal,
+                "journal",
+                instead="the sources of a recipe and save_dataset(), a journal is a directory that all ranks mount",
+            )
         return kept
     if world_size > 1 and (changes == SHARED or (follow and _rank_from_environment()[1] > 1)):
         raise ConfigError(

@@ -199,7 +199,8 @@ class FilteredDataset(Locked, View):
                 return FilteredRows(self, rows, self._current(version).verdicts)
         index = self._scanned(None)
         below = freeze(self._dataset)
-        kept = np.array(index.kept, np.int64)
+        # A copy in one call: an array that is exported, as to NumPy, cannot grow under a scan in another thread.
+        kept = np.frombuffer(index.kept.tobytes(), np.int64)
         return _Grown(below, len(kept), lambda numbers: kept[numbers])
 
     # -- keeping the index

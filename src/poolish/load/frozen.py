@@ -254,13 +254,24 @@ class StepRows:
         return self._store.has_branch(told)
 
     def fetch(self, ids: Int64) -> list[Any]:
-        """Steps as dicts that all have the same fields."""
-        names = self._store.field_to_type
-        return [{name: step.get(name) for name in names} for step in self._store.steps_at(ids)]
+        """Steps as dicts that all have the same fields; numbers are NumPy's, of the dtype that the field declares."""
+        names, dtypes = self._store.field_to_type, _scalar_dtypes(self._store)
+        found = self._store.steps_at(ids)
+        for step in found:
+            for name, dtype in dtypes:
+                if isinstance(step.get(name), (int, float)):
+                    step[name] = dtype(step[name])
+        return [{name: step.get(name) for name in names} for step in found]
 
     def table(self, ids: Int64) -> None:
         """Only samples."""
         return
+
+
+def _scalar_dtypes(store: StreamStore) -> list[tuple[str, type[np.generic]]]:
+    """Fields of single numbers that Python's int and float would widen, each with its dtype."""
+    declared = [(name, feature.dtype) for name, feature in store.features.items() if type(feature).__name__ == "Value"]
+    return [(name, np.dtype(dtype).type) for name, dtype in declared if dtype not in ("int64", "float64", "bool")]
 
 
 def fixed_by(rows: Frozen) -> list[int] | None:

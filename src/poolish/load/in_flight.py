@@ -5,37 +5,52 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import numpy as np
+
 from poolish.errors import ConfigError
-from poolish.load.walk import Place
+from poolish.load.batch import Batch, BatchTuple
+from poolish.load.frozen import Int64
+from poolish.load.progress import Progress
 
 
 class InFlight:
-    """Batches in the order in which they were handed out; true while there are any."""
+    """Batches in the order in which they were handed out.
+
+    A batch is tracked just before it is handed out. An interrupt in between leaves it here, and its step tells: it is
+    not before ``step``, the next one that the loader hands out, which every method is given.
+    """
 
     def __init__(self) -> None:
         self._flights: deque[_Flight] = deque()
 
-    def __len__(self) -> int:
-        return len(self._flights)
-
-    def take_off(self, batch: Any, step: int, after: Place) -> None:
-        """A batch is about to be handed out; ``after`` is the place behind it."""
-        while self._flights and self._flights[-1].step >= step:  # it was not handed out then
+    def track(self, batch: Any, ids: Int64, step: int, before: Progress) -> None:
+        """A batch is about to be handed out; ``before`` is how far the loader is without it."""
+        while self._flights and self._flights[-1].step >= step:  # it was not handed out
             self._flights.pop()
-        self._flights.append(_Flight(batch, step, after))
+        self._flights.append(_Flight(batch, ids, step, before))
 
-    def land(self, batch: Any) -> Place | None:
-        """A batch is trained. The place up to which all are now, if that has moved."""
-        for flight in self._flights:
-            if flight.batch is batch or flight.step == getattr(batch, "step", None):
-                flight.is_trained = True
-                break
-        else:
-            raise ConfigError("mark_trained: this batch was not yielded by this loader, or is marked already")
-        reached = None
+    def oldest(self, step: int) -> Progress | None:
+        """How far the loader was before the oldest batch in flight; None if there is none."""
+        return self._flights[0].before if self._flights and self._flights[0].step < step else None
+
+    def acknowledge(self, batch: Any, step: int) -> None:
+        """A batch is trained; the oldest that is not yet, where ``batch`` is None."""
+        self._found(batch, step).is_trained = True
         while self._flights and self._flights[0].is_trained:
-            reached = self._flights.popleft().after
-        return reached
+            self._flights.popleft()
+
+    def _found(self, batch: Any, step: int) -> _Flight:
+        for flight in self._flights:
+            if flight.step < step and not flight.is_trained and (batch is None or flight.is_of(batch)):
+                return flight
+        if batch is None:
+            raise ConfigError("mark_trained: no batch is in flight; every batch handed out is marked already")
+        if isinstance(batch, (Batch, BatchTuple)) and batch.step is None:
+            raise ConfigError(
+                "mark_trained: this batch was rebuilt from its columns and does not know its rows any more; pass the "
+                "batch that the loader yielded, or call mark_trained() to acknowledge the oldest batch in flight"
+            )
+        raise ConfigError("mark_trained: this batch was not yielded by this loader, or is marked already")
 
     def clear(self) -> None:
         """None of them counts any more."""
@@ -43,8 +58,16 @@ class InFlight:
 
 
 class _Flight:
-    __slots__ = ("after", "batch", "is_trained", "step")
+    __slots__ = ("batch", "before", "ids", "is_trained", "step")
 
-    def __init__(self, batch: Any, step: int, after: Place) -> None:
-        self.batch, self.step, self.after = batch, step, after
+    def __init__(self, batch: Any, ids: Int64, step: int, before: Progress) -> None:
+        self.batch, self.ids, self.step, self.before = batch, ids, step, before
         self.is_trained = False
+
+    def is_of(self, batch: Any) -> bool:
+        """Whether this is the batch, or a copy of it that still knows its rows."""
+        if self.batch is batch:
+            return True
+        if getattr(batch, "step", None) != self.step or getattr(batch, "ids", None) is None:
+            return False
+        return batch.position == self.before.place.position and np.array_equal(np.asarray(batch.ids), self.ids)

@@ -1,6 +1,6 @@
 """The ledger on disk: ranks in several processes agree on every block through a directory.
 
-    journal/order.json        what the order is of: source, seed, shuffle
+    journal/order.json        what the order is of: source, seed, shuffle; and whose it is: the run
     journal/lock              held while a line is written
     journal/epoch-3.jsonl     one line each for a decided block, a run that began, rows that could not be read
 
@@ -9,7 +9,9 @@ block is decided once, by the first that needs it. A line carries a checksum and
 killed process left behind the last whole line is cut off by the next one that writes.
 
 A journal is also the memory of a training run: the audit reads it, and a run that goes on from an older checkpoint
-finds the decisions that were made after it, so that it sees the same order again.
+finds the decisions that were made after it, so that it sees the same order again. To another run these decisions are
+wrong, so a journal belongs to the run that first iterates over it and refuses every other. A journal of 0.1.0 belongs
+to no run yet: the first loader that loaded a state claims it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from poolish.load.frozen import Frozen
 from poolish.load.ledger import OnEmpty, Run, Skipped, digest
 from poolish.load.order import BLOCK_ROWS, Block, Order, Parts, Seen
 
+#: 2 since journals name their run.
+_VERSION, _READS = 2, (1, 2)
+
 _LOCK_TIMEOUT_S = 60.0
 _KEPT_BLOCKS = 4096
 
@@ -36,7 +41,7 @@ class Journal:
 
     def __init__(self, path: str | os.PathLike[str], about: dict[str, Any]) -> None:
         self.path = Path(path)
-        self._about = {"format": "poolish journal", "version": 1, "block_rows": BLOCK_ROWS, **about}
+        self._about = {"format": "poolish journal", "block_rows": BLOCK_ROWS, **about}
         self._epochs: dict[int, _EpochFile] = {}
         self._check()
 
@@ -46,19 +51,61 @@ class Journal:
             self.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise ConfigError(f"journal {self.path}: there is a file of that name; give a directory") from None
-        place = self.path / "order.json"
-        with Lock(self.path / "lock", timeout_s=_LOCK_TIMEOUT_S):
-            if not place.exists():
-                write_json(place, self._about)
-        found = read_json(place)
+        if not self._place.exists():
+            with self._lock():
+                if not self._place.exists():
+                    self._write_order(None)
+        self._owner()
+
+    def _owner(self) -> str | None:
+        """The run that the journal belongs to; an error if it is about another order."""
+        found = read_json(self._place)
         if not isinstance(found, dict):
-            raise ConfigError(f"{place}: not a journal of poolish; give a directory of its own")
+            raise ConfigError(f"{self._place}: not a journal of poolish; give a directory of its own")
+        if found.get("format") == "poolish journal" and found.get("version") not in _READS:
+            raise ConfigError(f"{self._place}: version {found.get('version')!r}; this poolish reads versions 1 and 2")
         wrong = [name for name, value in self._about.items() if found.get(name) != value]
         if wrong:
             raise ConfigError(
                 f"journal {self.path}: it is about {wrong[0]} {found.get(wrong[0])!r}, this loader has "
                 f"{self._about[wrong[0]]!r}; give each training run a directory of its own"
             )
+        owner: str | None = found.get("run")
+        return owner
+
+    def claim(self, run: str, *, is_resumed: bool) -> None:
+        """From now on the journal belongs to ``run``; an error if it belongs to another.
+
+        ``is_resumed``: the loader goes on from a state, so it may claim what 0.1.0 wrote without a run.
+        """
+        if self._owner() == run:
+            return
+        with self._lock():
+            owner = self._owner()
+            if owner is None and (is_resumed or not any(self._lines())):
+                self._write_order(run)
+                return
+        if owner is None:
+            raise ResumeError(
+                f"journal {self.path}: written by poolish 0.1.0, which stored no run; to go on with that run load one "
+                "of its states first (load_state_dict), for a new run give a new directory"
+            )
+        if owner != run:
+            raise ResumeError(
+                f"journal {self.path}: belongs to run {owner!r}, this is run {run!r}; to go on with it load a state of "
+                f"run {owner!r} or pass run={owner!r}, for a new run give a new directory"
+            )
+
+    def _write_order(self, run: str | None) -> None:
+        owner = {} if run is None else {"run": run}
+        write_json(self._place, {**self._about, "version": _VERSION, **owner})
+
+    @property
+    def _place(self) -> Path:
+        return self.path / "order.json"
+
+    def _lock(self) -> Lock:
+        return Lock(self.path / "lock", timeout_s=_LOCK_TIMEOUT_S)
 
     def settle(
         self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty, session: int = 0
@@ -67,7 +114,7 @@ class Journal:
         file, mine = self._file(order.epoch), digest(before)
         line = file.block(number)
         if line is None:
-            with Lock(self.path / "lock", timeout_s=_LOCK_TIMEOUT_S):
+            with self._lock():
                 line = file.block(number)
                 if line is None:
                     block = order.decide(number, before, frozen, is_end=on_empty == "end")
@@ -110,7 +157,7 @@ class Journal:
         return found
 
     def _write(self, epoch: int, line: dict[str, Any]) -> None:
-        with Lock(self.path / "lock", timeout_s=_LOCK_TIMEOUT_S):
+        with self._lock():
             self._file(epoch).write(line)
 
     def _file(self, epoch: int) -> _EpochFile:

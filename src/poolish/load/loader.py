@@ -7,35 +7,46 @@
     reading       rows -> columns or samples -> a batch
     supply        the next batch: read now, or ahead of time by ``workers``, on the device where that is asked for
 
-The loader itself only knows where it is: the place behind the last batch it has yielded (or, where batches are
-acknowledged, behind the last that was trained without a gap). That place is its state.
+The loader itself only knows how far it is (``progress``): behind the last batch it has yielded. Where batches are
+acknowledged, its state is how far it was before the oldest of those ``in_flight``.
+
+A batch is delivered when ``next`` returns it. If ``next`` raises, whatever it raises, the batch was not delivered and
+comes next. An interrupt between the return and the caller's assignment finds the batch delivered: in a program that
+survives Ctrl-C, ``acknowledge="explicit"`` covers that moment as well.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from poolish import seeds
 from poolish.errors import ConfigError, ResumeError
-from poolish.load import arguments
+from poolish.load import arguments, dataset_state
 from poolish.load.batch import labelled
 from poolish.load.frozen import FIXED, branch_below, choice_of, fixed_by, freeze
 from poolish.load.in_flight import InFlight
 from poolish.load.journal import Journal
 from poolish.load.ledger import Keeps, Ledger, Skipped, shared_ledger
 from poolish.load.order import Order
+from poolish.load.progress import Progress
 from poolish.load.reading import Reading
-from poolish.load.state import VERSION, check_belongs, highest, sealed, to_order, to_place
+from poolish.load.state import VERSION, check_belongs, check_rows, highest, sealed, to_order, to_place
 from poolish.load.supply import Supply, SupplyAhead
 from poolish.load.views import check_epoch, pass_epoch
 from poolish.load.walk import BatchWalk, Place, Walk, Walks
+from poolish.runs import new_run_id, run_id
 
 if TYPE_CHECKING:
     from poolish.load.audit import Audit
+
+#: What the loader gives itself instead of a batch at the end of an epoch.
+_END = object()
 
 
 class Loader:
@@ -47,6 +58,8 @@ class Loader:
     dataset of tuples gives tuples. ``num_workers`` threads read ahead, in the same order as without.
 
     Leaving the loop and entering it again goes on where it was left; after the end of an epoch the next one begins.
+    The newest ``iter()`` is the one that counts: an older iterator raises. ``run`` names the training run, which states
+    and journals belong to; a loaded state continues its own.
 
     >>> from poolish import DatasetBuffer
     >>> buffer = DatasetBuffer()
@@ -83,6 +96,7 @@ class Loader:
         prefetch_factor: int = 2,
         persistent_workers: bool = False,
         journal: str | os.PathLike[str] | Keeps | None = None,
+        run: str | None = None,
         output: str | None = None,
         follow: bool = False,
         acknowledge: str = "on_yield",
@@ -101,6 +115,10 @@ class Loader:
         self._keeps_workers = persistent_workers
         self._is_explicit = arguments.check_acknowledge(acknowledge) == "explicit"
         self._faults = arguments.check_faults(faults)
+        self._asked_run, self._created_run = arguments.check_run(run), new_run_id()
+        self._restored_run: str | None = None
+        self._run: str | None = None
+        self._has_dataset_state = arguments.check_dataset_state(dataset, self.num_workers)
         arguments.check_batches(
             batches, follow=self.follow, batch_size=self.batch_size, shuffle=self.shuffle, drop_last=self.drop_last
         )
@@ -132,13 +150,13 @@ class Loader:
                 timeout=timeout,
                 init=worker_init_fn,
             )
-        self._place = self._frontier = Place()
-        self._has_entered = self._has_yielded = self._is_busy = False
+        self._progress = self._dataset_at = Progress()
+        self._has_entered = self._has_resumed = False
         self._flight = InFlight()
-        self._n_skipped = 0
-        self._n_skip: int | None = None  # in a worker process: steps to pass over; None where an epoch begins
         self._worker = (0, 1)
         self._told_epoch: int | None = None
+        self._n_iterations = 0
+        self._busy_thread: int | None = None
 
     def _make_ledger(self) -> Keeps:
         about = {**self._about, "follow": self.follow}
@@ -148,8 +166,8 @@ class Loader:
             return self._journal
         if self.world_size == 1:
             return Ledger()
-        name = (about["source"] or id(self.dataset), about["choice"], self.seed, self.shuffle, self.follow)
-        return shared_ledger(name, self.world_size)
+        order = (about["source"] or id(self.dataset), about["choice"], self.seed, self.shuffle, self.follow)
+        return shared_ledger((*order, self._asked_run), self.world_size)
 
     def _make_walk(self, batches: Any) -> Walks:
         if batches is not None:
@@ -185,7 +203,9 @@ class Loader:
             from poolish.load.torch_bridge import worker_place
 
             self._enter_worker(*worker_place())
-        return _Iteration(self)
+        self._enter_run()
+        self._n_iterations += 1
+        return _Iteration(self, self._n_iterations)
 
     def _enter_worker(self, number: int, n_workers: int) -> None:
         """In a worker process of torch's DataLoader: this loader takes every ``n_workers``-th step."""
@@ -195,71 +215,113 @@ class Loader:
         arguments.check_worker_processes(changes=changes, follow=self.follow)
         self._worker = (number, n_workers)
 
+    def _enter_run(self) -> None:
+        """Decide which run this is, where a journal has to know: not before ranks and process groups are there."""
+        if self._run is None and isinstance(self._ledger, Journal):
+            run = self._run_id()
+            self._ledger.claim(run, is_resumed=self._has_resumed)
+            self._run = run
+
+    def _run_id(self) -> str:
+        return run_id(
+            self._asked_run,
+            restored=self._restored_run,
+            created=self._created_run,
+            world_size=self.world_size,
+            what=f"Loader with journal {getattr(self._ledger, 'path', None)}",
+        )
+
+    def _known_run(self) -> str | None:
+        """The run as far as it is known without asking other ranks; one without a journal creates none."""
+        found = self._run or run_id(self._asked_run, restored=self._restored_run, created=self._created_run)
+        needs_one = isinstance(self._ledger, Journal) and self.world_size == 1
+        return found if needs_one or found != self._created_run else None
+
     def _next(self) -> Any:
-        """The next batch. An error leaves the loader where it was: the same batch comes next."""
-        if self._is_busy:
+        """The next batch, or ``_END``."""
+        mine = threading.get_ident()
+        # A thread's own number is no obstacle: it is what an interrupt of its last call left behind.
+        if self._busy_thread not in (None, mine):
             raise RuntimeError("two threads ask one loader for a batch at the same time; give each a loader of its own")
-        self._is_busy = True
         try:
+            self._busy_thread = mine
             return self._next_batch()
+        except StopIteration as error:
+            raise RuntimeError("StopIteration came from a function that reads; it would end the epoch early") from error
         finally:
-            self._is_busy = False
+            self._busy_thread = None
 
     def _next_batch(self) -> Any:
+        self._rewind_dataset()
         self._enter()
         self._skip_steps()
-        got = self._supply.next(self._place, self._worker[1])
+        before, stride = self._progress, self._worker[1]
+        got = self._supply.next(before.place, stride)
         if got is None:
             return self._end()
         plan, read, content = got
         if len(read.gone):
-            self._n_skipped += len(read.gone)
             self._ledger.skip(Skipped(self._who, plan.place.epoch, plan.place.step, read.gone.tolist()))
         batch = labelled(content, read.ids, plan.place.position, plan.place.step)
-        stride = self._worker[1]
         if self._is_explicit:
-            self._flight.take_off(batch, plan.place.step, plan.after)
-        # Without a call from here on Python looks for no signal: Ctrl-C finds the batch handed out, or still to come.
-        self._place = plan.after
-        if not self._is_explicit:
-            self._frontier = plan.after
-        self._n_skip, self._has_yielded = stride - 1, True
+            self._flight.track(batch, read.ids, plan.place.step, before)
+        own = dataset_state.to_json(self.dataset) if self._has_dataset_state else None
+        after = Progress(plan.after, stride - 1, True, before.n_skipped + len(read.gone), own)
+        self._dataset_at = after
+        self._progress = after
         return batch
+
+    def _rewind_dataset(self) -> None:
+        """Undo what a batch that was read and not delivered has changed in a dataset with a state of its own."""
+        progress = self._progress
+        if not self._has_dataset_state:
+            return
+        if progress.dataset is None:
+            progress = self._progress = progress._replace(dataset=dataset_state.to_json(self.dataset))
+        elif self._dataset_at is not progress:
+            self._put_dataset(progress.place, progress.dataset)
+        self._dataset_at = _NOWHERE
+
+    def _put_dataset(self, place: Place, text: str) -> None:
+        """The dataset as it was at a place. Inside an epoch its state came after the epoch began, else before."""
+        if place.position:
+            self._tell_epoch(place.epoch)
+        else:
+            self._told_epoch = None
+        dataset_state.restore(self.dataset, text)
+        self._tell_epoch(place.epoch)
 
     def _skip_steps(self) -> None:
         """Pass over the steps that belong to other worker processes."""
-        n_skip = self._worker[0] if self._n_skip is None else self._n_skip
+        n_skip = self._progress.n_skip
+        n_skip = self._worker[0] if n_skip is None else n_skip
         while n_skip:
-            plan = self._walk.next(self._place)
+            plan = self._walk.next(self._progress.place)
             if plan is None:
                 return
             n_skip -= 1
-            self._place = plan.after
-            if not self._is_explicit:
-                self._frontier = plan.after
-            self._n_skip = n_skip
+            self._progress = self._progress._replace(place=plan.after, n_skip=n_skip)
 
     def _end(self) -> Any:
         self._leave()
-        place = self._place.next_epoch()
-        if not self._flight:
-            self._frontier = place
-        self._place, self._n_skip = place, None
         self._supply.forget(keep_workers=self._keeps_workers)
-        raise StopIteration
+        place = self._progress.place.next_epoch()
+        self._progress = self._dataset_at = self._progress._replace(place=place, n_skip=None)
+        return _END
 
     def _enter(self) -> None:
         """Tell the dataset and the ledger where steps begin: at the start of an epoch, and wherever a run goes on."""
-        self._tell_epoch(self._place.epoch)
+        place = self._progress.place
+        self._tell_epoch(place.epoch)
         if self._has_entered:
             return
         if isinstance(self._walk, Walk):
-            self._walk.session = self._ledger.enter(self._walk.run_from(self._place, self._who))
+            self._walk.session = self._ledger.enter(self._walk.run_from(place, self._who))
         self._has_entered = True
 
     def _leave(self) -> None:
         if self._has_entered and isinstance(self._walk, Walk):
-            self._ledger.leave(self._who, self._place.epoch, self._walk.session)
+            self._ledger.leave(self._who, self._progress.place.epoch, self._walk.session)
         self._has_entered = False
 
     @property
@@ -272,12 +334,16 @@ class Loader:
             pass_epoch(self.dataset, epoch)
             self._told_epoch = epoch
 
-    def _go_to(self, place: Place) -> None:
+    def _go_to(self, place: Place, n_skip: int | None = None, dataset: str | None = None) -> None:
         self._supply.forget(keep_workers=True)
         self._flight.clear()
         self._leave()
-        self._place = self._frontier = place
-        self._n_skip = None
+        self._progress = self._dataset_at = self._progress._replace(place=place, n_skip=n_skip, dataset=dataset)
+
+    @property
+    def _frontier(self) -> Progress:
+        """How far the state is: before the oldest batch that is not trained, where batches are acknowledged."""
+        return self._flight.oldest(self._progress.place.step) or self._progress
 
     # -- how far it is
 
@@ -285,8 +351,8 @@ class Loader:
         """Batches left in the epoch; with ``follow`` nobody can know."""
         if self.follow:
             raise TypeError("the length of a loader that follows a growing dataset is not known before the epoch ends")
-        self._tell_epoch(self._place.epoch)
-        return self._walk.n_left(self._place)
+        self._tell_epoch(self._progress.place.epoch)
+        return self._walk.n_left(self._progress.place)
 
     @property
     def has_batches(self) -> bool:
@@ -296,38 +362,40 @@ class Loader:
     @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to."""
-        return self._place.epoch
+        return self._progress.place.epoch
 
     @property
     def step(self) -> int:
         """Steps yielded since training began."""
-        return self._place.step
+        return self._progress.place.step
 
     @property
     def position(self) -> int:
         """Rows of this epoch handed out so far, over all ranks."""
-        return self._place.position
+        return self._progress.place.position
 
     @property
     def n_skipped(self) -> int:
         """Rows that were due to this rank and not read: they had left the dataset, or ``faults`` left them out."""
-        return self._n_skipped
+        return self._progress.n_skipped
 
     def set_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` with the next batch; nothing happens if the loader is in it already."""
         epoch = check_epoch(epoch)
-        if epoch != self._place.epoch:
-            self._go_to(Place(epoch, self._place.step))
+        if epoch != self._progress.place.epoch:
+            self._go_to(Place(epoch, self._progress.place.step), dataset=self._progress.dataset)
 
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
         """Where to go on: behind the last batch that was yielded, or trained where batches are acknowledged.
 
-        Plain JSON. Any rank's state, taken at the same step, restores all ranks, on any world size.
+        Plain JSON. Any rank's state, taken at the same step, restores all ranks, on any world size. A dataset with
+        ``state_dict`` and ``load_state_dict`` is saved with it; then each rank needs its own state.
         """
-        place, rows = self._frontier, freeze(self.dataset)
-        state = {"format": "poolish loader", "version": VERSION, **self._about}
+        frontier, rows = self._frontier, freeze(self.dataset)
+        place = frontier.place
+        state = {"format": "poolish loader", "version": VERSION, **self._about, "run": self._known_run()}
         state |= {"epoch": place.epoch, "step": place.step, "position": place.position}
         state["fixed_by"] = fixed_by(rows)
         if isinstance(self._walk, BatchWalk):
@@ -339,26 +407,48 @@ class Loader:
         if branch is not None:
             state["branch"] = branch
         if self._worker[1] > 1:
-            state["skip"] = self._n_skip
+            state["skip"] = frontier.n_skip
         if hasattr(self._faults, "state_dict"):
             state["faults"] = self._faults.state_dict()
+        if self._has_dataset_state:
+            state["dataset"] = json.loads(frontier.dataset or dataset_state.to_json(self.dataset))
+            state["dataset_of"] = [self.rank, self.world_size]
         return sealed(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``: the next batch is the one that came behind it."""
-        if isinstance(state, Mapping) and isinstance(state.get("epoch"), int):
-            self._tell_epoch(state["epoch"])
+        """Go on from ``state``: the next batch is the one that came behind it. A refused state changes nothing."""
+        check_belongs(state, self._about)
+        dataset_state.check_same(self.dataset, state, (self.rank, self.world_size))
+        run = state.get("run")
+        if run is not None:
+            run_id(self._asked_run, restored=run, what="Loader")
+        own = json.dumps(state["dataset"]) if "dataset" in state else None
+        before = dataset_state.to_json(self.dataset) if self._has_dataset_state else None
+        told = self._told_epoch
+        try:
+            place = self._place_of(state, own)
+            if "faults" in state and hasattr(self._faults, "load_state_dict"):
+                self._faults.load_state_dict(state["faults"])
+        except BaseException:
+            self._tell_epoch(self._progress.place.epoch if told is None else told)
+            if before is not None:
+                dataset_state.restore(self.dataset, before)
+            raise
+        self._go_to(place, state.get("skip"), own)
+        self._restored_run, self._run, self._has_resumed = run, None, True
+
+    def _place_of(self, state: Mapping[str, Any], own: str | None) -> Place:
+        """Where a state is, in the dataset as it is there: its epoch and its own state decide which rows it has."""
+        place = Place(state["epoch"], state["step"], state["position"])
+        if own is not None:
+            self._put_dataset(place, own)
+        self._tell_epoch(place.epoch)
         rows = freeze(self.dataset)
-        check_belongs(state, self._about, rows)
+        check_rows(state, rows)
         if isinstance(self._walk, Walk):
-            place = to_place(state, self._walk)
-        else:
-            self._check_batches_of(state, len(rows))
-            place = Place(state["epoch"], state["step"], state["position"])
-        self._go_to(place)
-        self._n_skip = state.get("skip")
-        if "faults" in state and hasattr(self._faults, "load_state_dict"):
-            self._faults.load_state_dict(state["faults"])
+            return to_place(state, self._walk)
+        self._check_batches_of(state, len(rows))
+        return place
 
     def _check_batches_of(self, state: Mapping[str, Any], n_rows: int) -> None:
         assert isinstance(self._walk, BatchWalk)
@@ -369,21 +459,22 @@ class Loader:
                 f"{now[1]:,} rows; batches= are made of row numbers, so both must be as they were"
             )
 
-    def mark_trained(self, batch: Any) -> None:
-        """This batch is trained. The state moves on when all batches before it are, too."""
+    def mark_trained(self, batch: Any = None) -> None:
+        """This batch is trained; without an argument, the oldest that is not yet.
+
+        The state moves on when all batches before it are trained, too. A copy that knows its rows stands for the batch;
+        for one that a framework rebuilt, call it without an argument.
+        """
         if not self._is_explicit:
             raise ConfigError("mark_trained is for acknowledge='explicit'; here a batch is done when it is yielded")
-        reached = self._flight.land(batch)
-        if reached is not None:
-            self._frontier = reached
-        if not self._flight and self._place.held is None:
-            self._frontier = self._place  # the epoch is over, and all of it is trained
+        self._flight.acknowledge(batch, self._progress.place.step)
 
     def audit(self, first_step: int, last_step: int) -> Audit:
         """Which rows steps ``first_step`` to ``last_step`` saw, and whether any came twice or never."""
         from poolish.load.audit import audit
 
-        return audit(self._ledger, self._walk, first_step, last_step, self._place.step if self._has_yielded else None)
+        n_done = self._progress.place.step if self._progress.has_yielded else None
+        return audit(self._ledger, self._walk, first_step, last_step, n_done)
 
     # -- the end, and travelling
 
@@ -404,18 +495,25 @@ class Loader:
         return Loader(**{**self._settings, **changes})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self._settings, "state": self.state_dict()}
+        kept = {"created_run": self._created_run, "has_resumed": self._has_resumed}
+        return {"settings": self._settings, "state": self.state_dict(), **kept}
 
     def __setstate__(self, value: dict[str, Any]) -> None:
         self.__init__(**value["settings"])  # type: ignore[misc]
+        self._created_run = value["created_run"]
         self.load_state_dict(value["state"])
+        self._has_resumed = value["has_resumed"]
+
+
+#: Where a dataset is while a batch is read.
+_NOWHERE = Progress()
 
 
 class _Iteration:
-    """One pass of ``for batch in loader``; all passes of a loader go on from the same place."""
+    """One pass of ``for batch in loader``; all passes of a loader go on from the same place, one at a time."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, number: int) -> None:
+        self._loader, self._number = loader, number
         self._is_over = False
 
     def __iter__(self) -> _Iteration:
@@ -424,8 +522,20 @@ class _Iteration:
     def __next__(self) -> Any:
         if self._is_over:
             raise StopIteration
+        loader = self._loader
+        if loader._n_iterations != self._number:
+            raise RuntimeError(
+                "this iterator was superseded: a later iter() of the same loader goes on where it was; use the newer "
+                "one, or give each loop a loader of its own (loader.like())"
+            )
+        before = loader._progress
         try:
-            return self._loader._next()
-        except StopIteration:
+            batch = loader._next()
+            if batch is not _END:
+                return batch
             self._is_over = True
+        except BaseException:
+            # Whatever came, and whenever: a batch that next() does not return was not delivered.
+            loader._progress, self._is_over = before, False
             raise
+        raise StopIteration

@@ -57,9 +57,13 @@ class HorizontalShard:
     uneven: Uneven = "short"
 
     def __post_init__(self) -> None:
-        _check_rank(self.rank, self.world_size)
+        # Plain values, because the text of a shard is part of a loader's state.
+        rank, world_size = _check_rank(self.rank, self.world_size)
+        object.__setattr__(self, "rank", rank)
+        object.__setattr__(self, "world_size", world_size)
         if self.uneven not in get_args(Uneven):
             raise ConfigError(f"uneven must be 'short', 'pad' or 'drop', got {self.uneven!r}")
+        object.__setattr__(self, "uneven", str(self.uneven))
 
     def __call__(self, dataset: Any) -> RowShard:
         return RowShard(dataset, self)
@@ -104,7 +108,9 @@ class HybridShard:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", _check_columns(self.columns))
-        HorizontalShard(self.rank, self.world_size, self.uneven)
+        rows = HorizontalShard(self.rank, self.world_size, self.uneven)
+        for name in ("rank", "world_size", "uneven"):
+            object.__setattr__(self, name, getattr(rows, name))
 
     def __call__(self, dataset: Any) -> ColumnShard:
         return ColumnShard(HorizontalShard(self.rank, self.world_size, self.uneven)(dataset), self.columns)
@@ -234,14 +240,16 @@ def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
     names = () if isinstance(columns, str) else tuple(columns)
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"columns must be a list of different names, at least one, got {columns!r}")
-    return names
+    return tuple(map(str, names))
 
 
-def _check_rank(rank: int, world_size: int) -> None:
+def _check_rank(rank: int, world_size: int) -> tuple[int, int]:
     for name, value in (("rank", rank), ("world_size", world_size)):
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise ConfigError(f"{name} must be a whole number, got {type(value).__name__} {value!r}")
-    if operator.index(world_size) < 1:
+    rank, world_size = operator.index(rank), operator.index(world_size)
+    if world_size < 1:
         raise ConfigError(f"world_size must be at least 1, got {world_size}")
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank must be from 0 to {world_size - 1} in a world of {world_size}, got {rank}")
+    return rank, world_size

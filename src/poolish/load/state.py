@@ -3,9 +3,11 @@
 format, version, check     what it is, and a checksum of all the rest
 source, seed, shuffle      which order it is a place in
 branch                     which branches of a buffer or stream wrote the rows that were seen
+run                        which training run it belongs to, where that is known
 epoch, step, position      where, for people
 order                      where, exactly: the block, what was left before it, what was seen when it was decided;
                            packed if it is long
+dataset, dataset_of        the state of a dataset that has one of its own, and of which rank of how many it is
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from poolish.load.frozen import Frozen, fixed_by, has_branch
 from poolish.load.order import NOTHING, Seen, spelled, spelled_out
 from poolish.load.walk import Held, Place, Walk
 
-VERSION = 1
+#: 2 since states know their run and a dataset's own state; 1 is that of 0.1.0.
+VERSION = 2
+_READS = (1, 2)
 
 #: A text that is longer than this is packed.
 _LONG = 200
@@ -85,13 +89,13 @@ def _is_whole(state: Mapping[str, Any]) -> bool:
         return False
 
 
-def check_belongs(state: Any, about: Mapping[str, Any], rows: Frozen) -> None:
-    """Refuse a state that is damaged, of another order, or of rows that are not there yet."""
+def check_belongs(state: Any, about: Mapping[str, Any]) -> None:
+    """Refuse a state that is damaged or of another order; the dataset is not asked."""
     if not isinstance(state, Mapping) or state.get("format") != "poolish loader":
         raise ResumeError(f"this is no state of a poolish Loader: {reprlib.repr(state)}; pass what state_dict() gave")
-    if state.get("version") != VERSION:
-        told = reprlib.repr(state.get("version"))
-        raise ResumeError(f"a state of version {told}; this poolish reads version {VERSION}")
+    if state.get("version") not in _READS:
+        found = reprlib.repr(state.get("version"))
+        raise ResumeError(f"a state of version {found}; this poolish reads versions {', '.join(map(str, _READS))}")
     if not _is_whole(state):
         raise ResumeError("this state was changed or cut after state_dict() gave it; go on from an earlier one")
     for name, mine in about.items():
@@ -100,7 +104,6 @@ def check_belongs(state: Any, about: Mapping[str, Any], rows: Frozen) -> None:
                 f"the state is of a loader with {name}={state.get(name)!r}, this one has {mine!r}; "
                 f"a state goes on in the same order of the same dataset only{_advice(name, state)}"
             )
-    _check_rows(state, rows)
 
 
 def _advice(name: str, state: Mapping[str, Any]) -> str:
@@ -119,7 +122,8 @@ def highest(state: Mapping[str, Any]) -> list[int]:
     return spelled_out(told["spans"])[1::2] or spelled_out(told["ends"] or told["highest"])
 
 
-def _check_rows(state: Mapping[str, Any], rows: Frozen) -> None:
+def check_rows(state: Mapping[str, Any], rows: Frozen) -> None:
+    """Refuse a state of rows that are not there yet, or that have other numbers now."""
     spans, reached = rows.spans(), highest(state)
     if len(spans) != len(reached) or any(end < high for (_, end), high in zip(spans, reached, strict=True)):
         raise ResumeError(

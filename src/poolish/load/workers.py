@@ -11,8 +11,9 @@ Only the caller draws tasks and joins pieces, so whatever they decide is decided
 one queue: whoever is idle takes the next part of the nearest task, and a slow part delays nobody else. With
 ``"static"`` part i goes to worker ``i % n``, for readers that keep something open for their share.
 
-A task leaves the line in the moment it is yielded. Whatever interrupts the caller before that (Ctrl-C, a timeout, an
-error of a part) leaves it at the head, and asking again goes on from there.
+A task leaves the line as the last thing before its result is returned. What interrupts the caller before that (Ctrl-C,
+a timeout, an error of a part) leaves it at the head, and asking again goes on from there. An interrupt after that loses
+the result, never its order: a caller who must not lose it compares the next one's task with the one that is due.
 """
 
 from __future__ import annotations
@@ -188,8 +189,8 @@ class _Reader(Generic[Part, Piece]):
 class _Job(Generic[Part, Piece]):
     """One task on its way: its parts, and what has come of them so far."""
 
-    def __init__(self, reader: _Reader[Part, Piece], parts: Sequence[Part]) -> None:
-        self.reader, self.parts = reader, parts
+    def __init__(self, reader: _Reader[Part, Piece], drawn: tuple[Any], parts: Sequence[Part]) -> None:
+        self.reader, self.drawn, self.parts = reader, drawn, parts
         self.pieces: list[Any] = [None] * len(parts)
         self.sizes = [0] * len(parts)
         self.errors: dict[int, BaseException] = {}
@@ -259,13 +260,14 @@ class ReadAhead(Generic[Task, Part, Piece, Result]):
             raise ConfigError("max_bytes needs size_of, which says how many bytes a piece has")
         if timeout < 0:
             raise ConfigError(f"timeout must be 0 (wait for ever) or a number of seconds, got {timeout}")
-        self._source, self._split, self._join, self._describe = tasks, split, join, describe
+        # Tasks one by one in tuples, so that each drawing is an object of its own.
+        self._source, self._split, self._join, self._describe = zip(tasks, strict=False), split, join, describe
         self._workers, self._n_ahead, self._max_bytes, self._timeout = workers, n_ahead, max_bytes, timeout
         self._reader = _Reader(read, size_of)
         weakref.finalize(self, self._reader.close)
         self._crew: _Crew | None = None
-        self._tasks: deque[Task] = deque()
-        self._jobs: deque[_Job[Part, Piece]] = deque()  # one for each task, but for one that was just drawn
+        self._drawn: deque[tuple[Task]] = deque()  # a task that has no job yet
+        self._jobs: deque[_Job[Part, Piece]] = deque()
         self._postponed: Exception | None = None
         self._is_over = False
         self._n_seen = self._bytes_seen = 0
@@ -285,8 +287,7 @@ class ReadAhead(Generic[Task, Part, Piece, Result]):
             raise RuntimeError("StopIteration came from a function that reads; it would end the epoch early") from error
         if is_over:
             raise StopIteration
-        # Python looks for signals at calls. From here on there is none, so no interrupt can lose the result.
-        del self._jobs[0], self._tasks[0]
+        self._jobs.popleft()
         return result  # type: ignore[return-value]
 
     @property
@@ -299,21 +300,29 @@ class ReadAhead(Generic[Task, Part, Piece, Result]):
         self._reader.close()
         self._is_over, self._postponed = True, None
         self._jobs.clear()
-        self._tasks.clear()
+        self._drawn.clear()
 
     def _draw(self) -> None:
         while self._postponed is None and self._has_room():
             try:
-                if len(self._tasks) == len(self._jobs):
-                    # In one call, written in C: an interrupt cannot lose a task between drawing and keeping it.
-                    self._tasks.extend(islice(self._source, 1))
-                if len(self._tasks) == len(self._jobs):
-                    self._is_over = True
-                else:
-                    self._jobs.append(_Job(self._reader, self._split(self._tasks[-1])))
+                self._draw_one()
             except Exception as error:
                 # Raised when it is its turn: the tasks before it are in order.
                 self._postponed = error
+
+    def _draw_one(self) -> None:
+        """One more job, or the end; an interrupt anywhere leaves the task drawn, or at the end of the line."""
+        if self._drawn and self._jobs and self._jobs[-1].drawn is self._drawn[0]:
+            self._drawn.clear()
+        if not self._drawn:
+            # In one call, written in C: an interrupt cannot lose a task between drawing and keeping it.
+            self._drawn.extend(islice(self._source, 1))
+        if not self._drawn:
+            self._is_over = True
+            return
+        drawn = self._drawn[0]
+        self._jobs.append(_Job(self._reader, drawn, self._split(*drawn)))
+        self._drawn.clear()
 
     def _has_room(self) -> bool:
         if self._is_over or len(self._jobs) >= self._n_ahead:
@@ -353,7 +362,7 @@ class ReadAhead(Generic[Task, Part, Piece, Result]):
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
             raise error
-        result = self._join(self._tasks[0], job.pieces)
+        result = self._join(*job.drawn, job.pieces)
         self._n_seen += len(job.parts)
         self._bytes_seen += sum(job.sizes)
         return result

@@ -1,0 +1,126 @@
+"""The state that a dataset keeps itself, saved with the loader: that of ``state_dict`` and ``load_state_dict``.
+
+Views of poolish follow from what they look at, so they are looked through: it is the dataset below that is asked. A
+composite gives the states of its parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from poolish.errors import ConfigError, ResumeError
+from poolish.load.adapted import AdaptedDataset
+from poolish.load.composite import CompositeDataset
+from poolish.load.views import View
+
+
+def has_state(dataset: Any) -> bool:
+    """Whether a dataset, or one below it, has a state of its own; an error if it could be saved and not restored.
+
+    >>> has_state([1, 2, 3])
+    False
+    """
+    return any(map(_has_own, _bases(dataset)))
+
+
+def to_json(dataset: Any) -> str:
+    """The state that the dataset has now, as text; what JSON would change is refused."""
+    state = _collect(dataset)
+    try:
+        text = json.dumps(state, allow_nan=False)
+        is_exact = json.loads(text) == state
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{_name(dataset)}.state_dict(): not JSON ({error}); return dicts, lists, numbers, text"
+        ) from None
+    if not is_exact:
+        raise ConfigError(
+            f"{_name(dataset)}.state_dict(): JSON changes it (tuples become lists, keys become text); return what "
+            "json.loads(json.dumps(state)) gives back unchanged"
+        )
+    return text
+
+
+def restore(dataset: Any, text: str) -> None:
+    """Put the state back that ``to_json`` gave."""
+    _restore(dataset, json.loads(text))
+
+
+def check_same(dataset: Any, state: Mapping[str, Any], rank: tuple[int, int]) -> None:
+    """Refuse a loader's state that lacks the dataset's, has one for a dataset that keeps none, or is another rank's."""
+    is_there, is_wanted = "dataset" in state, has_state(dataset)
+    if is_there and not is_wanted:
+        raise ResumeError(
+            f"the state holds a part for a dataset with load_state_dict, {_name(dataset)} has none; go on with the "
+            "dataset that the state was taken with"
+        )
+    if is_wanted and not is_there and state["version"] > 1:
+        raise ResumeError(
+            f"{_name(dataset)} has a state of its own, which this loader state does not hold; go on with the dataset "
+            "that the state was taken with"
+        )
+    if is_there and state["dataset_of"] != list(rank):
+        of, n_ranks = state["dataset_of"]
+        raise ResumeError(
+            f"the state is of rank {of} of {n_ranks}, this is rank {rank[0]} of {rank[1]}; {_name(dataset)} has a "
+            "state of its own on each rank, so each rank goes on from its own, at the same world size"
+        )
+
+
+def _below(dataset: Any) -> list[Any] | None:
+    """What a view of poolish looks at; None for what is no view, or keeps a state of its own."""
+    if _own_method(dataset) is not None:
+        return None
+    if isinstance(dataset, View):
+        return [dataset.dataset]
+    if isinstance(dataset, AdaptedDataset):
+        return [dataset._object]
+    return dataset.datasets if isinstance(dataset, CompositeDataset) else None
+
+
+def _bases(dataset: Any) -> list[Any]:
+    below = _below(dataset)
+    return [dataset] if below is None else [base for part in below for base in _bases(part)]
+
+
+def _own_method(dataset: Any) -> Any:
+    """The user's ``state_dict``; those of poolish's own views hold what can be computed again."""
+    method = getattr(dataset, "state_dict", None)
+    is_ours = str(getattr(method, "__module__", "")).partition(".")[0] == "poolish"
+    return method if callable(method) and not is_ours else None
+
+
+def _has_own(dataset: Any) -> bool:
+    if _own_method(dataset) is None:
+        return False
+    if not callable(getattr(dataset, "load_state_dict", None)):
+        raise ConfigError(f"{_name(dataset)} has state_dict and no load_state_dict, so it cannot be restored; add it")
+    return True
+
+
+def _collect(dataset: Any) -> Any:
+    below = _below(dataset)
+    if below is None:
+        own = _own_method(dataset)
+        return None if own is None else own()
+    return _collect(below[0]) if not isinstance(dataset, CompositeDataset) else [_collect(part) for part in below]
+
+
+def _restore(dataset: Any, state: Any) -> None:
+    below = _below(dataset)
+    if below is None:
+        if _own_method(dataset) is not None:
+            dataset.load_state_dict(state)
+    elif not isinstance(dataset, CompositeDataset):
+        _restore(below[0], state)
+    elif not isinstance(state, list) or len(state) != len(below):
+        raise ResumeError(f"the state of {_name(dataset)} is not one for each of its {len(below)} parts")
+    else:
+        for part, of_part in zip(below, state, strict=True):
+            _restore(part, of_part)
+
+
+def _name(dataset: Any) -> str:
+    return type(dataset).__name__
