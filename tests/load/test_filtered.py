@@ -18,6 +18,7 @@ from poolish.load.filtered import SCAN_ROWS, FilteredDataset
 from poolish.load.frozen import freeze, ids_of
 from poolish.load.transformed import TransformedDataset
 from poolish.load.verdicts import BLOCK, UNKNOWN, YES, Verdicts
+from tests.effort import times
 from tests.load.sources import Rows, buffer, row
 
 
@@ -253,3 +254,33 @@ def test_known_ids_are_counted_over_blocks():
 
     assert verdicts.n_known() == BLOCK + 3
     assert verdicts.get(np.array([BLOCK - 1, BLOCK])).tolist() == [YES, YES]
+
+
+def test_reading_while_another_thread_scans():
+    """One thread filters rows that were appended, others freeze, read and load what is known: nobody is disturbed."""
+    source = list(range(200))
+    even = FilteredDataset(source, lambda n: n % 2 == 0)
+    errors, is_over = [], threading.Event()
+
+    def read():
+        try:
+            while not is_over.is_set():
+                rows = even.freeze()
+                assert rows.fetch(np.arange(3)) == [0, 2, 4]
+                assert even[1] == 2
+                even.load_state_dict(even.state_dict())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(times(60)):
+        source.extend(range(len(source), len(source) + 130))
+        assert len(even) == len(source) // 2
+    is_over.set()
+    for thread in threads:
+        thread.join()
+
+    assert not errors
+    assert list(even) == list(range(0, len(source), 2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 from itertools import islice
@@ -10,7 +12,7 @@ from itertools import islice
 import pytest
 
 from poolish import DatasetBuffer, StreamStore
-from poolish.errors import ConfigError, CorruptDataError, ResumeError
+from poolish.errors import ConfigError, CorruptDataError, ResumeError, StoreFull
 from poolish.load import order, walk
 from tests.effort import IS_SOAK
 from tests.faults import every_kill_point
@@ -242,3 +244,50 @@ def test_a_journal_stays_small(store, tmp_path):
     assert len(lines) <= len(expected) + 4
     assert max(map(len, lines)) < 400
     json.loads(lines[0].rpartition(b" ")[0])
+
+
+@pytest.mark.parametrize("fault", ["short", "full", "half and full"])
+def test_a_write_that_fails_leaves_a_journal_that_goes_on(tmp_path, monkeypatch, fault):
+    """Whichever write it is: the error says why, and asking again, here or after a restart, gives each row once."""
+    real, writes = os.pwrite, {"left": 0, "is_full": False}
+
+    def failing(fd, data, start):
+        if bytes(data[:1]) != b"{" and not writes["is_full"]:  # the note in the lock, or the rest of a line
+            return real(fd, data, start)
+        writes["left"] -= 1
+        if writes["is_full"] or (writes["left"] == 0 and fault == "full"):
+            writes["is_full"] = False
+            raise OSError(errno.ENOSPC, "no space left on device")
+        if writes["left"] == 0:
+            writes["is_full"] = fault == "half and full"
+            data = bytes(data)[: len(data) // 2]
+        return real(fd, data, start)
+
+    monkeypatch.setattr(os, "pwrite", failing)
+    source, n_writes = buffer(11), 0
+    while True:
+        n_writes += 1
+        options = {"shuffle": True, "follow": True, "journal": tmp_path / f"journal-{n_writes}"}
+        loader, seen, n_failed = load(source, 2, **options), [], 0
+        writes["left"] = n_writes
+        while True:
+            try:
+                batch = next(iter(loader), None)
+            except StoreFull:
+                n_failed += 1
+                if n_writes % 2:  # a restart, from the state before the batch
+                    state, loader = saved(loader), load(source, 2, **options)
+                    loader.load_state_dict(state)
+                continue
+            if batch is None:
+                break
+            seen += ids([batch])
+        is_reached = writes["left"] <= 0
+        writes["left"] = 0
+        assert sorted(seen) == list(range(11))
+        assert n_failed == (is_reached and fault != "short")
+        assert [id_ for batch in load(source, 2, **options) for id_ in batch.ids.tolist()] == seen
+        assert not load(source, 2, **options).audit(0, 5).duplicates
+        if not is_reached:
+            break
+    assert n_writes > 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from poolish import DatasetBuffer
 from poolish.errors import ConfigError, PoolishError, UnknownColumn
+from poolish.load import CompositeDataset, Loader, RandomBatches, ShuffledDataset
 from poolish.load.dataset import Dataset
 from poolish.load.frozen import freeze
 from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard, n_steps
@@ -222,3 +224,51 @@ def test_the_epoch_is_passed_on():
     HybridShard(0, 2, columns=["x"])(Below(ROWS)).set_epoch(3)
 
     assert epochs == [3]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "int8", "uint64", "bool_"])
+def test_shards_made_of_numpy_numbers_are_the_same_shards(dtype):
+    """Their states, versions and texts are those of plain numbers, and each resumes the other's."""
+    kind = getattr(np, dtype)
+    if dtype == "bool_":
+        for shard in (HorizontalShard, HybridShard):
+            with pytest.raises(ConfigError, match="whole number"):
+                shard(*[kind(True), 2, ["x"]][: 3 if shard is HybridShard else 2])
+        return
+    rows = [{"x": i} for i in range(300)]
+    pairs = [
+        (HorizontalShard(1, 2), HorizontalShard(kind(1), kind(2), np.str_("short"))),
+        (HybridShard(1, 2, ["x"]), HybridShard(kind(1), kind(2), [np.str_("x")], np.str_("short"))),
+    ]
+    for plain, typed in pairs:
+        assert repr(plain) == repr(typed)
+        first, second = (Loader(shard(rows), 2, output="numpy") for shard in (plain, typed))
+        next(iter(second))
+        state = json.loads(json.dumps(second.state_dict()))
+        first.load_state_dict(state)
+        assert [batch.ids.tolist() for batch in first] == [batch.ids.tolist() for batch in second]
+        assert plain(rows).version == typed(rows).version
+
+
+def test_a_state_is_exactly_json_whatever_the_arguments_are_made_of():
+    """Sizes, seeds, epochs, flags, weights and names as NumPy's: the state is that of plain values."""
+    rows = [{"x": i} for i in range(12)]
+
+    def states(whole, flag, text, fraction):
+        mixed = CompositeDataset([rows, rows], weights=[fraction(2), fraction(1)], seed=whole(3), stop=text("first"))
+        loaders = [
+            Loader(ShuffledDataset(mixed, seed=whole(4)), whole(2), flag(True), seed=whole(5), drop_last=flag(True)),
+            Loader(rows, batches=RandomBatches(whole(12), whole(3), seed=whole(2)), rank=whole(0), world_size=whole(2)),
+            Loader(rows, whole(2), num_workers=whole(0), prefetch_factor=whole(2), run=text("ppo")),
+        ]
+        for loader in loaders:
+            loader.set_epoch(whole(2))
+            next(iter(loader))
+        return [loader.state_dict() for loader in loaders]
+
+    plain = states(int, bool, str, float)
+    typed = states(np.int64, np.bool_, np.str_, np.float64)
+
+    assert typed == plain == json.loads(json.dumps(plain))
+    assert states(np.uint8, np.bool_, np.str_, np.float32) == plain
+    assert json.dumps(typed) == json.dumps(plain)

@@ -81,7 +81,8 @@ class CompositeDataset(Dataset):
             raise ConfigError(f"stop={stop!r}: choose one of {', '.join(map(repr, _STOPS))}")
         if weights is not None and len(weights) != len(self._parts):
             raise ConfigError(f"weights: one for each of {len(self._parts)} datasets, got {len(weights)}")
-        self._weights = None if weights is None else list(weights)
+        # Plain numbers, because the text of a mixture is part of a loader's state.
+        self._weights = None if weights is None else [w.item() if isinstance(w, np.generic) else w for w in weights]
         self._mixture = None if weights is None else Mixture(weights)
         self._seed, self._epoch, self._stop = seeds.check_seed(seed), 0, stop
         self._ends: list[int] = []

@@ -6,6 +6,7 @@ compares rows and values. What it needs is a loader; what it finds is said in wo
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from poolish.load.dataset_state import has_state
 from poolish.load.frozen import freeze
 from poolish.load.ledger import Ledger
 from poolish.load.loader import Loader
@@ -69,6 +71,8 @@ def verify_resume(
         expected = _walked(_copy(loader), steps)
         _check_twice(loader, expected, steps, report)
         _check_each_stop(loader, expected, steps, report)
+        if has_state(loader.dataset):
+            return report  # such a state is one rank's own, and threads cannot read ahead of it
         _check_workers(loader, expected, steps, workers, report)
         if not loader.has_batches:
             _check_worlds(loader, expected, world_sizes, report)
@@ -184,9 +188,10 @@ def _all_ids(rows: Any) -> Iterable[int]:
 def _copy(loader: Loader, **changes: Any) -> Loader:
     """A loader of the same configuration and place, which decides for itself and tells nobody."""
     settings = {"rank": loader.rank, "world_size": loader.world_size, "num_workers": 0, "acknowledge": "on_yield"}
-    copy = loader.like(**{**settings, "journal": Ledger(), **changes})
-    copy.load_state_dict(loader.state_dict())
-    return copy
+    own = {"dataset": copy.deepcopy(loader.dataset)} if has_state(loader.dataset) else {}
+    made = loader.like(**{**settings, "journal": Ledger(), **own, **changes})
+    made.load_state_dict(loader.state_dict())
+    return made
 
 
 def _walked(loader: Loader, steps: int | None) -> list[_Step]:
