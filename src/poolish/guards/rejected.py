@@ -27,12 +27,12 @@ class Tally(NamedTuple):
 
     def plus(self, table: pa.Table, result: Result, which: Mask) -> Tally:
         """With some rows of another append."""
-        told = result.rejected(which)
+        reasoned = result.rejected(which)
         bad = unsliced(table).filter(pa.array(which)).combine_chunks()
         front = {
             "rejected_append": pa.array([self.n_appends] * len(bad), pa.int64()),
-            "rejected_row": told["row"],
-            "rejected_reason": told["reason"],
+            "rejected_row": reasoned["row"],
+            "rejected_reason": reasoned["reason"],
         }
         for i, (name, values) in enumerate(front.items()):
             bad = bad.add_column(i, name, values)
