@@ -101,9 +101,9 @@ def journal_of_a_loader(folder: Path, attempt: Attempt[Any]) -> Any:
     """Rows are appended while the epoch runs; a second loader replays what the journal says."""
     buffer = DatasetBuffer()
     buffer.append([{"n": i} for i in range(1500)])
-    settings = {"shuffle": True, "follow": True, "journal": folder / "journal", "output": "numpy"}
+    settings = {"shuffle": True, "follow": True, "journal": folder / "journal", "run": "run", "output": "numpy"}
     loader = attempt(lambda: Loader(buffer, 300, **settings))
-    batches, seen = iter(loader), []
+    batches, seen = attempt(lambda: iter(loader)), []
     while (batch := attempt(lambda: next(batches, None))) is not None:
         seen.extend(batch["n"].tolist())
         if len(buffer) < 4000:

@@ -113,8 +113,8 @@ class SnapshotRows:
         return len(self.snapshot)
 
     def branch_below(self, ends: Sequence[int]) -> str:
-        """The branch of the buffer that gave out the last of these ids."""
-        return f"{ends[0]}:{self.snapshot.branch_of(ends[0])}"
+        """The branch of the buffer that gave out the last of these ids; the first one, known by its uuid, is left out."""
+        return f"{ends[0]}:{self.snapshot.branch_of(ends[0]).removeprefix(self.uuid)}"
 
     def has_branch(self, told: str) -> bool:
         """Whether the same branch did."""
