@@ -13,6 +13,7 @@ import pytest
 from poolish import DatasetBuffer
 from poolish.errors import ConfigError, CorruptDataError
 from poolish.rows.state import MAX_BRANCHES
+from tests.faults import in_child
 from tests.rows.facts import facts
 
 SAVED_BY_0_1 = Path(__file__).parent / "saved_version_1.rows"
@@ -231,3 +232,21 @@ def test_pickled_copies_draw_rows_of_their_own():
 
     assert len(set(drawn[0])) == 4
     assert drawn[0] == drawn[1]
+
+
+def test_a_forked_child_appends_on_a_branch_of_its_own():
+    """Parent and child give out the same ids for other rows; branch and version tell them apart."""
+    buffer = DatasetBuffer()
+    buffer.append([{"n": 0}, {"n": 1}])
+    before = buffer.snapshot().branch_of(2)
+
+    def child() -> None:
+        buffer.append({"n": 100})
+        mine = buffer.snapshot()
+        assert mine.branch_of(2) == before
+        assert mine.branch_of(3) != before
+        assert mine.version == mine.branch_of(3)
+
+    assert in_child(child) == 0
+    buffer.append({"n": 200})
+    assert buffer.snapshot().branch_of(3) == before

@@ -113,7 +113,7 @@ class SnapshotRows:
         return len(self.snapshot)
 
     def branch_below(self, ends: Sequence[int]) -> str:
-        """The branch of the buffer that gave out the last of these ids; the first one, known by its uuid, is left out."""
+        """The branch of the buffer that gave out the last of these ids; the first is the uuid, and left out."""
         return f"{ends[0]}:{self.snapshot.branch_of(ends[0]).removeprefix(self.uuid)}"
 
     def has_branch(self, told: str) -> bool:

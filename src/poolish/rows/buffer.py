@@ -506,6 +506,9 @@ class DatasetBuffer(ReadsSnapshots):
             buffer._state = buffer._state.but(loaded=snapshot, kind=settings["kind"], codec=codec)
         return buffer
 
+    def _become_copy(self) -> None:
+        self._state = self._state.but(is_copy=True)
+
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         with self._lock:
             return DatasetBuffer._restored, (self.snapshot(), self._settings(), self.limits)

@@ -1,6 +1,7 @@
 """What a fork must not find: a buffer half-changed, or locked by a thread that the child does not have.
 
-A fork copies the memory of all threads, but only one of them runs on. So whoever forks takes every buffer's lock first.
+A fork copies the memory of all threads, but only one of them runs on. So a fork takes every buffer's lock first. The
+child has copies of the buffers: what it appends is not what the parent appends under the same ids.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ class Lockable(Protocol):
     """Something that is changed under a lock of its own."""
 
     _lock: threading.RLock
+
+    def _become_copy(self) -> None: ...
 
 
 _all: Alive[Lockable] = Alive()
@@ -36,10 +39,16 @@ def _hold_all() -> None:
         each._lock.acquire()
 
 
+def _release_copies() -> None:
+    for each in _held:
+        each._become_copy()
+    _release_all()
+
+
 def _release_all() -> None:
     while _held:
         _held.pop()._lock.release()
     _one_fork.release()
 
 
-os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)
+os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_copies)

@@ -62,8 +62,8 @@ class State:
         if not self.is_copy or n_new == 0 or self.rows is None:
             return self
         first_id = self.rows.next_id - n_new
-        kept = tuple(branch for branch in self.lineage if branch[1] < first_id)
-        return self.but(is_copy=False, lineage=(*kept[-MAX_BRANCHES:], (secrets.token_hex(16), first_id)))
+        kept, own = tuple(branch for branch in self.lineage if branch[1] < first_id), secrets.token_hex(16)
+        return self.but(is_copy=False, version=own, lineage=(*kept[-MAX_BRANCHES:], (own, first_id)))
 
     @property
     def schema(self) -> Schema | None:
