@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ from poolish.errors import ConfigError, DurabilityLost, ResumeError, SchemaError
 from poolish.tokens import branches, log_file
 from tests.effort import times
 from tests.faults import children, die, every_kill_point, in_child, wait_until
-from tests.tokens.recordings import another_boot
+from tests.tokens.recordings import another_boot, descriptors
 
 FIELDS = {"x": "int64", "done": "bool"}
 GOLDEN = Path(__file__).parent / "stream_version_1"
@@ -239,6 +240,18 @@ def test_a_url_is_no_directory(tmp_path, monkeypatch, url):
             call()
 
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_reader_that_is_never_closed_leaves_no_file_open(tmp_path, mmap):
+    """A process that opens streams again and again does not run out of descriptors."""
+    record(tmp_path / "stream", 0, 10)
+    before = descriptors()
+    for _ in range(3):
+        assert StreamStore.open(tmp_path / "stream", mmap=mmap).n_steps == 10
+    gc.collect()
+
+    assert descriptors() <= before
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):

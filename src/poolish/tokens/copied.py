@@ -7,6 +7,7 @@ by system calls is an exception at worst. A copy holds what is published and kep
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class CopiedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fd = open_regular(path, os.O_RDONLY)
+        self._close = weakref.finalize(self, os.close, self.fd)  # also for those that are never closed
         self._room: Bytes = np.empty(0, np.uint8)
         self._held = self._settled = 0
 
@@ -64,8 +66,7 @@ class CopiedFile:
 
     def close(self) -> None:
         """Let the file go; what is held stays."""
-        if self.fd >= 0:
-            os.close(self.fd)
+        self._close()
         self.fd = -1
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -65,6 +66,7 @@ class LogFile(Generic[AnyRecord]):
         self.path, self.uuid = path, uuid
         flags = {"r": os.O_RDONLY, "a": os.O_RDWR | os.O_APPEND, "w": os.O_RDWR | os.O_APPEND | os.O_CREAT}[mode]
         self._fd = open_regular(path, flags)
+        self._close = weakref.finalize(self, os.close, self._fd)  # also for those that are never closed
 
     def write(self, lines: list[bytes], *, durable: bool = True) -> None:
         """Append records, each of which is one line here, and wait until the disk has them."""
@@ -136,9 +138,8 @@ class LogFile(Generic[AnyRecord]):
 
     def close(self) -> None:
         """Close the file."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._close()
+        self._fd = -1
 
     def _ends_with_line(self) -> bool:
         size = self.size
