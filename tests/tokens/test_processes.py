@@ -451,6 +451,24 @@ def test_a_reader_that_is_overtaken_is_told(tmp_path, monkeypatch, is_checked):
         assert outcomes(readers) == [0, 0] if is_checked else outcomes(readers[:1]) != [0]
 
 
+def test_a_bounded_stream_that_moves_on_while_it_is_opened_is_not_damaged(tmp_path, monkeypatch):
+    """Space that the writer gives back just then reads as zeros; the reader looks again at what is kept."""
+    path, look, n_looks = tmp_path / "stream", Reader._look_at_branches, []
+    monkeypatch.setattr(writer, "TRIM_TOKENS", 1 << 15)
+    with StreamStore(path, {"action": "int64"}, max_tokens=200_000) as store:
+        extend(store, 200_000)
+
+        def overtaken(self):
+            look(self)
+            n_looks.append(1)
+            if len(n_looks) == 1:
+                extend(store, 600_000)
+
+        monkeypatch.setattr(Reader, "_look_at_branches", overtaken)
+        with StreamStore.open(path) as reader:
+            assert (reader.first, reader.end, len(n_looks)) == (400_000, 600_000, 2)
+
+
 def test_readers_need_no_permission_to_write(tmp_path):
     """In a directory and of files that they may only read, as another user; a writer is refused at once."""
     path = tmp_path / "stream"

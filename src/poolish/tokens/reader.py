@@ -44,8 +44,7 @@ class Reader:
             self.branch_log = branches.open_log(path, self.description.uuid, mode="r")
             opened.callback(self._close_branches)
             self.branches = branches.Branches()
-            self.state = self._state(at)
-            opening.check(self.lanes, self.state, len(self.fields), with_types=True)
+            self.state = self._checked(at)
             self.fields = decided(self.fields, self.state.kinds)
             if seen is not None and seen[2] != self.branches.name_below(seen[1]):
                 raise ResumeError(
@@ -56,6 +55,18 @@ class Reader:
                 self.state = State(self.state.first, rows, self.lanes.tokens_at(rows), self.state.kinds)
             self._first_token = self._begin()
             opened.pop_all()
+
+    def _checked(self, at: int | None) -> State:
+        """What there is, after making sure that it makes sense."""
+        while True:
+            state = self._state(at)
+            try:
+                opening.check(self.lanes, state, len(self.fields), with_types=True)
+                return state
+            except CorruptDataError:
+                if not self._is_live or self.head.first <= state.first:
+                    raise
+                # A bounded stream gave space back while we looked at it: what is kept now lies further on.
 
     def _state(self, at: int | None) -> State:
         last, self._is_live = opening.newest(self.head, self.lanes, self.log, self.description)
