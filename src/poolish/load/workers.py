@@ -287,7 +287,7 @@ class ReadAhead(Generic[Task, Part, Piece, Result]):
             raise RuntimeError("StopIteration came from a function that reads; it would end the epoch early") from error
         if is_over:
             raise StopIteration
-        self._jobs.popleft()
+        del self._jobs[0]
         return result  # type: ignore[return-value]
 
     @property
