@@ -18,6 +18,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -138,6 +140,29 @@ def every_kill_point(
         check()
         if outcome == 0:
             return number - 1
+
+
+@contextmanager
+def interrupted_at_line(k: int, is_traced: Callable[[str], bool]) -> Iterator[list[str]]:
+    """Ctrl-C before the k-th line that runs in the traced files; gives the lines that ran, as ``file:line``."""
+    lines: list[str] = []
+
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
+        return at_line if is_traced(frame.f_code.co_filename) else None
+
+    def at_line(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            if len(lines) == k:
+                raise KeyboardInterrupt
+        return at_line
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
 
 
 @contextmanager

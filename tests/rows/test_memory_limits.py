@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,7 @@ from poolish.guards import Suite
 from poolish.rows import buffer as buffer_module
 from poolish.rows import columns, memory, stored
 from tests.effort import IS_SOAK, times
+from tests.faults import interrupted_at_line
 from tests.rows.children import in_child
 from tests.rows.facts import facts
 from tests.rows.kinds import columns_of, rows_of, table_of
@@ -197,27 +198,9 @@ def test_no_memory_is_no_change(name, tmp_path):
 CHANGING = {"buffer.py", "state.py", "stored.py", "columns.py", "memory.py", "live.py", "guarding.py", "rejected.py"}
 
 
-@contextmanager
-def interrupted_at_line(k: int) -> Iterator[list[str]]:
-    """Ctrl-C before the k-th line that runs in the modules that change a buffer; gives the lines that ran."""
-    lines: list[str] = []
-
-    def enter(frame: FrameType, event: str, argument: Any) -> Any:
-        return at_line if os.path.basename(frame.f_code.co_filename) in CHANGING else None
-
-    def at_line(frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-            if len(lines) == k:
-                raise KeyboardInterrupt
-        return at_line
-
-    before = sys.gettrace()
-    sys.settrace(enter)
-    try:
-        yield lines
-    finally:
-        sys.settrace(before)
+def interrupted_at(k: int) -> AbstractContextManager[list[str]]:
+    """Ctrl-C before the k-th line that runs in the modules that change a buffer."""
+    return interrupted_at_line(k, lambda path: os.path.basename(path) in CHANGING)
 
 
 def moments(lines: list[str]) -> list[int]:
@@ -248,7 +231,7 @@ class Outcomes:
 
 def outcomes(operation: Operation, tmp_path: Path) -> Outcomes:
     before, done = all_facts(operation.prepare(tmp_path)), operation.prepare(tmp_path)
-    with interrupted_at_line(0) as lines:
+    with interrupted_at(0) as lines:
         operation.change(done)
     return Outcomes(before, all_facts(done), later(done), lines)
 
@@ -281,7 +264,7 @@ def test_an_interrupt_leaves_the_whole_operation_or_none_of_it(name, tmp_path):
     for k in moments(known.lines):
         buffer = operation.prepare(tmp_path)
         version = buffer.version
-        with interrupted_at_line(k), pytest.raises(KeyboardInterrupt):
+        with interrupted_at(k), pytest.raises(KeyboardInterrupt):
             operation.change(buffer)
 
         check_whole(buffer, operation, version, known, f"interrupted before {known.lines[k - 1]}")
@@ -292,17 +275,17 @@ def test_interrupts_after_an_interrupt_change_nothing_more(name, tmp_path):
     """Ctrl-C again, in whatever reads the buffer first, and again: still the whole operation or none of it."""
     operation, rng = OPERATIONS[name], random.Random(name)
     known = outcomes(operation, tmp_path)
-    with interrupted_at_line(0) as reading:
+    with interrupted_at(0) as reading:
         facts(operation.prepare(tmp_path))
     pairs = [(k, j) for k in moments(known.lines) for j in moments(reading)]
 
     for k, j in pairs if IS_SOAK else rng.sample(pairs, min(times(60), len(pairs))):
         buffer = operation.prepare(tmp_path)
         version = buffer.version
-        with interrupted_at_line(k), pytest.raises(KeyboardInterrupt):
+        with interrupted_at(k), pytest.raises(KeyboardInterrupt):
             operation.change(buffer)
         for line in (j, rng.randint(1, j)):
-            with interrupted_at_line(line), suppress(KeyboardInterrupt):
+            with interrupted_at(line), suppress(KeyboardInterrupt):
                 facts(buffer)
 
         check_whole(buffer, operation, version, known, f"interrupted before {known.lines[k - 1]} and {reading[j - 1]}")
@@ -312,13 +295,13 @@ def test_interrupts_after_an_interrupt_change_nothing_more(name, tmp_path):
 def test_an_interrupted_first_append_decides_nothing(sample):
     """Neither columns nor kind: whatever comes next is the first."""
     done, expected = DatasetBuffer(), DatasetBuffer()
-    with interrupted_at_line(0) as lines:
+    with interrupted_at(0) as lines:
         done.append(new_rows(0, 3))
     expected.append(sample)
 
     for k in moments(lines):
         buffer = DatasetBuffer()
-        with interrupted_at_line(k), pytest.raises(KeyboardInterrupt):
+        with interrupted_at(k), pytest.raises(KeyboardInterrupt):
             buffer.append(new_rows(0, 3))
         if len(buffer) == 0:
             buffer.append(sample)

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -122,17 +123,24 @@ def test_a_rank_that_was_killed_alone_rejoins_its_run(path, mode, alone):
     assert check_log(path) == (24, 24)
 
 
-@pytest.mark.parametrize("alone", [0, 1])
-def test_a_rank_that_returns_behind_the_others_is_refused(path, impatient, alone):
-    """With on_checkpoint the group has one position; the error says what was handed out, and what to do."""
-    publish(path, 24)
-    ranks = [consumer(path, rank=rank, world_size=2, acknowledge="on_checkpoint") for rank in range(2)]
+def a_round_behind_a_checkpoint(path: Path, world_size: int) -> tuple[list[DatasetConsumer], dict[str, Any]]:
+    """Ranks that have read three rounds, two of which a checkpoint holds; and its state."""
+    settings = {"world_size": world_size, "acknowledge": "on_checkpoint"}
+    ranks = [consumer(path, rank=rank, **settings) for rank in range(world_size)]
     for rank in ranks * 2:
         take(rank)
     state = ranks[0].state_dict()
     ranks[0].commit(state)
     for rank in ranks:
         take(rank)
+    return ranks, state
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_rank_that_returns_behind_the_others_is_refused(path, impatient, alone):
+    """With on_checkpoint the group has one position; the error says what was handed out, and what to do."""
+    publish(path, 24)
+    ranks, state = a_round_behind_a_checkpoint(path, 2)
     killed(ranks[alone])
 
     for loaded in (state, None):
@@ -212,13 +220,7 @@ def test_ranks_that_load_different_states_are_refused(path, impatient):
 def test_all_ranks_restart_from_a_checkpoint_in_any_order(path, order, lingering):
     """Also while the lock of one that was killed is still held; what was not committed comes again, once."""
     publish(path, 30)
-    ranks = [consumer(path, rank=rank, world_size=3, acknowledge="on_checkpoint") for rank in range(3)]
-    for rank in ranks * 2:
-        take(rank)
-    state = ranks[0].state_dict()
-    ranks[0].commit(state)
-    for rank in ranks:
-        take(rank)
+    ranks, state = a_round_behind_a_checkpoint(path, 3)
     for rank in ranks:
         killed(rank)
     holding = Lock(path / "queue" / "train" / "marks" / f"{lingering}.lock")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ import poolish.tokens
 from poolish import StreamStore
 from poolish.tokens import mapping, memmap_buffer
 from tests.effort import IS_SOAK
+from tests.faults import interrupted_at_line
 from tests.tokens.recordings import FIELDS, append, append_many, assert_holds, tokens
 
 #: What Ctrl-C may come into; other modules end what they do, or do not change a stream.
@@ -33,27 +32,9 @@ def small_files(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-@contextmanager
-def interrupted_at_line(k: int) -> Iterator[list[str]]:
-    """Ctrl-C before the k-th line that runs in the modules of a stream; gives the lines that ran."""
-    lines: list[str] = []
-
-    def enter(frame: FrameType, event: str, argument: Any) -> Any:
-        return at_line if os.path.dirname(frame.f_code.co_filename) in TRACED else None
-
-    def at_line(frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-            if len(lines) == k:
-                raise KeyboardInterrupt
-        return at_line
-
-    before = sys.gettrace()
-    sys.settrace(enter)
-    try:
-        yield lines
-    finally:
-        sys.settrace(before)
+def interrupted_at(k: int) -> AbstractContextManager[list[str]]:
+    """Ctrl-C before the k-th line that runs in the modules of a stream."""
+    return interrupted_at_line(k, lambda path: os.path.dirname(path) in TRACED)
 
 
 def moments(lines: list[str]) -> list[int]:
@@ -73,7 +54,7 @@ def each_interrupt(tmp_path: Path, act: Callable[[StreamStore | None, Path], obj
     """Interrupt ``act`` before each of its lines, each time on a stream of its own: (stream or None, path, line)."""
     make(tmp_path / "whole")
     store = None if opens else StreamStore(tmp_path / "whole")
-    with interrupted_at_line(0) as lines:
+    with interrupted_at(0) as lines:
         act(store, tmp_path / "whole")
     for k in moments(lines):
         path = tmp_path / str(k)
@@ -81,7 +62,7 @@ def each_interrupt(tmp_path: Path, act: Callable[[StreamStore | None, Path], obj
         store = None if opens else StreamStore(path)
         gc.disable()  # what is collected meanwhile is not what is interrupted
         try:
-            with interrupted_at_line(k):
+            with interrupted_at(k):
                 act(store, path)
         except KeyboardInterrupt:
             pass
