@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
+import functools
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -140,6 +142,21 @@ def every_kill_point(
         check()
         if outcome == 0:
             return number - 1
+
+
+def in_own_thread(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in a thread of its own, where a tracer interrupts it.
+
+    CPython 3.11 leaves an exception behind as "being handled" when a tracer raises on an ``except`` line. It belongs to
+    the thread, and would keep alive whatever later tests wait to see gone.
+    """
+
+    @functools.wraps(test)
+    def in_thread(*arguments: Any, **options: Any) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(test, *arguments, **options).result()
+
+    return in_thread
 
 
 @contextmanager

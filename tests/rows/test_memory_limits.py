@@ -30,7 +30,7 @@ from poolish.guards import Suite
 from poolish.rows import buffer as buffer_module
 from poolish.rows import columns, memory, stored
 from tests.effort import IS_SOAK, times
-from tests.faults import interrupted_at_line
+from tests.faults import in_own_thread, interrupted_at_line
 from tests.rows.children import in_child
 from tests.rows.facts import facts
 from tests.rows.kinds import columns_of, rows_of, table_of
@@ -256,6 +256,7 @@ def check_whole(buffer: DatasetBuffer, operation: Operation, version: str, known
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
+@in_own_thread
 def test_an_interrupt_leaves_the_whole_operation_or_none_of_it(name, tmp_path):
     """Before whichever line Ctrl-C comes, no reader ever sees half of a change, and the buffer goes on working."""
     operation = OPERATIONS[name]
@@ -271,6 +272,7 @@ def test_an_interrupt_leaves_the_whole_operation_or_none_of_it(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
+@in_own_thread
 def test_interrupts_after_an_interrupt_change_nothing_more(name, tmp_path):
     """Ctrl-C again, in whatever reads the buffer first, and again: still the whole operation or none of it."""
     operation, rng = OPERATIONS[name], random.Random(name)
@@ -292,6 +294,7 @@ def test_interrupts_after_an_interrupt_change_nothing_more(name, tmp_path):
 
 
 @pytest.mark.parametrize("sample", [{"other": "x"}, np.arange(3)], ids=["row", "array"])
+@in_own_thread
 def test_an_interrupted_first_append_decides_nothing(sample):
     """Neither columns nor kind: whatever comes next is the first."""
     done, expected = DatasetBuffer(), DatasetBuffer()
