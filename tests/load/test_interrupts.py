@@ -94,7 +94,9 @@ def test_an_interrupt_before_any_instruction_of_next_leaves_its_batch_next(kind,
                     except KeyboardInterrupt:
                         assert interrupt.has_come
                         n_interrupts += 1
-                        assert saved(loader) == before, (round_, number, moment)
+                        # An end that was found may be interrupted as it is raised: then the iterator is over.
+                        is_over = wanted is None and loader.epoch == 1
+                        assert is_over or saved(loader) == before, (round_, number, moment)
                         continue
                 break
             assert got == (wanted and (*wanted[:2], wanted[2] + first, wanted[3])), (round_, number, moment)

@@ -252,7 +252,8 @@ class Loader:
             self._busy_thread = None
 
     def _next_batch(self) -> Any:
-        self._rewind_dataset()
+        if self._has_dataset_state:
+            self._rewind_dataset()
         self._enter()
         self._skip_steps()
         before, stride = self._progress, self._worker[1]
@@ -274,8 +275,6 @@ class Loader:
     def _rewind_dataset(self) -> None:
         """Undo what a batch that was read and not delivered has changed in a dataset with a state of its own."""
         progress = self._progress
-        if not self._has_dataset_state:
-            return
         if progress.dataset is None:
             progress = self._progress = progress._replace(dataset=dataset_state.to_json(self.dataset))
         elif self._dataset_at is not progress:
