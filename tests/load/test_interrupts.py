@@ -74,10 +74,16 @@ def next_or_end(iterator):
 def test_an_interrupt_before_any_instruction_of_next_leaves_its_batch_next(kind, by_instruction, tmp_path, monkeypatch):
     """Before each line or instruction in turn: the state is as it was, and the same batch, or the end, is next."""
     monkeypatch.setattr(order, "BLOCK_ROWS", 5)
+
+    # In a child: CPython 3.11 leaks the exception being handled when a trace function raises, and threads with it.
+    assert in_child(lambda: interrupt_everywhere(KINDS[kind](tmp_path), by_instruction)) == 0
+
+
+def interrupt_everywhere(settings, by_instruction):
     source, options = buffer(9), {"shuffle": True, "follow": True}
     expected = [plain(batch) for batch in load(source, 2, **options)] + [None]
     chance, n_interrupts = random.Random(by_instruction), 0
-    loader = load(source, 2, **options, **KINDS[kind](tmp_path))
+    loader = load(source, 2, **options, **settings)
     step = 5 if by_instruction else 1
     for round_ in range(times(2)):
         loader.set_epoch(0)
@@ -100,9 +106,9 @@ def test_an_interrupt_before_any_instruction_of_next_leaves_its_batch_next(kind,
                         continue
                 break
             assert got == (wanted and (*wanted[:2], wanted[2] + first, wanted[3])), (round_, number, moment)
-        for _ in expected[:-1] if "explicit" in kind else ():
+        for _ in expected[:-1] if "acknowledge" in settings else ():
             loader.mark_trained()
-        if "explicit" in kind:
+        if "acknowledge" in settings:
             with pytest.raises(ConfigError, match="no batch is in flight"):
                 loader.mark_trained()
         assert saved(loader)["epoch"] == 1
@@ -117,9 +123,9 @@ def test_signals_at_any_moment_of_next_lose_and_repeat_nothing(num_workers, ackn
     """Thousands of real signals: what next() returned, and only that, is delivered, and each row comes once."""
 
     def child():
-        source = buffer(4000)
+        source, chance = buffer(4000), random.Random(num_workers)
         loader = load(source, 2, shuffle=True, follow=True, num_workers=num_workers, acknowledge=acknowledge)
-        seen, n_interrupts, is_armed = [], 0, False
+        seen, n_interrupts, n_tries, is_armed = [], 0, 0, False
 
         def interrupt(*_):
             nonlocal is_armed
@@ -128,12 +134,13 @@ def test_signals_at_any_moment_of_next_lose_and_repeat_nothing(num_workers, ackn
                 raise KeyboardInterrupt
 
         signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0003)
         for _ in range(times(1)):
             seen.clear()
             iterator, is_over = iter(loader), False
             while not is_over:
-                before, batch = loader.step, None
+                before, batch, n_tries = loader.step, None, n_tries + 1
+                # Some calls are left alone, so that the epoch ends however slow the machine is.
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 2e-4) if n_tries % 4 else 0)
                 try:
                     is_armed = True
                     batch = iterator.__next__()
@@ -150,9 +157,10 @@ def test_signals_at_any_moment_of_next_lose_and_repeat_nothing(num_workers, ackn
                     seen.append(batch.ids.tolist())
             assert len(seen) == 2000
             known = [id_ for pair in seen for id_ in pair if id_ is not None]
-            assert len(set(known)) == len(known) >= 3900
+            assert len(set(known)) == len(known)
         signal.setitimer(signal.ITIMER_REAL, 0)
         assert n_interrupts > 20
+        assert len(known) > 2000
 
     assert in_child(child) == 0
 
