@@ -14,7 +14,7 @@ import poolish.load
 from poolish.errors import ConfigError
 from poolish.load import order
 from tests.effort import times
-from tests.faults import in_child, in_own_thread
+from tests.faults import in_child
 from tests.load.loaders import buffer, ids, load, plain, rows, saved
 
 #: Where batches are handed over. Not where locks are held: Python raises between no two instructions of ``with lock``.
@@ -70,7 +70,6 @@ def next_or_end(iterator):
 
 @pytest.mark.parametrize("by_instruction", [False, True], ids=["line", "instruction"])
 @pytest.mark.parametrize("kind", KINDS)
-@in_own_thread
 def test_an_interrupt_before_any_instruction_of_next_leaves_its_batch_next(kind, by_instruction, tmp_path, monkeypatch):
     """Before each line or instruction in turn: the state is as it was, and the same batch, or the end, is next."""
     monkeypatch.setattr(order, "BLOCK_ROWS", 5)
