@@ -17,7 +17,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -144,19 +143,19 @@ def every_kill_point(
             return number - 1
 
 
-def in_own_thread(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test in a thread of its own, where a tracer interrupts it.
+def in_own_process(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in a forked child, where a tracer interrupts it.
 
-    CPython 3.11 leaves an exception behind as "being handled" when a tracer raises on an ``except`` line. It belongs to
-    the thread, and would keep alive whatever later tests wait to see gone.
+    A tracer raises where no signal does: on an ``except`` line, after which CPython 3.11 keeps the exception as being
+    handled, and between the last line of a ``with`` and its exit, after which a lock stays
+    held. Neither may outlive the test.
     """
 
     @functools.wraps(test)
-    def in_thread(*arguments: Any, **options: Any) -> None:
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(test, *arguments, **options).result()
+    def forked(*arguments: Any, **options: Any) -> None:
+        assert in_child(lambda: test(*arguments, **options)) == 0
 
-    return in_thread
+    return forked
 
 
 @contextmanager

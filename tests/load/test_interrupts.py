@@ -14,7 +14,7 @@ import poolish.load
 from poolish.errors import ConfigError
 from poolish.load import order
 from tests.effort import times
-from tests.faults import in_child
+from tests.faults import in_child, in_own_process
 from tests.load.loaders import buffer, ids, load, plain, rows, saved
 
 #: Where batches are handed over. Not where locks are held: Python raises between no two instructions of ``with lock``.
@@ -70,15 +70,11 @@ def next_or_end(iterator):
 
 @pytest.mark.parametrize("by_instruction", [False, True], ids=["line", "instruction"])
 @pytest.mark.parametrize("kind", KINDS)
+@in_own_process
 def test_an_interrupt_before_any_instruction_of_next_leaves_its_batch_next(kind, by_instruction, tmp_path, monkeypatch):
     """Before each line or instruction in turn: the state is as it was, and the same batch, or the end, is next."""
     monkeypatch.setattr(order, "BLOCK_ROWS", 5)
-
-    # In a child: CPython 3.11 leaks the exception being handled when a trace function raises, and threads with it.
-    assert in_child(lambda: interrupt_everywhere(KINDS[kind](tmp_path), by_instruction)) == 0
-
-
-def interrupt_everywhere(settings, by_instruction):
+    settings = KINDS[kind](tmp_path)
     source, options = buffer(9), {"shuffle": True, "follow": True}
     expected = [plain(batch) for batch in load(source, 2, **options)] + [None]
     chance, n_interrupts = random.Random(by_instruction), 0

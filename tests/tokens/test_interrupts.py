@@ -16,7 +16,7 @@ import poolish.tokens
 from poolish import StreamStore
 from poolish.tokens import mapping, memmap_buffer
 from tests.effort import IS_SOAK
-from tests.faults import in_own_thread, interrupted_at_line
+from tests.faults import in_own_process, interrupted_at_line
 from tests.tokens.recordings import FIELDS, append, append_many, assert_holds, tokens
 
 #: What Ctrl-C may come into; other modules end what they do, or do not change a stream.
@@ -81,7 +81,7 @@ def check(path: Path, possible: tuple[int, ...], line: str) -> None:
         assert_holds(store, tokens(0, store.n_steps))
 
 
-@in_own_thread
+@in_own_process
 def test_an_interrupted_close_releases_the_lock(tmp_path):
     """At the latest when it is called again; what was appended is there."""
     n_released = 0
@@ -93,7 +93,7 @@ def test_an_interrupted_close_releases_the_lock(tmp_path):
     assert n_released > 20
 
 
-@in_own_thread
+@in_own_process
 def test_a_stream_whose_close_was_interrupted_closes_when_it_goes(tmp_path):
     """Leaving a ``with`` block by Ctrl-C needs no second call."""
 
@@ -108,7 +108,7 @@ def test_a_stream_whose_close_was_interrupted_closes_when_it_goes(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["append", "append_many", "commit"])
-@in_own_thread
+@in_own_process
 def test_an_interrupted_write_is_all_or_nothing_and_the_stream_goes_on(tmp_path, what):
     """With a first append, which records the branch and grows the files, and a later one."""
     acts = {
@@ -129,7 +129,7 @@ def test_an_interrupted_write_is_all_or_nothing_and_the_stream_goes_on(tmp_path,
         check(path, (n_steps + 60,), line)
 
 
-@in_own_thread
+@in_own_process
 def test_an_interrupted_from_dataset_is_all_or_nothing(tmp_path):
     """Rows that are held back until the end are published together, or forgotten."""
     source = StreamStore(fields=FIELDS)
@@ -147,7 +147,7 @@ def test_an_interrupted_from_dataset_is_all_or_nothing(tmp_path):
         check(path, (n_steps + 5,), line)
 
 
-@in_own_thread
+@in_own_process
 def test_an_interrupted_opening_leaves_the_stream_free(tmp_path):
     """The next one opens it, in the same process."""
     for _, path, line in each_interrupt(tmp_path, lambda _, path: StreamStore(path).close(), opens=True):
