@@ -276,13 +276,13 @@ def test_an_interrupt_leaves_the_whole_operation_or_none_of_it(name, tmp_path):
 @in_own_process
 def test_interrupts_after_an_interrupt_change_nothing_more(name, tmp_path):
     """Ctrl-C again, in whatever reads the buffer first, and again: still the whole operation or none of it."""
-    operation, rng = OPERATIONS[name], random.Random(name)
+    operation, rng = OPERATIONS[name], random.Random(None if IS_SOAK else name)
     known = outcomes(operation, tmp_path)
     with interrupted_at(0) as reading:
         facts(operation.prepare(tmp_path))
     pairs = [(k, j) for k in moments(known.lines) for j in moments(reading)]
 
-    for k, j in pairs if IS_SOAK else rng.sample(pairs, min(times(60), len(pairs))):
+    for k, j in rng.sample(pairs, min(times(60), len(pairs))):  # all of them would take hours
         buffer = operation.prepare(tmp_path)
         version = buffer.version
         with interrupted_at(k), pytest.raises(KeyboardInterrupt):
