@@ -272,6 +272,91 @@ def test_a_batch_that_was_removed_by_hand_is_told(tmp_path: Path):
             reading.get_batch()
 
 
+# -- purging by hand
+
+
+def remove_batches(split: Path) -> None:
+    """What `rm queue/train/*.safetensors` does."""
+    for file in split.glob("*.safetensors"):
+        file.unlink()
+
+
+@pytest.mark.parametrize("n_read", [0, 2])
+@pytest.mark.parametrize("first", ["provider", "consumer"])
+def test_a_purge_by_hand_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str, n_read: int):
+    """The next start of either side says how many went and goes on with the next number; no batch comes twice."""
+    split = filled(tmp_path, 5, max_backlog=5)
+    with consumer(tmp_path) as reading:
+        take(reading, n_read)
+    remove_batches(split)
+
+    with caplog.at_level(logging.WARNING, "poolish.serve"):
+        if first == "consumer":
+            with consumer(tmp_path, timeout_s=0.1) as reading, pytest.raises(Starved, match="batch 5 "):
+                reading.get_batch()
+        with provider(tmp_path, max_backlog=5) as filling:
+            assert filling.status()["train"]["backlog"] == 0
+            assert [filling.publish("train") for _ in range(2)] == [5, 6]
+
+    (said,) = [record.getMessage() for record in caplog.records if "removed by hand" in record.getMessage()]
+    names(RuntimeError(said), split, f"all {5 - n_read} batches", f"{n_read} to 4", "batch 5")
+    filled(tmp_path, 1)  # one more start finds no gap
+    assert verify_queue(tmp_path) == {"train": []}
+    with consumer(tmp_path) as reading:
+        assert take(reading, 3) == [5, 6, 7]
+    assert queue_status(tmp_path)["train"].dead == 0
+
+
+@pytest.mark.parametrize("provider_first", [False, True])
+def test_a_state_below_a_purge_by_hand_is_refused(tmp_path: Path, provider_first: bool):
+    """Its batches are gone, and the error says how to go on; a state after the last of them resumes."""
+    split = filled(tmp_path, 5)
+    states = []
+    with consumer(tmp_path, acknowledge="on_checkpoint") as reading:
+        for _ in range(5):
+            take(reading, 1)
+            states.append(reading.state_dict())
+    remove_batches(split)
+    if provider_first:
+        filled(tmp_path, 1)
+
+    with consumer(tmp_path, acknowledge="on_checkpoint") as reading:
+        with pytest.raises(ResumeError, match=r"the state is at batch 2, but .*to 4 .*removed by hand"):
+            reading.load_state_dict(states[1])
+        reading.load_state_dict(states[4])
+        filled(tmp_path, 1)
+        assert take(reading, 1) == [5]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_waiting_consumer_notices_a_purge_by_hand(tmp_path: Path, monkeypatch, prefetch: int):
+    """It never waits for a number that will not come; started again, it goes on."""
+    monkeypatch.setattr("poolish.serve.split_reader._LOST_S", 0.1)
+    split = filled(tmp_path, 9)
+    with consumer(tmp_path, prefetch=prefetch, timeout_s=None) as reading:
+        take(reading, 1)
+        remove_batches(split)
+        with (
+            within(20),
+            pytest.raises(ResumeError, match=r"waits for batch \d, but \d to 8 were removed by hand.*batch 9"),
+        ):
+            take(reading, 8)  # some may have been read ahead
+    filled(tmp_path, 1)
+    with consumer(tmp_path) as reading:
+        assert take(reading, 1) == [9]
+
+
+def test_removed_files_make_way_for_another_schema(tmp_path: Path):
+    """Changing the schema or the vocabulary, and removing the files, is all that it takes."""
+    remove_batches(filled(tmp_path, 3))
+
+    filled(tmp_path, 2, edition=2)
+
+    with consumer(tmp_path) as reading:
+        assert reading.meta["edition"] == 2
+        assert take(reading, 2) == [3, 4]
+
+
 def strange_files(folder: Path) -> dict[str, Callable[[Path], object]]:
     outside = folder / "outside"
     outside.write_bytes(b"secret" * 100)

@@ -37,6 +37,7 @@ class SplitProducer:
         try:
             recover(log)
             self._number = log.next_number()
+            self._first = log.consumed().watermark  # marks may be older, after a purge by hand
             self._notes.write(self.counter, self._number)
             self._last = 0  # bytes of the last batch
             self._counted_at, self._counted = self._number, log.n_bytes()
@@ -54,7 +55,7 @@ class SplitProducer:
     def backlog(self) -> int:
         """How many batches wait to be read."""
         self._number = max(self._number, self.log.next_number())
-        return max(0, self._number - self._progress.positions()[0])
+        return max(0, self._number - max(self._first, self._progress.positions()[0]))
 
     def look(self) -> tuple[int, str | None]:
         """How many batches wait to be read, and why there is no room for another, in words; None if there is."""

@@ -288,6 +288,24 @@ class QueueLog:
             self._consumed.write(told, after=newest, durable=self.meta.is_durable)
         return range(before.watermark, watermark)
 
+    def removed(self) -> range:
+        """The numbers from the watermark to ``next``, if not one of their files is left: a purge by hand.
+
+        The lock is held: then only a hand, or a power cut, leaves a published number without its file.
+        """
+        watermark = self.consumed().watermark
+        is_any_left = any(number >= watermark for number in self.numbers())
+        return range(0) if is_any_left else range(watermark, max(watermark, self.next_number()))
+
+    def pass_removed(self) -> range:
+        """Raise the watermark over what was purged by hand; those numbers. The lock is held."""
+        removed = self.removed()
+        if removed:
+            newest = self._consumed.read()
+            told = {"counters": {}, **(newest or {}), "watermark": removed.stop}
+            self._consumed.write(told, after=newest, durable=self.meta.is_durable)
+        return removed
+
     def delete(self, numbers: Iterable[int]) -> None:
         """Remove the files of numbers that are done, or set them aside to be written over.
 

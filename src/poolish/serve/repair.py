@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import stat
@@ -17,6 +18,8 @@ from poolish.serve.queue_log import FOLDERS, LOCK_TIMEOUT_S, QueueLog, missing_t
 _MAX_MISSING = 10_000
 LOST = "its file is missing: lost in a power cut, or removed by hand"
 
+logger = logging.getLogger("poolish.serve")
+
 
 def recover(log: QueueLog) -> None:
     """Clean up after those who were killed, and after a power cut."""
@@ -25,11 +28,27 @@ def recover(log: QueueLog) -> None:
             sweep(folder)
     with log.locked():
         log.delete_done()
+        _pass_removed(log)
         watermark = log.consumed().watermark
         kept = [number for number in log.numbers() if number >= watermark]
         for number in _missing(log, watermark, kept):
             _bury(log, number, LOST)  # only a power cut can do this, to files that were not synced
         log.note_next(max([log.next_number(), watermark, *(number + 1 for number in kept[-1:])]))
+
+
+def pass_removed(log: QueueLog) -> None:
+    """Go on after the last number where the files of all batches were removed by hand, and say so."""
+    with log.locked():
+        _pass_removed(log)
+
+
+def _pass_removed(log: QueueLog) -> None:
+    removed = log.pass_removed()
+    if removed:
+        logger.warning(
+            "%s: all %s batches that waited here, %d to %d, were removed by hand; going on with batch %d",
+            *(log.path, f"{len(removed):,}", removed.start, removed.stop - 1, removed.stop),
+        )
 
 
 def _missing(log: QueueLog, watermark: int, kept: list[int]) -> list[int]:

@@ -31,7 +31,7 @@ from poolish.serve.marks import RunMarks, rest
 from poolish.serve.provider_notes import providers
 from poolish.serve.queue_log import QueueLog, make_folders, missing_told
 from poolish.serve.queue_meta import QueueMeta
-from poolish.serve.repair import LOST, bury
+from poolish.serve.repair import LOST, bury, pass_removed
 from poolish.serve.watching import Watch
 
 #: Numbers that are deleted together, or fewer if they are large: taking the lock and raising the watermark takes 240 us
@@ -127,6 +127,7 @@ class SplitReader:
         """Read as a rank of a run: where a state says, else what no rank is done with."""
         if self._restored is not None:
             self.check_start(self._restored.start)
+        pass_removed(self.log)
         try:
             start = self._marks.enter(run, self._restored)
         except StoreFull:  # make room with what only waits to be written over
@@ -145,12 +146,26 @@ class SplitReader:
         if start < watermark:
             raise ResumeError(
                 f"{self.log.path}: the state is at batch {start}, but {start} to {watermark - 1} are acknowledged and "
-                'deleted; resume from a newer checkpoint, and use acknowledge="on_checkpoint" to keep what is not saved'
+                "deleted, or were removed by hand; resume from a newer checkpoint, and use "
+                'acknowledge="on_checkpoint" to keep what is not saved'
             )
         if not self.log.has_published(start):
             raise ResumeError(
                 f"{self.log.path}: the state is at batch {start}, but this queue ends at {self.log.next_number()}: it "
                 "is an older copy of the one that the state was taken from; restore that, or start without the state"
+            )
+        self._check_removed(start, f"the state is at batch {start}")
+
+    def _check_removed(self, number: int, who: str) -> None:
+        """Raise if a batch was purged by hand, and all others with it."""
+        if os.path.lexists(self.log.file_of(number)):
+            return
+        with self.log.locked():
+            removed = self.log.removed()
+        if number in removed:
+            raise ResumeError(
+                f"{self.log.path}: {who}, but {removed.start} to {removed.stop - 1} were removed by hand; start "
+                f"without a state to go on with batch {removed.stop}"
             )
 
     # -- taking
@@ -362,9 +377,10 @@ class SplitReader:
         if number < watermark:
             raise ResumeError(
                 f"{self.log.path}: this rank waits for batch {number}, but all below {watermark} were acknowledged by "
-                "another run and deleted; end the other trainer, or start this one again"
+                "another run and deleted, or removed by hand; end the other trainer, or start this one again"
             )
         if waited_s > _LOST_S and number < self.log.next_number() and not os.path.lexists(self.log.path_of(number)):
+            self._check_removed(number, f"this rank waits for batch {number}")
             bury(self.log, number, LOST)
         known = providers(self.log)
         is_finished = known and all(note.finished and not is_alive for note, is_alive in known.values())
