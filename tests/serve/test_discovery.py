@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -262,3 +263,34 @@ def test_a_provider_that_others_may_write_is_not_run(folder, base, monkeypatch):
         find_provider(config, base)
 
     assert not mark.exists()
+
+
+# Run by itself ------------------------------------------------------------------------------------------------
+
+
+PROVIDER = "from poolish import DataProviderBase\nclass Provider(DataProviderBase):\n    pass\n"
+
+
+def run_by_itself(file: Path, text: str, *arguments: str) -> tuple[int, str]:
+    """The exit status of a Python file, and what it printed."""
+    file.write_text(text)
+    done = subprocess.run([sys.executable, file, *arguments], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "config"), [((), "CONFIG"), (("config/train.py",), "config/train.py")])
+def test_a_provider_that_is_run_by_itself_says_what_to_run(folder: Path, arguments: tuple[str, ...], config: str):
+    """It would fill no queue, so it fails, and names the command."""
+    code, said = run_by_itself(folder / "prepare_streaming.py", PROVIDER, *arguments)
+
+    assert code == 1
+    assert f"from {folder.parent.parent} run `poolish prepare {config}` (or `python prepare.py {config}`)" in said
+    assert "Traceback" not in said
+
+
+def test_a_script_that_uses_its_own_provider_is_left_alone(folder: Path):
+    """A provider's file with a main part, and any script that defines a provider."""
+    with_main = f"{PROVIDER}if __name__ == '__main__':\n    print('mine')\n"
+    assert run_by_itself(folder / "prepare_streaming.py", with_main) == (0, "mine\n")
+    assert run_by_itself(folder / "experiment.py", f"{PROVIDER}print('mine')\n") == (0, "mine\n")
+    assert run_by_itself(folder.parent.parent / "prepare_streaming.py", f"{PROVIDER}print('mine')\n") == (0, "mine\n")

@@ -17,9 +17,7 @@ from typing import Any
 from poolish.errors import ConfigError
 from poolish.serve.config import SharedConfig
 from poolish.serve.config_files import read_source, run_source
-from poolish.serve.workspaces import no_such_dataset
-
-PROVIDER_FILE = "prepare_streaming.py"
+from poolish.serve.workspaces import PROVIDER_FILE, no_such_dataset
 
 
 def find_provider(config: SharedConfig, base: type[Any]) -> type[Any]:

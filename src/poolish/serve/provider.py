@@ -27,6 +27,7 @@ from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import QueueMeta, batch_schema_of
 from poolish.serve.repair import sweep_purged
 from poolish.serve.watching import Watch
+from poolish.serve.workspaces import refuse_direct_run
 
 if TYPE_CHECKING:
     from poolish.guards.guard import Guard
@@ -95,6 +96,10 @@ class DataProviderBase:
         self._promise = Promise(self.schema)
         if self.guard is not None:
             self._checked_guard()  # that of the class is in use too, and does not change any more
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_direct_run(cls.__module__)
 
     # -- what a subclass says
 

@@ -9,9 +9,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+
+PROVIDER_FILE = "prepare_streaming.py"
 
 #: As many datasets as an error names.
 _MAX_NAMED = 20
@@ -65,6 +68,22 @@ def no_such_dataset(dataset: str, folders: Iterable[Path]) -> str:
         )
         + f"There are: {', '.join(names[:_MAX_NAMED]) or 'none'}{', ...' if len(names) > _MAX_NAMED else ''}"
     )
+
+
+def refuse_direct_run(module: str) -> None:
+    """End the program if ``module`` is a provider's file that is run by itself: it would do nothing, and not say so.
+
+    A file with a main part of its own (``if __name__ == "__main__"``) is left alone, and so is any other script.
+    """
+    if module != "__main__":
+        return
+    main = Path(getattr(sys.modules["__main__"], "__file__", None) or "").absolute()
+    if main.name == PROVIDER_FILE and main.parent.parent.name == "data" and b"__main__" not in main.read_bytes():
+        config = sys.argv[1] if len(sys.argv) > 1 else "CONFIG"
+        raise SystemExit(
+            f"{main}: a provider is not run by itself, that would fill no queue; from {main.parent.parent.parent} run "
+            f"`poolish prepare {config}` (or `python prepare.py {config}`)"
+        )
 
 
 def _datasets(workspace: Path) -> list[str]:
