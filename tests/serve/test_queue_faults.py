@@ -1493,6 +1493,20 @@ def test_iteration_goes_on_while_one_provider_has_not_finished(tmp_path: Path):
         assert [counter_of(batch) for batch in reading] == [1, 2, 3]
 
 
+# -- devices
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99", "opengl", 99, ("cpu",)])
+def test_a_device_that_is_not_there_is_refused_by_name(tmp_path: Path, device: Any):
+    """When the consumer is made, before it takes a batch: the error names the device and what to do."""
+    filled(tmp_path, 1)
+    with pytest.raises(ConfigError, match=r"^device=.*; use one that this machine has, or None for the CPU$") as caught:
+        consumer(tmp_path, output="torch", device=device)
+    names(caught.value, repr(device))
+    with consumer(tmp_path, output="torch", device="cpu") as reading:
+        assert reading.get_batch()["a"].device.type == "cpu"
+
+
 # -- one consumer per rank
 
 

@@ -433,7 +433,12 @@ def _device(device: Any, output: str) -> Any:
         raise ConfigError(f"device={device!r} goes with output='torch', got output={output!r}")
     import torch
 
-    return torch.device(device)
+    try:
+        torch.empty(0, device=device)
+        return torch.device(device)
+    except (RuntimeError, TypeError, AssertionError) as error:  # no such name, no such GPU, or a torch without CUDA
+        why = str(error).split("\n", 1)[0]
+        raise ConfigError(f"device={device!r}: {why}; use one that this machine has, or None for the CPU") from None
 
 
 @cache  # to import what is imported already takes 1 us
