@@ -460,11 +460,12 @@ def test_an_empty_source_gives_no_rows(empty, options):
     assert xs(recipe.bake()) == [1]
 
 
-def test_a_recipe_of_nothing_bakes_an_empty_buffer():
-    """No instructions, no rows."""
-    result = DatasetRecipe("r").bake()
-
-    assert len(result.buffer) == len(result.lineage) == result.report.n_rows == 0
+@pytest.mark.parametrize("make", [DatasetRecipe.bake, DatasetRecipe.explain, bake])
+def test_a_recipe_without_ingredients_is_refused(make):
+    """No rows can come of it, also not with steps: somebody forgot to add them."""
+    for recipe in (DatasetRecipe("breads"), DatasetRecipe("breads").prepare_step("once", "dedup")):
+        with pytest.raises(RecipeError, match=r"recipe 'breads' has no ingredient; add one with add_ingredient"):
+            make(recipe)
 
 
 def test_rows_that_are_all_filtered_away_leave_their_columns():

@@ -181,7 +181,7 @@ functions = st.tuples(
 def recipes(draw: st.DrawFn, depth: int = 1) -> DatasetRecipe:
     total = draw(st.none() | st.integers(1, 10**12))
     unit = draw(st.sampled_from([{}, {"tokens": "n"}, {"unit": "tokens", "tokens": "n"}]))
-    recipe = DatasetRecipe(draw(names), draw(st.integers(0, 2**64 - 1)), total, **unit)
+    recipe = DatasetRecipe(draw(names), seed=draw(st.integers(0, 2**64 - 1)), total=total, **unit)
     sources = paths | recipes(depth - 1) if depth else paths
     for name in draw(st.lists(names, unique=True, max_size=3)):
         how_much = draw(takes)

@@ -207,13 +207,14 @@ def test_a_nested_recipe_is_taken_as_it_is():
 
 
 def test_an_empty_nested_recipe_gives_no_rows():
-    """No instructions, or rows that are all filtered away."""
-    nothing = DatasetRecipe("in")
+    """Rows that are all filtered away; one without ingredients is refused by its name."""
     filtered = DatasetRecipe("in").add_ingredient("a", numbers(5), where=col.x > 9)
+    outer = DatasetRecipe("out").add_ingredient("none", filtered).add_ingredient("some", numbers(2))
+    assert xs(outer.bake()) == [0, 1]
 
-    for recipe in (nothing, filtered):
-        outer = DatasetRecipe("out").add_ingredient("none", recipe).add_ingredient("some", numbers(2))
-        assert xs(outer.bake()) == [0, 1]
+    for make in (DatasetRecipe.bake, DatasetRecipe.explain):
+        with pytest.raises(RecipeError, match="recipe 'in' has no ingredient"):
+            make(DatasetRecipe("out").add_ingredient("none", DatasetRecipe("in")))
 
 
 def test_a_nested_recipe_that_does_not_fit_is_told():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
 import poolish
 from poolish import DatasetBuffer, DatasetRecipe, bake, col
+from poolish.errors import RecipeError
 from poolish.recipes import AddIngredient, PrepareStep
 from tests.recipes.kitchen import numbers
 
@@ -29,6 +31,42 @@ def test_a_recipe_holds_a_list_of_instructions():
 
     assert kinds == [AddIngredient, AddIngredient, PrepareStep]
     assert [instruction.name for instruction in recipe.instructions] == ["web", "gold", "shout"]
+
+
+def test_a_recipe_is_made_of_instructions():
+    """Given as a list, with a name or without one, they are what the methods would have made of them."""
+    instructions = breads().instructions
+
+    for recipe in (
+        DatasetRecipe(instructions, seed=7),
+        DatasetRecipe("breads", instructions, seed=7),
+        DatasetRecipe(instructions=iter(instructions), seed=7),
+    ):
+        assert recipe.instructions == instructions
+        assert recipe.instructions is not instructions
+        assert bake(recipe).to_pydict() == bake(breads()).to_pydict()
+    limited = DatasetRecipe([AddIngredient("a", numbers(9)), PrepareStep("few", "limit", options={"n": 2})])
+    assert len(bake(limited)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((5,), "instructions are a list of AddIngredient and PrepareStep, got int 5"),
+        (("r", 5), "got int 5; pass the seed as seed="),
+        (("r", "limit"), "got str 'limit'"),
+        (("r", {"a": 1}), "got dict"),
+        (("r", [AddIngredient("a", []), "limit"]), "number 1 is str 'limit'"),
+        (("r", [AddIngredient("a", []), AddIngredient("a", [])]), "ingredient 'a': there is one of that name"),
+        (("r", [AddIngredient("a", [], take=1.5)]), "take=1.5 is a fraction above 1"),
+        ((5, [AddIngredient("a", [])]), "the name of a recipe is text, got int 5"),
+        ((None,), "instructions are a list"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(arguments, message):
+    """Neither a name nor instructions: no recipe that bakes no rows."""
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        DatasetRecipe(*arguments)
 
 
 def test_instructions_are_values_that_never_change():

@@ -35,7 +35,7 @@ from poolish.recipes.engine import as_engine
 from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explanation, duration_text
 from poolish.recipes.filters import filtered
 from poolish.recipes.identity import below, row_hashes, threshold_of
-from poolish.recipes.instructions import AddIngredient, PrepareStep
+from poolish.recipes.instructions import AddIngredient, PrepareStep, check_not_empty
 from poolish.recipes.interpretation import as_filter, quotas_of, step_of
 from poolish.recipes.last_bake import LastBake
 from poolish.recipes.piece import INGREDIENT, Mask, Piece, canonical, selected_rows
@@ -119,6 +119,7 @@ class _Kitchen:
 
     def look(self) -> None:
         """All instructions, in their order."""
+        check_not_empty(self._recipe.name, self._recipe.instructions)
         quotas = quotas_of(self._recipe.instructions, self._recipe.total)
         for instruction in self._recipe.instructions:
             if isinstance(instruction, AddIngredient):

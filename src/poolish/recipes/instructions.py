@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,3 +77,9 @@ class PrepareStep:
 
 
 Instruction = AddIngredient | PrepareStep
+
+
+def check_not_empty(name: str, instructions: Iterable[Instruction]) -> None:
+    """Raise if a recipe adds nothing: no rows come of it, whatever its steps do."""
+    if not any(isinstance(each, AddIngredient) for each in instructions):
+        raise RecipeError(f"recipe {name!r} has no ingredient; add one with add_ingredient(name, source)")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import os
+import reprlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -24,7 +25,7 @@ from poolish.recipes.differences import RecipeDifference, recipe_difference, tol
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explain import explain
 from poolish.recipes.explanation import Explanation
-from poolish.recipes.instructions import ON_SHORT, AddIngredient, Instruction, Pick, PrepareStep
+from poolish.recipes.instructions import ON_SHORT, AddIngredient, Instruction, Pick, PrepareStep, check_not_empty
 from poolish.recipes.interpretation import as_filter
 from poolish.recipes.last_bake import remember
 from poolish.recipes.lineage import Lineage
@@ -54,13 +55,27 @@ class DatasetRecipe:
     <DatasetRecipe breads: 1 ingredient, 1 step>
     >>> recipe.bake().buffer.to_pydict()
     {'flour': ['RYE', 'RYE', 'RYE'], 'stars': [0, 0, 3]}
+
+    The instructions may also be given as values, with a name or without one:
+
+    >>> from poolish.recipes import AddIngredient, PrepareStep
+    >>> DatasetRecipe([AddIngredient("rye", rows, take=3), PrepareStep("once", "dedup")])
+    <DatasetRecipe recipe: 1 ingredient, 1 step>
     """
 
     def __init__(
-        self, name: str, seed: int = 0, total: int | None = None, unit: str = "rows", *, tokens: str | None = None
+        self,
+        name: str | Iterable[Instruction] = "recipe",
+        instructions: Iterable[Instruction] = (),
+        *,
+        seed: int = 0,
+        total: int | None = None,
+        unit: str = "rows",
+        tokens: str | None = None,
     ) -> None:
         """``total`` is what ``weight=`` is a share of; ``tokens`` names the column that counts them, for that unit."""
-        self.name, self.seed = name, seeds.check_seed(seed)
+        self.name, instructions = _named(name, instructions)
+        self.seed = seeds.check_seed(seed)
         total = _plain(total)
         if unit not in UNITS:
             raise ConfigError(f"unit={unit!r}: one of {', '.join(map(repr, UNITS))}")
@@ -70,6 +85,15 @@ class DatasetRecipe:
             raise ConfigError(f"total={total!r}: a whole number of {unit}, 1 or more")
         self.total, self.unit, self.tokens = total, unit, tokens
         self.instructions: list[Instruction] = []
+        for instruction in _checked_instructions(instructions, self.name):
+            self._add(instruction)
+
+    def _add(self, instruction: Instruction) -> None:
+        if isinstance(instruction, AddIngredient):
+            self.add_ingredient(**vars(instruction))
+        else:
+            step = instruction
+            self.prepare_step(step.name, step.step, step.where, step.version, **step.options)
 
     def add_ingredient(
         self,
@@ -207,6 +231,7 @@ class DatasetRecipe:
         budget = _checked_budget(budget, on_error)
         if into is not None and not isinstance(into, DatasetBuffer):
             raise ConfigError(f"into={type(into).__name__}: a DatasetBuffer, which the rows are appended to")
+        check_not_empty(self.name, self.instructions)
         started = time.perf_counter()
         kept = None if cache is None else Cache(cache)
         bake_ = Bake(self.instructions, self.seed, self.total, self.unit, self.tokens, as_engine(engine))
@@ -314,6 +339,27 @@ def _appended(rows: Rows, buffer: DatasetBuffer, bake_: Bake) -> Rows:
 
     buffer.append(rows.table, guard=listening)
     return entered[-1]
+
+
+def _named(name: str | Iterable[Instruction], instructions: Iterable[Instruction]) -> tuple[str, Iterable[Instruction]]:
+    """The name and the instructions of a recipe, of which the name may be left out."""
+    if isinstance(name, str):
+        return name, instructions
+    if instructions != ():
+        raise RecipeError(f"the name of a recipe is text, got {type(name).__name__} {reprlib.repr(name)}")
+    return "recipe", name
+
+
+def _checked_instructions(instructions: object, name: str) -> list[Instruction]:
+    what = f"recipe {name!r}: instructions are a list of AddIngredient and PrepareStep"
+    if isinstance(instructions, str | bytes | Mapping) or not isinstance(instructions, Iterable):
+        hint = "; pass the seed as seed=" if isinstance(instructions, int) else ""
+        raise RecipeError(f"{what}, got {type(instructions).__name__} {reprlib.repr(instructions)}{hint}")
+    checked = list(instructions)
+    for i, each in enumerate(checked):
+        if not isinstance(each, AddIngredient | PrepareStep):
+            raise RecipeError(f"{what}, number {i} is {type(each).__name__} {reprlib.repr(each)}")
+    return checked
 
 
 def _plain(number: Any) -> Any:
