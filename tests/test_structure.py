@@ -243,6 +243,8 @@ def test_first_names_are_the_same_objects():
     for door in (dataset_buffer, dataset_buffer.buffer):
         assert door.DatasetBuffer is poolish.DatasetBuffer
         assert door.register_normalizer is poolish.register_normalizer
+    for name in dataset_buffer.__all__:
+        assert getattr(dataset_buffer, name) is getattr(poolish, name)
 
 
 # What loads what ----------------------------------------------------------------------------------------------
@@ -260,6 +262,7 @@ def test_import_poolish_loads_nothing_heavy():
     loaded = loaded_by("import poolish; dir(poolish); poolish.__version__")
 
     assert loaded == {"poolish"}
+    assert loaded_by("import dataset_buffer") == {"poolish", "dataset_buffer"}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
