@@ -188,6 +188,123 @@ def test_a_normalizer_that_hands_out_one_dict_for_many_samples_still_gives_many_
     assert column(buffer, "flour") == ["rye", "oat"]
 
 
+# -- samples that are several rows
+
+
+def slices(loaf):
+    """A loaf as rows, one for each gram."""
+    return [{"flour": loaf.flour, "slice": i} for i in range(loaf.grams)]
+
+
+def as_generator(loaf):
+    row = {}
+    for made in slices(loaf):
+        row.update(made)
+        yield row
+
+
+SEVERAL = {
+    "list": slices,
+    "tuple": lambda loaf: tuple(slices(loaf)),
+    "generator that hands out one dict": as_generator,
+    "table": lambda loaf: pa.table({"flour": [loaf.flour] * loaf.grams, "slice": range(loaf.grams)}),
+    "batch": lambda loaf: pa.record_batch({"flour": [loaf.flour] * loaf.grams, "slice": pa.array(range(loaf.grams))}),
+    "dict, list or table": lambda loaf: {
+        1: lambda: slices(loaf)[0],
+        2: lambda: slices(loaf),
+        3: lambda: pa.Table.from_pylist(slices(loaf)),
+    }[loaf.grams](),
+}
+
+
+@pytest.mark.parametrize("normalize", SEVERAL.values(), ids=SEVERAL)
+def test_a_sample_may_be_several_rows(normalize):
+    """As dicts or as a table, one sample or many, in their order; the kind is that of the sample."""
+    register_normalizer(Loaf)(normalize)
+    buffer, loaves = DatasetBuffer(), [Loaf("rye", 2), Loaf("oat", 1), Loaf("spelt", 3), Loaf("bran", 1)]
+
+    buffer.append(loaves)
+    for loaf in loaves:
+        buffer.append(loaf)
+    buffer.append(loaf for loaf in loaves)
+
+    rows = [(row["flour"], row["slice"]) for row in (buffer[i] for i in range(len(buffer)))]
+    assert rows == 3 * [(row["flour"], row["slice"]) for loaf in loaves for row in slices(loaf)]
+    with pytest.raises(SchemaError, match=r"kind .*Loaf, got rows"):
+        buffer.append({"flour": "rye", "slice": 0})
+
+
+def test_a_sample_may_be_no_rows():
+    """A normalizer may leave samples out; retention and size count rows."""
+    register_normalizer(Loaf)(slices)
+    buffer = DatasetBuffer(max_size=3)
+
+    buffer.append(Loaf("rye", 0))
+    assert len(buffer) == 0
+    buffer.append([Loaf("rye", 0), Loaf("oat", 2), Loaf("rye", 0)])
+    assert column(buffer, "flour") == ["oat", "oat"]
+    buffer.append([Loaf("rye", 2), Loaf("oat", 0)], retain_prior=0.5)
+    assert column(buffer, "flour") == ["oat", "rye", "rye"]
+
+
+def test_many_samples_of_many_rows_are_read_in_chunks():
+    """Beyond the rows that are converted together, too."""
+    register_normalizer(Loaf)(slices)
+    buffer = DatasetBuffer()
+
+    buffer.append(Loaf(str(i), i % 7) for i in range(5_000))
+
+    assert column(buffer, "flour") == [str(i) for i in range(5_000) for _ in range(i % 7)]
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+def test_an_error_in_one_of_several_rows_names_row_and_sample(as_table):
+    """And nothing of the append stays: no sample, and no row of the one that failed."""
+
+    @register_normalizer(Loaf)
+    def normalize(loaf):
+        rows = [{"flour": loaf.flour, "grams": loaf.grams}, {"flour": loaf.flour, "grams": loaf.grams}]
+        rows[1]["grams"] = "many" if loaf.flour == "oat" else loaf.grams
+        return pa.table({"flour": ["a"], "grams": ["many"]}) if as_table and loaf.flour == "oat" else rows
+
+    buffer = DatasetBuffer()
+    buffer.append(Loaf("rye", 1))
+    before = facts(buffer)
+
+    with pytest.raises(SchemaError, match="column 'grams'.*many" if not as_table else "column 'grams'") as caught:
+        buffer.append([Loaf("rye", 1), Loaf("rye", 2), Loaf("oat", 3), Loaf("rye", 4)])
+
+    assert facts(buffer) == before
+    assert str(caught.value).startswith("row 4" if as_table else "row 5")
+    (note,) = caught.value.__notes__
+    assert re.search(r"sample 2, of kind .*Loaf", note)
+
+
+def test_a_generator_that_raises_gains_the_sample():
+    """Its own exception, as for a normalizer that raises at once."""
+
+    @register_normalizer(Loaf)
+    def normalize(loaf):
+        yield {"flour": loaf.flour}
+        if loaf.grams == 1:
+            raise Sour(degree=7)
+
+    buffer = DatasetBuffer()
+
+    with pytest.raises(Sour) as caught:
+        buffer.append([Loaf("rye", 0), Loaf("rye", 1)])
+
+    assert len(buffer) == 0
+    assert "sample 1, a Loaf" in caught.value.__notes__[0]
+
+
+def test_a_normalizer_of_tables_may_return_tables():
+    """What it returns is not normalized again."""
+    register_normalizer(pa.Table)(lambda table: table.select(["flour"]))
+
+    assert flours(pa.table({"flour": ["rye", "oat"], "grams": [1, 2]})) == ["rye", "oat"]
+
+
 # -- what can go wrong
 
 
@@ -246,12 +363,21 @@ def test_no_exception_of_a_normalizer_is_swallowed(error):
 
 
 @pytest.mark.parametrize(
-    "returned",
-    [None, 5, "text", ["flour"], [("flour", 1)], Loaf("rye", 1)],
-    ids=lambda value: re.sub(" at 0x.*", "", repr(value)),
+    ("returned", "place", "wrong"),
+    [
+        (None, "sample 1", "NoneType"),
+        (5, "sample 1", "int"),
+        ("text", "sample 1", "str"),
+        (np.zeros(2), "sample 1", "ndarray"),
+        (["flour"], "sample 1, row 0 of it", "str"),
+        ([{"flour": 2}, ("flour", 1)], "sample 1, row 1 of it", "tuple"),
+        (iter([{"flour": 2}, None]), "sample 1, row 1 of it", "NoneType"),
+        (Loaf("rye", 1), "sample 1", "Loaf"),
+    ],
+    ids=range(8),
 )
-def test_a_normalizer_must_return_a_dict(returned):
-    """The message names the normalizer, the row and what came."""
+def test_a_normalizer_must_return_dicts_or_a_table(returned, place, wrong):
+    """The message names the normalizer, the sample and what came."""
 
     @register_normalizer(Loaf)
     def my_normalizer(loaf):
@@ -259,7 +385,7 @@ def test_a_normalizer_must_return_a_dict(returned):
 
     buffer = DatasetBuffer()
 
-    with pytest.raises(SchemaError, match=rf"row 1: .*my_normalizer.* dict, got {type(returned).__name__}.*; "):
+    with pytest.raises(SchemaError, match=rf"^{place}: .*my_normalizer .*dict.*table, got {wrong}.*; "):
         buffer.append([Loaf("rye", 0), Loaf("rye", 1)])
 
     assert facts(buffer) == facts(DatasetBuffer())

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from poolish.errors import SchemaError
+from poolish.errors import LimitExceeded, SchemaError
 from poolish.rows.codec import RowCodec, columns_of, schema_of
 from poolish.rows.gather import taker
 from poolish.rows.infer import ragged, settle
@@ -44,7 +44,11 @@ class Draft:
             if part.kind != TABLE:
                 self._check_same(part.kind, self.kind or part.kind)
             self.kind = self.kind or (ROWS if part.kind == TABLE else part.kind)
-            arrays = self._from_rows(part) if part.batch is None else self._from_batch(part.batch)
+            try:
+                arrays = self._from_rows(part) if part.batch is None else self._from_batch(part.batch)
+            except (SchemaError, LimitExceeded) as error:
+                part.note_sample(error, self.n_rows)
+                raise
             self._chunks.append(arrays)
             self.n_rows += len(arrays[0]) if arrays else 0
         return self

@@ -1,14 +1,15 @@
 """Samples of any class to rows, and anything that can be appended to a stream of rows or Arrow batches.
 
-A normalizer turns one sample into a dict. Those registered for a class come first, the most specific class winning;
-then what is built in: dicts, tensors, arrays, images, dataclasses, named tuples; then ``vars(sample)``. The class
-whose normalizer was used is the *kind* of the sample: a buffer keeps to one kind.
+A normalizer turns one sample into a dict, or into several rows: dicts, or a table. Those registered for a class come
+first, the most specific class winning; then what is built in: dicts, tensors, arrays, images, dataclasses, named
+tuples; then ``vars(sample)``. The class whose normalizer was used is the *kind* of the sample: a buffer keeps to one.
 
 Libraries are recognised without being imported: nobody can hold their objects before they are loaded.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ sees_dicts = False
 def register_normalizer(sample_class: type) -> Callable[[Function], Function]:
     """Say how samples of a class, and of its subclasses, become rows.
 
+    A normalizer returns a dict. Where a sample is several rows, or none, it returns dicts in a list, a tuple or a
+    generator, or an Arrow table.
+
     >>> class Loaf:
     ...     def __init__(self, flour, grams): self.flour, self.grams = flour, grams
     >>> @register_normalizer(Loaf)
@@ -54,6 +58,13 @@ def register_normalizer(sample_class: type) -> Callable[[Function], Function]:
     >>> buffer.append([Loaf("rye", 500), Loaf("wheat", 750)])
     >>> buffer[1]
     {'flour': 'wheat', 'kilos': 0.75}
+    >>> @register_normalizer(Loaf)
+    ... def slices(loaf):
+    ...     return [{"flour": loaf.flour, "slice": i} for i in range(loaf.grams // 250)]
+    >>> buffer = DatasetBuffer()
+    >>> buffer.append([Loaf("rye", 500), Loaf("wheat", 250)])
+    >>> buffer.to_pydict()
+    {'flour': ['rye', 'rye', 'wheat'], 'slice': [0, 1, 0]}
     """
     if not isinstance(sample_class, type):
         raise TypeError(
@@ -71,11 +82,22 @@ def register_normalizer(sample_class: type) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Part:
-    """Some consecutive samples of one kind: as rows, or as an Arrow batch."""
+    """Some consecutive samples of one kind: as rows, or as an Arrow batch.
+
+    ``samples`` says of which sample each row is, and of which a batch is; None where every row is a sample.
+    """
 
     kind: str
     rows: list[Row]
     batch: pa.RecordBatch | None = None
+    samples: list[int] | None = None
+
+    def note_sample(self, error: Exception, first_row: int) -> None:
+        """Note at an error which sample it is about, where the row that it begins with does not say so."""
+        place = re.match(r"row (\d+)", str(error))
+        if self.samples and (place or self.batch is not None):
+            row = int(place[1]) - first_row if place and self.batch is None else 0
+            error.add_note(f"in what the normalizer made of sample {self.samples[row]}, of kind {self.kind}")
 
 
 def parts_of(samples: Any) -> Iterator[Part]:
@@ -89,7 +111,8 @@ def parts_of(samples: Any) -> Iterator[Part]:
         yield from (Part(TABLE, [], batch) for batch in batches)
     elif is_sample(samples):
         kind, normalize = _normalizer_of(samples, 0)
-        yield Part(kind, [_normalized(samples, normalize, 0)])
+        made = _normalized(samples, normalize, 0, kind)
+        yield from made if isinstance(made, list) else [Part(kind, [made])]
     else:
         yield from _parts_of_many(samples)
 
@@ -97,21 +120,36 @@ def parts_of(samples: Any) -> Iterator[Part]:
 def _parts_of_many(samples: Iterable[Any]) -> Iterator[Part]:
     kind = ""
     rows: list[Row] = []
+    of: list[int] | None = None  # the sample of each row, from the first sample on that is not one row
     are_kept = isinstance(samples, (list, tuple))  # whoever hands out samples one by one may use the same one again
     for i, sample in enumerate(samples):
         batches = batches_of(sample)
         next_kind, normalize = (TABLE, _as_it_is) if batches is not None else _normalizer_of(sample, i)
-        if rows and (next_kind != kind or batches is not None or len(rows) == CHUNK_ROWS):
-            yield Part(kind, rows)
-            rows = []
+        if rows and (next_kind != kind or batches is not None or len(rows) >= CHUNK_ROWS):
+            yield Part(kind, rows, samples=of)
+            rows, of = [], None if of is None else []
         kind = next_kind
-        if batches is None:
-            row = _normalized(sample, normalize, i)
-            rows.append(row if are_kept and normalize is _as_it_is else arrays.held(dict(row)))
-        else:
+        if batches is not None:
             yield from (Part(TABLE, [], batch) for batch in batches)
+            continue
+        made = _normalized(sample, normalize, i, kind)
+        if not isinstance(made, list):
+            rows.append(made if are_kept and normalize is _as_it_is else arrays.held(dict(made)))
+            if of is not None:
+                of.append(i)
+            continue
+        of = list(range(i - len(rows), i)) if of is None else of
+        for part in made:
+            if part.batch is None:
+                rows += part.rows
+                of += part.samples or ()
+                continue
+            if rows:
+                yield Part(kind, rows, samples=of)
+                rows, of = [], []
+            yield part
     if rows:
-        yield Part(kind, rows)
+        yield Part(kind, rows, samples=of)
 
 
 def is_sample(value: object) -> bool:
@@ -173,24 +211,42 @@ def _record(sample: Any) -> Row:
     return arrays.as_dict(sample) or {}
 
 
-def _normalized(sample: Any, normalize: Normalizer, i: int) -> Row:
+def _normalized(sample: Any, normalize: Normalizer, i: int, kind: str) -> Row | list[Part]:
+    """What a normalizer makes of a sample: one row, or parts where it is several rows or none."""
     try:
-        row = normalize(sample)
+        made = normalize(sample)
+        if isinstance(made, Mapping):
+            return made
+        if isinstance(made, (list, tuple, Iterator)):  # which may hand out the same row again and again
+            made = [arrays.held(dict(row)) if isinstance(row, Mapping) else row for row in made]
+        else:
+            batches = _tabular(made)
+            if batches is not None:
+                return [Part(kind, [], batch, [i]) for batch in batches]
     except Exception as error:
         error.add_note(f"while normalizing sample {i}, a {type(sample).__name__}; the buffer is unchanged")
         raise
-    if not isinstance(row, Mapping):
-        name = getattr(normalize, "__name__", repr(normalize))
-        raise SchemaError(
-            f"row {i}: the normalizer {name} must return a dict, got {shown(row)}; the buffer is unchanged"
-        )
-    return row
+    place, wrong = f"sample {i}", made
+    if isinstance(made, list):
+        j = next((j for j, row in enumerate(made) if not isinstance(row, Mapping)), None)
+        if j is None:
+            return [Part(kind, made, None, [i] * len(made))] if made else []
+        place, wrong = f"sample {i}, row {j} of it", made[j]
+    name = getattr(normalize, "__name__", repr(normalize))
+    raise SchemaError(
+        f"{place}: the normalizer {name} must return a dict, a list of dicts or an Arrow table, got {shown(wrong)}; "
+        "the buffer is unchanged"
+    )
 
 
 def batches_of(value: Any) -> Iterable[pa.RecordBatch] | None:
     """The Arrow batches of anything tabular; None for anything else."""
     if type(value) is dict or images.is_image(value) or _registered_for(type(value)) is not None:
         return None  # images speak Arrow too, but mean pixels
+    return _tabular(value)
+
+
+def _tabular(value: Any) -> Iterable[pa.RecordBatch] | None:
     if isinstance(value, pa.Table):
         return _kept_empty(value.to_batches(), value.schema)
     if isinstance(value, pa.RecordBatch):
