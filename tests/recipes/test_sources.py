@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -711,3 +712,26 @@ def test_words_of_parquet_are_texts_by_the_time_anybody_sees_them(tmp_path, choi
     assert [pa.types.is_dictionary(field.type) for field in table.schema] == [True, False, False]
     assert made[True] == made[False]
     assert set(seen) == {pa.large_string()}
+
+
+def test_a_map_style_dataset_is_a_source():
+    """A dataset of torch has a length and an index and is not iterable; it is read again by every bake."""
+
+    class Growing(torch.utils.data.Dataset):
+        n_rows = 3
+
+        def __len__(self):
+            return self.n_rows
+
+        def __getitem__(self, i):
+            return {"x": i, "image": torch.full((2,), float(i))}
+
+    dataset = Growing()
+    recipe = DatasetRecipe("r").add_ingredient("a", dataset, where=col.x > 0)
+
+    assert xs(recipe.bake()) == [1, 2]
+    assert recipe.bake().buffer[0]["image"].tolist() == [1.0, 1.0]
+    assert recipe.explain().rows.value == 2
+    dataset.n_rows = 5
+    assert xs(recipe.bake()) == [1, 2, 3, 4]
+    assert xs(DatasetRecipe("r").add_ingredient("a", torch.utils.data.Subset(dataset, [4, 2])).bake()) == [4, 2]

@@ -551,3 +551,19 @@ def test_a_generator_may_reuse_what_it_yields(kind, is_first):
     expected.append(fresh)
 
     assert facts(reused) == facts(expected)
+
+
+def test_samples_that_are_numbered_are_read_to_their_length():
+    """A dataset with a length and an index need not be iterable, nor raise an IndexError behind its end."""
+
+    class Endless:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return {"n": i}
+
+    buffer = DatasetBuffer()
+    buffer.append(Endless())
+
+    assert buffer.to_pydict() == {"n": [0, 1, 2]}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from poolish import DatasetBuffer, Field
+from poolish import DatasetBuffer, Field, Loader
 from poolish.errors import SchemaError
 from tests.rows.facts import facts, plain
 
@@ -390,3 +390,54 @@ def test_a_pickled_snapshot_holds_its_rows_and_no_others():
     assert len(travelling) < 20_000
     assert arrived.ids.tolist() == list(range(9_990, 10_000))
     assert arrived.to_torch()["x"].shape == (10, 64)
+
+
+# -- samples without dimensions
+
+NUMBERS = {
+    **{str(d): (lambda i, d=d: torch.tensor(i % 2, dtype=d)) for d in (torch.float32, torch.int16, torch.bool)},
+    "torch.bfloat16": lambda i: torch.tensor(i + 0.5, dtype=torch.bfloat16),
+    "numpy": lambda i: np.array(i + 0.5, np.float32),
+}
+
+
+@pytest.mark.parametrize("make", NUMBERS.values(), ids=NUMBERS)
+def test_a_sample_without_dimensions_stays_a_tensor(make, tmp_path):
+    """A column of shape (): arrays of no dimension in rows, tensors of one in batches, in the dtype that went in."""
+    samples = [make(i) for i in range(5)]
+    expected = torch.stack([torch.as_tensor(sample) for sample in samples])
+    buffer = DatasetBuffer()
+
+    buffer.append(samples[0])
+    buffer.append(samples[1:])
+
+    assert buffer.schema["tensor"].shape == ()
+    for read in (buffer, pickle.loads(pickle.dumps(buffer.snapshot()))):
+        row = read[3]["tensor"]
+        assert (type(row), row.shape, row.item()) == (np.ndarray, (), expected[3].item())
+    tensor = buffer.to_torch()["tensor"]
+    assert (tensor.dtype, tensor.tolist()) == (expected.dtype, expected.tolist())
+    batches = [batch["tensor"] for batch in Loader(buffer, 2)]
+    assert [batch.dtype for batch in batches] == [expected.dtype] * 3
+    assert torch.cat(batches).tolist() == expected.tolist()
+    assert [batch["tensor"].shape for batch in DataLoader(buffer.snapshot(), 5)] == [(5,)]
+    assert buffer.to_hf_dataset()["tensor"][:] == expected.tolist()
+
+    buffer.save(tmp_path / "numbers")
+    loaded = DatasetBuffer.load(tmp_path / "numbers")
+    loaded.append(samples[0])
+    assert torch.equal(loaded.to_torch()["tensor"], torch.cat([expected, expected[:1]]))
+
+
+def test_samples_without_dimensions_keep_to_their_shape():
+    """A vector does not fit beside numbers; inside a dict an array without dimensions is the number that it holds."""
+    buffer = DatasetBuffer()
+    buffer.append(torch.tensor(1.5))
+
+    with pytest.raises(SchemaError, match=r"row 0, column 'tensor'.*float32\[\]"):
+        buffer.append(torch.tensor([1.5]))
+
+    rows = DatasetBuffer()
+    rows.append({"label": torch.tensor(3), "score": np.array(0.5, np.float32)})
+    assert rows[0] == {"label": 3, "score": 0.5}
+    assert [field.dtype for field in rows.schema] == ["int64", "float32"]

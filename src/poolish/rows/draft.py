@@ -16,12 +16,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from poolish.errors import LimitExceeded, SchemaError
+from poolish.rows.arrays import is_array, stored
 from poolish.rows.codec import RowCodec, columns_of, schema_of
 from poolish.rows.gather import taker
 from poolish.rows.infer import ragged, settle
 from poolish.rows.limits import Limits
-from poolish.rows.normalizers import ROWS, TABLE, Part, parts_of
-from poolish.schema import Field, Schema
+from poolish.rows.normalizers import ARRAYS, ROWS, TABLE, Part, parts_of
+from poolish.rows.refusal import Refusal
+from poolish.schema import Field, Schema, tensor_type
 
 
 class Draft:
@@ -118,7 +120,8 @@ class Draft:
         """Shapes may turn ragged only while the schema is being made; later rows must fit what it says."""
         if self.schema is not None:
             columns_of(part.rows, self.schema.names, self._may_be_missing, self.n_rows)
-        widened = schema_of(self.schema, part.rows, self.n_rows)
+        known = _of_numbers(part) if self.schema is None else self.schema
+        widened = schema_of(known, part.rows, self.n_rows)
         if self._is_first or self.schema is None:
             return widened
         return Schema(_settled(old, new) for old, new in zip(self.schema, widened, strict=True))
@@ -148,6 +151,17 @@ class Draft:
         if schema != self.schema:
             self.schema = schema
             self._codec = RowCodec(schema, self._limits, self._may_be_missing)
+
+
+def _of_numbers(part: Part) -> Schema | None:
+    """The schema for samples that are arrays without dimensions, which stay arrays; inside a row they are numbers."""
+    value = part.rows[0].get("tensor") if part.kind in ARRAYS else None
+    if not is_array(value) or value.shape != ():  # type: ignore[union-attr]
+        return None
+    try:
+        return Schema([Field("tensor", tensor_type(stored(value)[0], ()), nullable=True)])
+    except Refusal:
+        return None  # told where the row is known
 
 
 def check_labels(brought: Field, known: Schema | None) -> None:

@@ -36,6 +36,9 @@ ROWS = "rows"
 #: Arrow, Hugging Face datasets, data frames: no samples but columns, which fit a buffer of any kind.
 TABLE = "table"
 
+#: The kinds of samples that are arrays themselves.
+ARRAYS = frozenset(["torch.Tensor", "numpy.ndarray"])
+
 _registered: dict[type, Normalizer] = {}
 
 #: Whether a registered normalizer wants to see plain dicts, which are rows already otherwise.
@@ -117,7 +120,9 @@ def parts_of(samples: Any) -> Iterator[Part]:
         yield from _parts_of_many(samples)
 
 
-def _parts_of_many(samples: Iterable[Any]) -> Iterator[Part]:
+def _parts_of_many(samples: Any) -> Iterator[Part]:
+    if not hasattr(samples, "__iter__"):  # Python would ask for numbers until an IndexError, which may never come
+        samples = map(samples.__getitem__, range(len(samples)))
     kind = ""
     rows: list[Row] = []
     of: list[int] | None = None  # the sample of each row, from the first sample on that is not one row

@@ -148,8 +148,10 @@ def _struct(array: pa.Array, typed: bool) -> Reader:
 
 
 def _tensor(array: pa.Array) -> Reader:
-    dtype, _ = dtype_and_shape(array.type)
+    dtype, shape = dtype_and_shape(array.type)
     rows = tensor_rows(array)
+    if shape == () and not dtype.startswith("complex"):  # which Python has numbers for as well
+        return lambda i: readable(rows[i : i + 1], dtype).reshape(()).copy()
     if dtype == numpy_dtype(dtype).name:
         return lambda i: rows[i].copy()
     return lambda i: readable(rows[i], dtype)

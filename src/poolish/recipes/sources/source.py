@@ -95,7 +95,7 @@ def as_source(value: Any, what: str) -> Source:
         return nested
     if isinstance(value, (pa.Table, pa.RecordBatch)) or hasattr(value, "__arrow_c_stream__"):
         return TableSource(pa.table(value))
-    if type(value).__module__.split(".")[0] == "datasets" or isinstance(value, Iterable):
+    if type(value).__module__.split(".")[0] == "datasets" or isinstance(value, Iterable) or _is_map_style(value):
         try:
             return BufferSource(buffered(value))
         except Exception as error:
@@ -104,6 +104,11 @@ def as_source(value: Any, what: str) -> Source:
     raise RecipeError(
         f"{what}: a source is a path, a buffer, a stream, a table, a dataset or an iterable, got {value!r}"
     )
+
+
+def _is_map_style(value: Any) -> bool:
+    """Whether this has a length and an index, as the datasets of torch, and need not be iterable."""
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def held(value: Any) -> Any:
