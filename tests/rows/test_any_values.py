@@ -86,7 +86,8 @@ def is_kept(got, gave):
             and got.shape == native.shape
             and got.tobytes() == native.tobytes()
         )
-    gave = gave[()] if isinstance(gave, np.ndarray) else gave
+    if isinstance(gave, np.ndarray):  # without dimensions: a number, or an array too where no number has its dtype
+        gave, got = gave[()], got[()] if isinstance(got, np.ndarray) and got.shape == () else got
     if isinstance(gave, (list, tuple)):
         return isinstance(got, list) and len(got) == len(gave) and all(map(is_kept, got, gave))
     if isinstance(gave, dict):
