@@ -477,6 +477,23 @@ def test_what_is_no_dataset_of_this_stream_is_refused(given, error, message):
         StreamStore(fields={"a": Value("int64")}).from_dataset(given)
 
 
+def test_a_missing_column_is_an_error_unless_it_is_allowed():
+    """The error names the field and what there is, and the stream is unchanged; allowed, the steps are without it."""
+    store = store_of({"a": Value("int64"), "b": Value("int64")}, [{"a": 0, "b": 1}])
+    before, lacking = facts(store), Dataset.from_dict({"a": [5, 6], "bee": [7, 8]})
+
+    with pytest.raises(SchemaError, match=r"\['b'\] are no columns .*\['a', 'bee'\]; .*missing=\"null\""):
+        store.from_dataset(lacking)
+    with pytest.raises(ConfigError, match="missing='nul': one of 'error', 'null'"):
+        store.from_dataset(lacking, missing="nul")
+    assert facts(store) == before
+
+    store.from_dataset(lacking, missing="null")
+    assert list(store) == [{"a": 0, "b": 1}, {"a": 5}, {"a": 6}]
+    with pytest.raises(SchemaError, match=r"\['a', 'b'\] are no columns"):
+        store.from_dataset(Dataset.from_dict({"c": [1]}), missing="null")
+
+
 def test_an_unknown_step_column_is_named():
     """With those there are."""
     with pytest.raises(UnknownColumn, match=r"'t'.*\['a'\]"):
@@ -612,6 +629,11 @@ report["sorted"] = loaded("user/shuffled", sort_by="step")
 
 report["missing"] = error_of(loaded, "user/absent")
 report["missing split"] = error_of(loaded, split="absent")
+more = StreamStore(fields={"action": Value("int64"), "reward": Value("float32")})
+report["missing column"] = error_of(more.load_dataset, "user/stream")
+report["missing word"] = error_of(more.load_dataset, "user/stream", missing="none")
+more.load_dataset("user/stream", missing="null")
+report["left out"] = told(more)[1]
 clash = StreamStore(fields={"step": Value("int64")})
 clash.append(0, ["step"], [1])
 report["clash"] = error_of(clash.save_dataset, "user/clash")
@@ -673,6 +695,14 @@ def test_rows_in_another_order_can_be_sorted(report):
     assert "SchemaError" in report["unsorted"][0]
     assert "sort_by='step'" in report["unsorted"][1]
     assert report["sorted"] == report["train"]
+
+
+def test_a_field_that_a_loaded_dataset_lacks_is_told(report):
+    """As with a dataset in memory: an error, unless it may be left out."""
+    assert "SchemaError" in report["missing column"][0]
+    assert "['reward']" in report["missing column"][1]
+    assert "ConfigError" in report["missing word"][0]
+    assert report["left out"] == [0] * 7
 
 
 def test_what_is_not_there_is_called_missing(report):

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
-from poolish.errors import CorruptDataError, SchemaError, UnknownColumn
+from poolish.errors import ConfigError, CorruptDataError, SchemaError, UnknownColumn
 from poolish.schema import column_name
 from poolish.schema.features import batches, is_dataset, without_arrays
 from poolish.tokens import temporary
@@ -250,7 +250,10 @@ def _cache_folder() -> Path:
 # From a dataset ------------------------------------------------------------------------------------------------
 
 
-def from_dataset(store: StreamStore, dataset: Any, step: str | None, breaks: str | None) -> None:
+MISSING = ("error", "null")
+
+
+def from_dataset(store: StreamStore, dataset: Any, step: str | None, breaks: str | None, missing: str) -> None:
     """Append the rows of a dataset."""
     writer = store._writer()
     if not is_dataset(dataset):
@@ -258,9 +261,7 @@ def from_dataset(store: StreamStore, dataset: Any, step: str | None, breaks: str
     for name in (step, breaks):
         if name is not None and name not in dataset.column_names:
             raise UnknownColumn(f"no column {name!r} in this dataset; there are {dataset.column_names}")
-    wanted = [name for name in writer.ids if name in dataset.column_names]
-    if not wanted:
-        raise SchemaError(f"none of the fields {list(writer.ids)} is a column; there are {dataset.column_names}")
+    wanted = _columns_of(list(writer.ids), dataset.column_names, missing)
     with writer.all_or_nothing() as broken:
         n = 0
         for batch in batches(dataset):
@@ -274,6 +275,23 @@ def from_dataset(store: StreamStore, dataset: Any, step: str | None, breaks: str
                 error.add_note(f"while reading rows {n} to {n + batch.num_rows} of the dataset")
                 raise
             n += batch.num_rows
+
+
+def check_missing(missing: object) -> None:
+    """Raise if this does not say what to do about fields that a dataset lacks."""
+    if missing not in MISSING:
+        raise ConfigError(f"missing={missing!r}: one of {', '.join(map(repr, MISSING))}")
+
+
+def _columns_of(fields: list[str], columns: list[str], missing: str) -> list[str]:
+    """The fields that a dataset has; by default that must be all of them."""
+    check_missing(missing)
+    found = [name for name in fields if name in columns]
+    absent = [name for name in fields if name not in columns]
+    if absent and (missing == "error" or not found):
+        advice = 'rename columns, or pass missing="null" to leave these fields out' if found else "rename its columns"
+        raise SchemaError(f"the fields {absent} are no columns of this dataset, which has {columns}; {advice}")
+    return found
 
 
 def _steps(writer: Any, batch: pa.RecordBatch, step: str | None) -> Int64:
@@ -308,10 +326,13 @@ def _breaks(batch: pa.RecordBatch, breaks: str | None) -> NDArray[np.bool_]:
 # The Hub -------------------------------------------------------------------------------------------------------
 
 
-def load_dataset(store: StreamStore, name: str, split: str, sort_by: str | None, step: str, breaks: str) -> None:
+def load_dataset(
+    store: StreamStore, name: str, split: str, sort_by: str | None, step: str, breaks: str, missing: str
+) -> None:
     """Append a split of a dataset on the Hub."""
     import datasets
 
+    check_missing(missing)
     store._writer()  # a stream that cannot be written is known before anything is downloaded
     dataset = datasets.load_dataset(name, split=split)
     if sort_by is not None:
@@ -320,7 +341,7 @@ def load_dataset(store: StreamStore, name: str, split: str, sort_by: str | None,
         column if column in dataset.column_names and column not in store.field_to_type else None
         for column in (step, breaks)
     )
-    from_dataset(store, dataset, steps, broken)
+    from_dataset(store, dataset, steps, broken, missing)
 
 
 def save_dataset(store: StreamStore, name: str, split: str, step: str, breaks: str) -> None:

@@ -462,13 +462,22 @@ class StreamStore(kernels.Appender):
         """
         return hf_bridge.to_dataset(self, extra or {}, step, breaks)
 
-    def from_dataset(self, dataset: datasets.Dataset, *, step: str | None = None, breaks: str | None = None) -> None:
+    def from_dataset(
+        self,
+        dataset: datasets.Dataset,
+        *,
+        step: str | None = None,
+        breaks: str | None = None,
+        missing: str = "error",
+    ) -> None:
         """Append the rows of a dataset, a step each; all of them or, on an error, none.
 
-        Columns that are no field are ignored. ``step`` names the column with the numbers of the steps; without it they
-        go on from the last one. ``breaks`` names a bool column that is true where a step begins an episode of its own.
+        Every field must be a column; with ``missing="null"`` one that is not is left out of these steps, as it is where
+        its value is null. Columns that are no field are ignored. ``step`` names the column with the numbers of the
+        steps; without it they go on from the last one. ``breaks`` names a bool column that is true where a step begins
+        an episode of its own.
         """
-        hf_bridge.from_dataset(self, dataset, step, breaks)
+        hf_bridge.from_dataset(self, dataset, step, breaks, missing)
 
     def load_dataset(
         self,
@@ -478,12 +487,14 @@ class StreamStore(kernels.Appender):
         *,
         step: str = "step",
         breaks: str = "break",
+        missing: str = "error",
     ) -> None:
         """Append a split of a dataset on the Hub, sorted if asked.
 
-        ``step`` and ``breaks`` are the columns that ``save_dataset`` added, and are used where they are there.
+        ``step`` and ``breaks`` are the columns that ``save_dataset`` added, and are used where they are there;
+        ``missing`` as in ``from_dataset``.
         """
-        hf_bridge.load_dataset(self, name, split, sort_by, step, breaks)
+        hf_bridge.load_dataset(self, name, split, sort_by, step, breaks, missing)
 
     def save_dataset(self, name: str, split: str = "train", *, step: str = "step", breaks: str = "break") -> None:
         """Push the stream to the Hub as a split of a dataset, with the numbers of its steps and its breaks."""
