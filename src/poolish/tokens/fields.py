@@ -39,6 +39,13 @@ _ARROW = {name: pa.from_numpy_dtype(np.dtype(name)) for name in DTYPES}
 _DTYPES = {type_: name for name, type_ in _ARROW.items()}
 
 
+def decoded(tokens: NDArray[np.int64], dtype: str) -> NDArray[Any]:
+    """Tokens as numbers of a dtype: floats are the float64 whose bits a token holds, integers and bools the token."""
+    numbers = tokens.view(np.float64) if dtype in FLOATS else tokens
+    with np.errstate(over="ignore", invalid="ignore"):  # tokens of other fields may be among them
+        return numbers.astype(dtype)
+
+
 @dataclass(frozen=True)
 class TokenField:
     """One field of a stream.
@@ -81,9 +88,7 @@ class TokenField:
 
     def decode(self, tokens: NDArray[np.int64]) -> NDArray[Any]:
         """Tokens as the field's own numbers, in the shape they come in."""
-        numbers = tokens.view(np.float64) if self.is_float else tokens
-        with np.errstate(over="ignore", invalid="ignore"):  # tokens of other fields may be among them
-            return numbers.astype(self.dtype)
+        return decoded(tokens, self.dtype)
 
     def value(self, tokens: NDArray[np.int64]) -> Any:
         """One field-write as a user sees it: a Python number, or an array in the field's shape."""

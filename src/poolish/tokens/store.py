@@ -19,7 +19,7 @@ from poolish.files import local_path
 from poolish.seeds import generator
 from poolish.tokens import hf_bridge, show, temporary
 from poolish.tokens.directory import LOCK, is_store
-from poolish.tokens.fields import TokenField, fields_of, type_of
+from poolish.tokens.fields import TokenField, decoded, fields_of, type_of
 from poolish.tokens.lanes import STEP, TYPE
 from poolish.tokens.reader import Reader
 from poolish.tokens.sampling import Coverage, Weight, choose, coverage
@@ -325,7 +325,12 @@ class StreamStore(kernels.Appender):
             tokens = tokens.astype(np.int64)
         if tokens.dtype != np.int64:
             raise SchemaError(f"decode takes the int64 values of a batch, got {tokens.dtype}")
-        return self._fields[self._type_of(name)].decode(tokens).reshape(np.shape(values))
+        return self._decode(tokens, self._fields[self._type_of(name)].dtype).reshape(np.shape(values))
+
+    @staticmethod
+    def _decode(values: NDArray[np.int64], dtype: str) -> NDArray[Any]:
+        """Tokens by the dtype of their field."""
+        return decoded(values, dtype)
 
     def steps(self, first: int | None = None, end: int | None = None) -> Iterator[Step]:
         """The steps from number ``first`` up to but not including ``end``, each a dict of the fields it has.
