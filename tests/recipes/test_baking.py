@@ -462,7 +462,7 @@ def test_an_empty_source_gives_no_rows(empty, options):
 
 @pytest.mark.parametrize("make", [DatasetRecipe.bake, DatasetRecipe.explain, bake])
 def test_a_recipe_without_ingredients_is_refused(make):
-    """No rows can come of it, also not with steps: somebody forgot to add them."""
+    """No rows can come of it, also not with steps."""
     for recipe in (DatasetRecipe("breads"), DatasetRecipe("breads").prepare_step("once", "dedup")):
         with pytest.raises(RecipeError, match=r"recipe 'breads' has no ingredient; add one with add_ingredient"):
             make(recipe)

@@ -161,7 +161,7 @@ def _of_numbers(part: Part) -> Schema | None:
     try:
         return Schema([Field("tensor", tensor_type(stored(value)[0], ()), nullable=True)])
     except Refusal:
-        return None  # told where the row is known
+        return None  # the codec refuses it, with the row
 
 
 def check_labels(brought: Field, known: Schema | None) -> None:

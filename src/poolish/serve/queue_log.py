@@ -302,8 +302,8 @@ class QueueLog:
         removed = self.removed()
         if removed:
             newest = self._consumed.read()
-            told = {"counters": {}, **(newest or {}), "watermark": removed.stop}
-            self._consumed.write(told, after=newest, durable=self.meta.is_durable)
+            value = {"counters": {}, **(newest or {}), "watermark": removed.stop}
+            self._consumed.write(value, after=newest, durable=self.meta.is_durable)
         return removed
 
     def delete(self, numbers: Iterable[int]) -> None:
