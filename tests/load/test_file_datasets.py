@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import builtins
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from poolish.errors import ConfigError, CorruptDataError
+from poolish.errors import ConfigError, CorruptDataError, SchemaError
 from poolish.load.audio import AudioDataset
 from poolish.load.cifar import CIFAR10, CLASSES, FOLDER, RECORD, RECORDS
-from poolish.load.dataset import identity_of
+from poolish.load.dataset import check_index, identity_of
+from poolish.load.frozen import freeze
+from poolish.load.text import TextDataset
 from poolish.load.vision import ImageFolder, VisionDataset
 from tests.load.files import cifar_files, make_audio, make_images
 
@@ -104,6 +107,115 @@ def test_changed_images_are_another_version(tmp_path: Path):
 
     Path(first.samples[0][0]).write_bytes(b"other")
     assert ImageFolder(tmp_path / "images").version != first.version
+
+
+# Vision datasets of one's own ------------------------------------------------------------------------------------
+
+
+class Squares(VisionDataset):
+    """Gives whatever ``make`` makes of an image and a label."""
+
+    def __init__(self, root, make=lambda image, label: (image, label), **transforms):
+        super().__init__(root, **transforms)
+        self.make = make
+
+    def __len__(self):
+        return 6
+
+    def read(self, number):
+        return self.make(np.full((2, 2, 3), number, np.uint8), number)
+
+
+class Labelled(NamedTuple):
+    image: np.ndarray
+    label: int
+
+
+def halved(image):
+    return image / 2
+
+
+def test_transforms_find_the_image_and_the_label_of_a_tuple(tmp_path: Path):
+    """``transform`` is for the first value, ``target_transform`` for the second; a named tuple stays one."""
+    image, label = Squares(tmp_path, transform=halved, target_transform=str)[-1]
+    named = Squares(tmp_path, Labelled, transform=halved)[3]
+    only_label = Squares(tmp_path, target_transform=str)[1]
+
+    assert (image.max(), label) == (2.5, "5")
+    assert isinstance(named, Labelled)
+    assert (named.image.max(), named.label) == (1.5, 3)
+    assert (only_label[0].dtype, only_label[1]) == (np.uint8, "1")
+
+
+@pytest.mark.parametrize(
+    ("make", "transforms", "message"),
+    [
+        (lambda image, label: image, {"transform": halved}, "transform needs a dict with 'image' or a tuple"),
+        (lambda image, label: (image,), {"target_transform": str}, "target_transform needs .* is a tuple of 1"),
+        (lambda image, label: {"img": image}, {"transform": halved}, r"value 'image', and this sample has \['img'\]"),
+    ],
+)
+def test_a_transform_without_its_value_is_an_error(make, transforms, message, tmp_path: Path):
+    """It is never silently left out."""
+    with pytest.raises(SchemaError, match=message) as caught:
+        Squares(tmp_path, make, **transforms)[2]
+
+    assert any("row 2 of Squares" in note for note in caught.value.__notes__)
+
+
+def test_transforming_leaves_what_was_read_alone(tmp_path: Path):
+    """A ``read`` that returns a sample it holds returns the same one the next time."""
+    held = {"image": np.full((2, 2, 3), 8, np.uint8)}
+    squares = Squares(tmp_path, lambda image, label: held, transform=halved)
+
+    assert [squares[0]["image"].max() for _ in range(2)] == [4, 4]
+
+
+def test_a_vision_dataset_may_be_written_with_getitem(tmp_path: Path):
+    """As torchvision's are; many rows at once are the same rows, also of a dataset that had a ``read``."""
+
+    class Custom(VisionDataset):
+        def __init__(self):
+            self.asked = []  # and nothing else: calling the base class is not needed
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            self.asked.append(index)
+            return self.transformed(({"n": check_index(index, 6)}, 0))
+
+    class Loud(ImageFolder):
+        def __getitem__(self, index):
+            return {**super().__getitem__(index), "loud": True}
+
+    class LoudText(TextDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index)["text"] + "!"
+
+    custom = Custom()
+    make_images(tmp_path)
+    loud = Loud(tmp_path / "images")
+    (tmp_path / "text").write_text("a\nb\n")
+
+    assert custom[-1] == ({"n": 5}, 0)
+    assert custom.__getitems__([2, 3]) == [({"n": 2}, 0), ({"n": 3}, 0)]
+    assert (custom.asked, len(custom.version)) == ([-1, 2, 3], 32)
+    assert all(sample["loud"] for sample in [loud[0], *loud.__getitems__([0, -1]), *freeze(loud).fetch(np.arange(2))])
+    assert LoudText(tmp_path / "text").__getitems__([1, 0]) == ["b!", "a!"]
+    with pytest.raises(TypeError, match="no read; call dataset"):
+        custom.read(0)
+
+
+def test_a_vision_dataset_without_either_method_is_refused(tmp_path: Path):
+    """When it is made, and the error says which methods there are."""
+
+    class Custom(VisionDataset):
+        def __len__(self):
+            return 6
+
+    with pytest.raises(TypeError, match=r"Custom cannot read.*read\(self, number\).*__getitem__\(self, index\)"):
+        Custom(tmp_path)
 
 
 # CIFAR-10 -------------------------------------------------------------------------------------------------------

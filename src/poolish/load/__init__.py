@@ -14,7 +14,7 @@ from poolish.load.batches import RandomBatches, SequentialBatches, StratifiedBat
 from poolish.load.cached import CachedDataset, CacheStats
 from poolish.load.cifar import CIFAR10
 from poolish.load.composite import CompositeDataset
-from poolish.load.dataset import Dataset
+from poolish.load.dataset import Dataset, check_index
 from poolish.load.filtered import FilteredDataset
 from poolish.load.loader import Loader
 from poolish.load.resilient import ResilientDataset
@@ -53,5 +53,6 @@ __all__ = [
     "TransformedDataset",
     "VerticalShard",
     "VisionDataset",
+    "check_index",
     "verify_resume",
 ]

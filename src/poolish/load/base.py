@@ -3,7 +3,8 @@
     BaseDataset                     root, transform, target_transform
     |-- VisionDataset               an image, and mostly a label
     |   |-- ImageFolder             one folder for each class
-    |   `-- CIFAR10                 the binary version
+    |   |-- CIFAR10                 the binary version
+    |   `-- yours                   one method: ``read`` or ``__getitem__``
     |-- TextDataset                 lines or documents
     `-- AudioDataset                sound, or parts of it
 
@@ -15,12 +16,11 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from poolish.errors import ConfigError, CorruptDataError
+from poolish.errors import ConfigError, CorruptDataError, SchemaError
 from poolish.files import is_rewritten, local_stamp
 from poolish.lazy import cached_property
 from poolish.load.dataset import Dataset, check_index
@@ -37,10 +37,19 @@ Transform = Callable[[Any], Any]
 class BaseDataset(Dataset):
     """Samples from files under ``root``, read when they are asked for.
 
-    Write ``__len__`` and ``read(number)``, which gives a dict, and return from ``files`` what is read (from
-    ``files_of``, what one row is read from, where there are many files). ``transform`` is applied to the value named
-    ``input_name``, ``target_transform`` to the one named ``target_name``. Both see one value and no random numbers;
-    ``TransformedDataset`` gives those.
+    Write ``__len__`` and one of two methods:
+
+    - ``read(number)`` returns the raw sample. The base class checks the index, counts negative ones from the end,
+      applies the transforms, and names the row in errors.
+    - ``__getitem__(index)`` returns the finished sample. It does all of that itself, with ``check_index`` and
+      ``self.transformed(sample)``.
+
+    A sample is a dict or a tuple ``(input, target)``. ``transform`` is applied to the value named ``input_name``, or
+    to the first of a tuple; ``target_transform`` to the one named ``target_name``, or to the second. Both see one
+    value and no random numbers; ``TransformedDataset`` gives those.
+
+    Return from ``files`` what is read (from ``files_of``, what one row is read from, where there are many files), so
+    that a cache on disk notices when a file changes.
 
     >>> class Loaves(BaseDataset):
     ...     input_name = "loaf"
@@ -50,6 +59,14 @@ class BaseDataset(Dataset):
     ...         return {"loaf": f"loaf {number}"}
     >>> Loaves(folder, transform=str.upper)[-1]
     {'loaf': 'LOAF 1'}
+    >>> class Pairs(BaseDataset):
+    ...     def __len__(self):
+    ...         return 2
+    ...     def __getitem__(self, index):
+    ...         number = check_index(index, len(self))
+    ...         return self.transformed((f"loaf {number}", number))
+    >>> Pairs(folder, transform=str.upper, target_transform=str)[-1]
+    ('LOAF 1', '1')
     """
 
     #: Which value of a sample ``transform`` and ``target_transform`` are for.
@@ -57,6 +74,28 @@ class BaseDataset(Dataset):
     target_name = "label"
     #: Attributes that do not decide what a sample is: maps of files, positions, paths that ``files`` returns.
     unidentified: tuple[str, ...] = ()
+
+    # For classes of yours whose ``__init__`` does not call this one.
+    root = Path()
+    _transform: Transform | None = None
+    _target_transform: Transform | None = None
+    _changed = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = vars(cls)
+        if "__getitem__" in own and "__getitems__" not in own:
+            # Many rows at once are the same rows: loaders would otherwise read past the new method.
+            cls.__getitems__ = Dataset.__getitems__  # type: ignore[method-assign]
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Refuses a class that has neither of the two methods."""
+        if cls.read is BaseDataset.read and cls.__getitem__ is BaseDataset.__getitem__:
+            raise TypeError(
+                f"{cls.__name__} cannot read its samples; write read(self, number), which returns a dict or a tuple "
+                "before transforms, or __getitem__(self, index), which returns the finished sample"
+            )
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -69,7 +108,6 @@ class BaseDataset(Dataset):
             if function is not None and not callable(function):
                 raise ConfigError(f"{name} is called with each value, got {function!r}; pass a function")
         self._transform, self._target_transform = transform, target_transform
-        self._changed = ""
 
     @property
     def transform(self) -> Transform | None:
@@ -89,9 +127,9 @@ class BaseDataset(Dataset):
     def target_transform(self, function: Transform | None) -> None:
         self._target_transform, self._changed = function, f"|{secrets.token_hex(8)}"
 
-    @abstractmethod
-    def read(self, number: int) -> dict[str, Any]:
-        """The sample with this number, from 0 up, before it is transformed."""
+    def read(self, number: int) -> Any:
+        """The sample with this number, from 0 up, before it is transformed: a dict, or a tuple with the input first."""
+        raise TypeError(f"{type(self).__name__} has a __getitem__ of its own and no read; call dataset[{number}]")
 
     def files(self) -> Sequence[str | os.PathLike[str]]:
         """The files that samples come from; their sizes, times and inodes make the version."""
@@ -109,17 +147,25 @@ class BaseDataset(Dataset):
         n_rows = len(self)
         return [self._finished(check_index(index, n_rows)) for index in indices]
 
-    def _finished(self, number: int) -> dict[str, Any]:
+    def transformed(self, sample: Any) -> Any:
+        """A raw sample with ``transform`` and ``target_transform`` applied, each to its value; the rest is as it was.
+
+        A sample without the value that a transform is for is an error, not a sample that was left alone.
+        """
+        functions = (self._transform, self._target_transform)
+        for place, (name, function) in enumerate(zip((self.input_name, self.target_name), functions, strict=True)):
+            if function is not None:
+                sample = _replaced(sample, name, place, function)
+        return sample
+
+    def _finished(self, number: int) -> Any:
         try:
             sample = self.read(number)
             self._check_unchanged(number)
-            for name, function in ((self.input_name, self._transform), (self.target_name, self._target_transform)):
-                if function is not None and name in sample:
-                    sample[name] = function(sample[name])
+            return self.transformed(sample)
         except Exception as error:
             error.add_note(f"while reading row {number} of {type(self).__name__} under {self.root}")
             raise
-        return sample
 
     @property
     def version(self) -> str:
@@ -156,6 +202,26 @@ class BaseDataset(Dataset):
         own = {name: value for name, value in self.__dict__.items() if name not in (*_COVERED, *self.unidentified)}
         functions = (self._transform, self._target_transform)
         return type(self), own, [None if each is None else function_identity(each) for each in functions]
+
+
+def _replaced(sample: Any, name: str, place: int, function: Transform) -> Any:
+    """The sample with one value changed, found by its name in a dict or by its place in a tuple."""
+    which = "target_transform" if place else "transform"
+    if isinstance(sample, Mapping):
+        if name not in sample:
+            raise SchemaError(
+                f"{which} is for the value {name!r}, and this sample has {list(sample)}; name the value {name!r}, or "
+                f"set {'target_name' if place else 'input_name'} in the class"
+            )
+        return {**sample, name: function(sample[name])}
+    if not isinstance(sample, tuple) or len(sample) <= place:
+        shown = f"tuple of {len(sample)}" if isinstance(sample, tuple) else type(sample).__name__
+        raise SchemaError(
+            f"{which} needs a dict with {name!r} or a tuple (input, target), and this sample is a {shown}; return one "
+            f"of those, or leave {which} out"
+        )
+    values = [function(value) if k == place else value for k, value in enumerate(sample)]
+    return sample._make(values) if hasattr(sample, "_make") else tuple(values)
 
 
 def found_files(root: Path, extensions: Sequence[str]) -> list[str]:

@@ -78,10 +78,13 @@ class TextDataset(Locked, BaseDataset):
             return self._scan(None)
 
     def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
+        return self._many([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Looks as far as the last of them."""
+        return self._many(indices)
+
+    def _many(self, indices: Sequence[int]) -> list[Any]:
         if self._one_per_file:
             return super().__getitems__(indices)
         with self._lock:

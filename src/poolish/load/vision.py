@@ -21,7 +21,20 @@ _MODES = ("RGB", "L", "RGBA")
 
 
 class VisionDataset(BaseDataset):
-    """Samples with an ``image``, and mostly a ``label``; your own needs ``__len__`` and ``read``."""
+    """Samples with an image and mostly a label: a dict ``{"image", "label"}`` or a tuple ``(image, label)``.
+
+    Your own needs ``__len__`` and either ``read`` or ``__getitem__``, see ``BaseDataset``. ``transform`` is applied to
+    the image, ``target_transform`` to the label.
+
+    >>> class CustomVisionDataset(VisionDataset):
+    ...     def __len__(self):
+    ...         return 3
+    ...     def read(self, number):
+    ...         return np.full((2, 2, 3), number, np.uint8), number % 2
+    >>> image, label = CustomVisionDataset(folder, transform=lambda image: image / 255)[-1]
+    >>> image.shape, image.dtype, label
+    ((2, 2, 3), dtype('float64'), 0)
+    """
 
     input_name = "image"
     target_name = "label"
