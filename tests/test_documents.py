@@ -7,11 +7,14 @@ A block that is not a program says so by another language (``text``, ``console``
 
 from __future__ import annotations
 
+import copy
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,14 +36,38 @@ def program_of(document: str) -> str:
     return "\n".join(lines)
 
 
-def run(document: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a document's programs in ``folder``."""
+def run(document: Path, folder: Path, then: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a document's programs in ``folder``, and ``then`` something with what they have made."""
     script = folder.with_suffix(".programs") / document.name
     script.parent.mkdir()
-    script.write_text(program_of(document.read_text()))
+    script.write_text(f"{program_of(document.read_text())}\n{then}")
     return subprocess.run(
         [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
+
+
+def check_datasets(made: dict[str, Any]) -> None:
+    """Raise unless all dataset classes among these globals pass the suite, as the instances that the program made."""
+    from poolish.load import Dataset
+    from poolish.testing import DatasetBehaviour
+
+    classes = [each for each in made.values() if isinstance(each, type) and issubclass(each, Dataset)]
+    for each in [each for each in classes if each.__module__ == "__main__"]:
+        instances = [value for value in made.values() if type(value) is each]
+        assert instances, f"{each.__name__}: the document makes none under a name of its own"
+        suite = type("Suite", (DatasetBehaviour,), {"make": lambda self, folder, one=instances[0]: copy.deepcopy(one)})
+        for test in [name for name in dir(suite) if name.startswith("test_")]:
+            getattr(suite(), test)(Path(tempfile.mkdtemp(dir=".")))
+        print(f"{each.__name__} passed the suite")
+
+
+CHECK_DATASETS = f"""
+import sys, time
+sys.path.append({str(ROOT)!r})
+from tests.test_documents import check_datasets
+time.sleep = lambda seconds: None  # a dataset that is slow on purpose need not be so in all tests
+check_datasets(dict(globals()))
+"""
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -49,6 +76,33 @@ def test_programs_in_documents_run(document: Path, tmp_path: Path):
     done = run(document, tmp_path)
 
     assert done.returncode == 0, f"{document.relative_to(ROOT)} does not run:\n{done.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_datasets_in_documents_can_stand_for_each_other(document: Path, tmp_path: Path):
+    """A dataset class that a reader copies passes the suite that the documents tell them to run."""
+    if "Dataset):" not in program_of(document.read_text()):
+        return
+
+    done = run(document, tmp_path, CHECK_DATASETS)
+
+    assert done.returncode == 0, f"a dataset in {document.name} fails the suite:\n{done.stderr}"
+    assert " passed the suite" in done.stdout
+
+
+def test_a_dataset_in_a_document_can_fail_the_suite(tmp_path: Path):
+    """The check looks at the classes that are printed: one that wraps round is found."""
+    document = tmp_path / "GUIDE.md"
+    methods = "__len__, __getitem__ = lambda self: 9, lambda self, index: index % 9"
+    body = f"from poolish.load import Dataset\nclass Rows(Dataset):\n    {methods}\nrows = Rows()"
+    document.write_text(f"```python\n{body}\n```\n")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+
+    done = run(document, folder, CHECK_DATASETS)
+
+    assert done.returncode == 1
+    assert "should be a IndexError" in done.stderr
 
 
 def test_failing_program_names_document_and_line(tmp_path: Path):
