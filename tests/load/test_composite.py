@@ -189,3 +189,88 @@ def test_too_many_spans_are_refused():
     """The upper bits of an id can name so many parts and no more."""
     with pytest.raises(ValueError, match="the most is 32,768"):
         freeze(CompositeDataset([[0]] * 32_769))
+
+
+# Which dataset a row is from ------------------------------------------------------------------------------------
+
+
+def textbook(datasets, global_index: int) -> tuple[int, int]:
+    """As the fourth seed prints it."""
+    for i, dataset in enumerate(datasets):
+        if global_index < len(dataset):
+            return i, global_index
+        global_index -= len(dataset)
+    raise IndexError("Index out of range")
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+def test_a_global_index_is_a_dataset_and_a_local_index(lengths: list[int]):
+    """As in the textbook, also from the end and past empty parts; and back again."""
+    parts = [range(100 * k, 100 * k + n) for k, n in enumerate(lengths)]
+    joined = CompositeDataset(parts)
+    n_rows = sum(lengths)
+    expected = [textbook(parts, number) for number in range(n_rows)]
+
+    assert [joined.global_to_local(number) for number in range(n_rows)] == expected
+    assert [joined.global_to_local(number - n_rows) for number in range(n_rows)] == expected
+    assert [joined.local_to_global(*place) for place in expected] == list(range(n_rows))
+    datasets, rows = joined.global_to_local(np.arange(n_rows))
+    assert list(zip(datasets.tolist(), rows.tolist(), strict=True)) == expected
+    assert joined.local_to_global(datasets, rows).tolist() == list(range(n_rows))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.sampled_from(["first", "all"]), st.integers(0, 3))
+def test_the_places_of_a_mixture_are_found_too(lengths: list[int], stop: str, epoch: int):
+    """They are the rows that reading gives; back again is the first place, and a row left out is an error."""
+    parts = [[(k, n) for n in range(m)] for k, m in enumerate(lengths)]
+    mixed = CompositeDataset(parts, weights=range(1, len(lengths) + 1), stop=stop)
+    mixed.set_epoch(epoch)
+    rows = list(mixed)
+
+    assert [mixed.global_to_local(number) for number in range(len(rows))] == rows
+    assert [mixed.local_to_global(*place) for place in rows] == [rows.index(place) for place in rows]
+    for place in {place for part in parts for place in part} - set(rows):
+        with pytest.raises(IndexError, match=r"does not come in epoch .* stop=\"all\""):
+            mixed.local_to_global(*place)
+
+
+def test_arrays_of_places_keep_their_shape():
+    """Scalars give ints; arrays broadcast; none give none."""
+    joined = CompositeDataset(["abc", "de"])
+
+    datasets, rows = joined.global_to_local(np.array([[0, 3], [-1, 2]]))
+    one = joined.global_to_local(np.int64(4))
+
+    assert (datasets.tolist(), rows.tolist()) == ([[0, 1], [1, 0]], [[0, 0], [1, 2]])
+    assert (one, type(one[0]), type(joined.local_to_global(np.int64(1), 0))) == ((1, 1), int, int)
+    assert joined.local_to_global([[0], [-1]], [0, -1]).tolist() == [[0, 2], [3, 4]]
+    assert [part.shape for part in joined.global_to_local([])] == [(0,), (0,)]
+
+
+def test_a_part_that_has_grown_is_found():
+    """Rows that came at the end have numbers as soon as they are asked for."""
+    rows = [1, 2]
+    joined = CompositeDataset(["ab", rows])
+    assert joined.local_to_global(1, 1) == 3
+
+    rows.append(3)
+
+    assert joined.local_to_global(1, 2) == 4
+    assert joined.global_to_local(4) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda joined: joined.global_to_local(5), IndexError, "row 5 of 5 rows"),
+        (lambda joined: joined.global_to_local([0, -6]), IndexError, "row -6 of 5 rows"),
+        (lambda joined: joined.global_to_local(1.0), TypeError, "index is a whole number"),
+        (lambda joined: joined.local_to_global(2, 0), IndexError, "dataset_id 2 of 2 datasets"),
+        (lambda joined: joined.local_to_global(1, 2), IndexError, r"datasets\[1\]: row 2 of 2 rows"),
+        (lambda joined: joined.local_to_global(0, "a"), TypeError, "local_index is a whole number"),
+    ],
+)
+def test_places_outside_are_errors(call, error, message):
+    """They name the index, the dataset and its length."""
+    with pytest.raises(error, match=message):
+        call(CompositeDataset(["abc", "de"]))

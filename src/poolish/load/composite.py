@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -47,6 +47,8 @@ _MAX_SPANS = 1 << 15
 _STOPS = ("first", "all")
 
 Place = tuple[int, int]
+Scalar = int | np.integer[Any]
+Numbers = Scalar | Sequence[int] | Int64
 Value = TypeVar("Value")
 
 
@@ -98,11 +100,9 @@ class CompositeDataset(Dataset):
         return "" if self._weights is None else f"mixed {self._weights} {self._seed} {self._stop}"
 
     def __len__(self) -> int:
-        lengths = [len(part) for part in self._parts]
         if self._mixture is not None:
-            return n_mixed(self._mixture, lengths, self._stop)
-        self._ends = list(itertools.accumulate(lengths))
-        return self._ends[-1]
+            return n_mixed(self._mixture, [len(part) for part in self._parts], self._stop)
+        return self._new_ends()[-1]
 
     def __getitem__(self, index: int) -> Any:
         part, row = self._bisect(self._ends, index) if self._mixture is None else self._find([index])[0]
@@ -111,6 +111,68 @@ class CompositeDataset(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """One call for each part."""
         return grouped(self._find(indices), lambda part, rows: samples(self._parts[part], rows))
+
+    @overload
+    def global_to_local(self, index: Scalar) -> Place: ...
+    @overload
+    def global_to_local(self, index: Sequence[int] | Int64) -> tuple[Int64, Int64]: ...
+    def global_to_local(self, index: Numbers) -> Place | tuple[Int64, Int64]:
+        """Which dataset a row is from, and its number there; of several rows, two arrays in the same shape.
+
+        Of a mixture, this is the pass of the current epoch (``set_epoch``).
+
+        >>> flours = CompositeDataset([["rye", "wheat"], ["spelt"]])
+        >>> flours.global_to_local(2), flours.global_to_local(-3)
+        ((1, 0), (0, 0))
+        >>> flours.global_to_local([0, 1, 2])
+        (array([0, 0, 1]), array([0, 1, 0]))
+        """
+        wanted = _whole_numbers(index, "index")
+        places = self._find(wanted.ravel().tolist())
+        if not wanted.ndim:
+            return places[0]
+        found = np.asarray(places, np.int64).reshape(-1, 2)
+        return found[:, 0].reshape(wanted.shape), found[:, 1].reshape(wanted.shape)
+
+    @overload
+    def local_to_global(self, dataset_id: Scalar, local_index: Scalar) -> int: ...
+    @overload
+    def local_to_global(self, dataset_id: Numbers, local_index: Sequence[int] | Int64) -> Int64: ...
+    @overload
+    def local_to_global(self, dataset_id: Sequence[int] | Int64, local_index: Numbers) -> Int64: ...
+    def local_to_global(self, dataset_id: Numbers, local_index: Numbers) -> int | Int64:
+        """The number here of a row of one dataset, the inverse of ``global_to_local``; arrays broadcast.
+
+        In a mixture that stops first, a row that this pass leaves out is an IndexError. In one that repeats rows, it is
+        the first place of the row.
+
+        >>> flours = CompositeDataset([["rye", "wheat"], ["spelt"]])
+        >>> flours.local_to_global(1, 0), flours.local_to_global(0, [0, -1])
+        (2, array([0, 1]))
+        """
+        parts, rows = np.broadcast_arrays(
+            _whole_numbers(dataset_id, "dataset_id"), _whole_numbers(local_index, "local_index")
+        )
+        numbers = self._positions(list(zip(parts.ravel().tolist(), rows.ravel().tolist(), strict=True)))
+        return np.asarray(numbers, np.int64).reshape(parts.shape) if parts.ndim else numbers[0]
+
+    def _positions(self, places: list[Place]) -> list[int]:
+        """The number here of each place, the inverse of ``_find``."""
+        if self._mixture is not None:
+            lengths = [len(part) for part in self._parts]
+            mixed = self._mixed(lengths)
+            return mixed.positions([_check_place(part, row, lengths) for part, row in places])
+        ends = self._ends or self._new_ends()
+        lengths = _lengths(ends)
+        if any(not 0 <= part < len(lengths) or not 0 <= row < lengths[part] for part, row in places):
+            ends = self._new_ends()  # a part may have grown, as when a row beyond the end is read
+            lengths = _lengths(ends)
+        checked = [_check_place(part, row, lengths) for part, row in places]
+        return [ends[part] - lengths[part] + row for part, row in checked]
+
+    def _new_ends(self) -> list[int]:
+        self._ends = ends = list(itertools.accumulate(len(part) for part in self._parts))
+        return ends
 
     def _find(self, indices: Sequence[int]) -> list[Place]:
         """The part and the row in it, for each number."""
@@ -193,6 +255,28 @@ class CompositeDataset(Dataset):
         return CompositeRows([freeze(part) for part in self._parts])
 
 
+def _lengths(ends: list[int]) -> list[int]:
+    return [end - first for first, end in itertools.pairwise([0, *ends])]
+
+
+def _check_place(part: int, row: int, lengths: list[int]) -> Place:
+    """A part and a row of it from 0 up; an IndexError says which of the two is outside."""
+    n_parts = len(lengths)
+    if not -n_parts <= part < n_parts:
+        raise IndexError(f"dataset_id {part} of {n_parts} datasets; the last one is {n_parts - 1}")
+    try:
+        return part % n_parts, check_index(row, lengths[part])
+    except IndexError as error:
+        raise IndexError(f"datasets[{part % n_parts}]: {error}") from None
+
+
+def _whole_numbers(numbers: Any, what: str) -> Int64:
+    array = np.asarray(numbers)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{what} is a whole number or an array of them, got {array.dtype} {numbers!r}")
+    return array.astype(np.int64)
+
+
 def n_mixed(mixture: Mixture, lengths: Sequence[int], stop: str) -> int:
     """How long a pass over a mixture is.
 
@@ -222,6 +306,22 @@ class MixedRows:
         mixed = [self._mixture.place(number) for number in numbers]
         rows = grouped(mixed, self._drawn)
         return [(part, row) for (part, _), row in zip(mixed, rows, strict=True)]
+
+    def positions(self, places: Sequence[Place]) -> list[int]:
+        """The first place at which each row of a part comes; an IndexError where this pass leaves it out."""
+
+        def read(part: int, rows: list[int]) -> list[int]:
+            order = KeyedPermutation(self._lengths[part], seeds.key(*self._path, part, 0))
+            return [self._mixture.position(part, nth) for nth in order.positions(rows).tolist()]
+
+        found = grouped(places, read)
+        for (part, row), number in zip(places, found, strict=True):
+            if number >= self._n_rows:
+                raise IndexError(
+                    f"row {row} of datasets[{part}] does not come in epoch {self._path[-1]} of this mixture, which "
+                    'ends when the first part is used up; set_epoch(...) takes other rows, stop="all" takes every row'
+                )
+        return found
 
     def _drawn(self, part: int, nths: list[int]) -> list[int]:
         """Which rows of a part come as its nth ones; each time it begins again the order is another."""
