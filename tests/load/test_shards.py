@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 
 import numpy as np
@@ -11,11 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish import DatasetBuffer
-from poolish.errors import ConfigError, PoolishError, UnknownColumn
-from poolish.load import CompositeDataset, Loader, RandomBatches, ShuffledDataset
+from poolish.errors import ConfigError, PoolishError, SchemaError, UnknownColumn
+from poolish.load import CompositeDataset, FilteredDataset, Loader, RandomBatches, ShuffledDataset
 from poolish.load.dataset import Dataset
 from poolish.load.frozen import freeze
+from poolish.load.joined import joined
 from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard, n_steps
+from poolish.testing import DatasetBehaviour, same
+from tests.effort import times
+from tests.load.sources import Rows, buffer
 
 counts = st.integers(0, 60)
 worlds = st.integers(1, 12)
@@ -272,3 +277,104 @@ def test_a_state_is_exactly_json_whatever_the_arguments_are_made_of():
     assert typed == plain == json.loads(json.dumps(plain))
     assert states(np.uint8, np.bool_, np.str_, np.float32) == plain
     assert json.dumps(typed) == json.dumps(plain)
+
+
+# Complete samples -----------------------------------------------------------------------------------------------
+
+
+def column_shards(dataset, *columns: str):
+    return [VerticalShard(names.split())(dataset) for names in columns]
+
+
+def test_joined_shards_are_the_rows_again():
+    """All columns of each row, by number, in batches, as a table and through a loader."""
+    source = buffer(20)
+    whole = joined(column_shards(source, "x n", "text"))
+
+    rows = source.__getitems__(range(20))
+    assert len(whole) == 20
+    assert same(list(whole), [{name: sample[name] for name in ("x", "n", "text")} for sample in rows])
+    assert same(whole.__getitems__([3, -1]), [whole[3], whole[19]])
+    table = freeze(whole).table(source.ids[:4])
+    assert table.column_names == ["x", "n", "text"]
+    assert table["n"].to_pylist() == [sample["n"] for sample in source.__getitems__(range(4))]
+    batches = [[batch["n"].tolist() for batch in Loader(each, 6, shuffle=True)] for each in (whole, source)]
+    assert batches[0] == batches[1]
+
+
+def test_joined_shards_follow_a_buffer():
+    """Rows that come and go are seen in all shards at once, under their ids."""
+    source = DatasetBuffer(max_size=5)
+    source.append([{"x": n, "y": -n} for n in range(5)])
+    whole = joined(column_shards(source, "x", "y"))
+
+    source.append([{"x": n, "y": -n} for n in range(5, 8)])
+
+    assert [(sample["x"], sample["y"]) for sample in whole] == [(n, -n) for n in range(3, 8)]
+    assert freeze(whole).spans() == freeze(source).spans()
+
+
+def test_joined_rows_are_of_one_moment():
+    """While another thread appends and updates, no row has columns of two states of the buffer."""
+    source = DatasetBuffer(max_size=50)
+    source.append([{"x": n, "y": n} for n in range(50)])
+    whole = joined(column_shards(source, "x", "y"))
+    is_over = threading.Event()
+
+    def change():
+        for n in range(50, 50 + times(20)):
+            source.append({"x": n, "y": n})
+            source.update(source.ids[:1], {"x": [-n], "y": [-n]})
+        is_over.set()
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    n_read = 0
+    while not is_over.is_set() or not n_read:
+        assert all(sample["x"] == sample["y"] for sample in whole.__getitems__([0, 1, 49]))
+        n_read += 1
+    thread.join()
+
+
+def test_shards_of_other_rows_are_not_joined():
+    """Other lengths, other ids, rows missing elsewhere, another value of the column that identifies the row."""
+    with pytest.raises(ConfigError, match=r"shards have \[2, 1\] rows"):
+        joined([[{"x": 1}, {"x": 2}], [{"y": 1}]])
+    bounded = DatasetBuffer(max_size=2)
+    bounded.append([{"y": n} for n in range(5)])
+    with pytest.raises(ConfigError, match=r"shard 1 has 2 rows with ids \[\(3, 5\)\]"):
+        joined([[{"x": 1}, {"x": 2}], bounded])
+    numbers = DatasetBuffer()
+    numbers.append([{"x": n, "y": n} for n in range(8)])
+    ends = (0, 7)
+    some = [FilteredDataset(numbers, lambda row, k=k: row["x"] in ends or row["x"] % 2 == k) for k in range(2)]
+    with pytest.raises(ConfigError, match="only shards of the same rows"):
+        joined([VerticalShard([name])(each) for name, each in zip("xy", some, strict=True)])
+    with pytest.raises(SchemaError, match=r"'id' is 1 in shard 0 and 2 in shard 1"):
+        joined([[{"id": 1, "x": 0}], [{"id": 2, "y": 0}]], on="id")
+    with pytest.raises(SchemaError, match="no such column in shard 1"):
+        joined([[{"id": 1, "x": 0}], [{"y": 0}]], on="id")
+
+
+def test_a_column_in_two_shards_is_an_error():
+    """Which of them is right cannot be known; said when they are joined."""
+    with pytest.raises(SchemaError, match=r"column 'y' is in shard 1 and in one before it.*on='y'"):
+        joined([[{"x": 1, "y": 1}], [{"y": 1}]])
+    with pytest.raises(SchemaError, match="samples to be joined are dicts, got int"):
+        joined([[{"x": 1}], [3]])
+    with pytest.raises(ConfigError, match="at least one"):
+        joined([])
+
+
+class TestJoined(DatasetBehaviour):
+    """A joined dataset of column shards of a buffer."""
+
+    def make(self, folder):
+        return joined(column_shards(buffer(20), "n", "x text"))
+
+
+class TestJoinedFiles(DatasetBehaviour):
+    """A joined dataset of numbered rows, with a column that identifies the row."""
+
+    def make(self, folder):
+        return joined(column_shards(Rows(9), "n x", "n text"), on="n")

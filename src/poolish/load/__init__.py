@@ -16,6 +16,7 @@ from poolish.load.cifar import CIFAR10
 from poolish.load.composite import CompositeDataset
 from poolish.load.dataset import Dataset, check_index
 from poolish.load.filtered import FilteredDataset
+from poolish.load.joined import JoinedDataset, joined
 from poolish.load.loader import Loader
 from poolish.load.resilient import ResilientDataset
 from poolish.load.resume_check import verify_resume
@@ -42,6 +43,7 @@ __all__ = [
     "HorizontalShard",
     "HybridShard",
     "ImageFolder",
+    "JoinedDataset",
     "Loader",
     "RandomBatches",
     "ResilientDataset",
@@ -54,5 +56,6 @@ __all__ = [
     "VerticalShard",
     "VisionDataset",
     "check_index",
+    "joined",
     "verify_resume",
 ]

@@ -30,6 +30,7 @@ from poolish.load.copies import How, keep, thaw
 from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of
 from poolish.load.disk_cache import DiskCache
 from poolish.load.frozen import Frozen, Int64, freeze, ids_of
+from poolish.load.joined import JoinedDataset
 from poolish.load.locked import Locked
 from poolish.load.memory_cache import MemoryCache, check_policy
 from poolish.load.views import Through, View, freeze_with_version, has_numbers_for_ids
@@ -377,7 +378,7 @@ def _n_listed(dataset: Any) -> int:
     """How many rows are in lists, which can grow, below any views."""
     if isinstance(dataset, View):
         return _n_listed(dataset.dataset)
-    if isinstance(dataset, CompositeDataset):
+    if isinstance(dataset, (CompositeDataset, JoinedDataset)):
         return sum(map(_n_listed, dataset.datasets))
     return len(dataset) if isinstance(dataset, MutableSequence) else 0
 

@@ -13,7 +13,11 @@ from typing import Any
 from poolish.errors import ConfigError, ResumeError
 from poolish.load.adapted import AdaptedDataset
 from poolish.load.composite import CompositeDataset
+from poolish.load.joined import JoinedDataset
 from poolish.load.views import View
+
+#: Datasets of several parts, each of which may have a state.
+_SEVERAL = (CompositeDataset, JoinedDataset)
 
 
 def has_state(dataset: Any) -> bool:
@@ -77,7 +81,7 @@ def _below(dataset: Any) -> list[Any] | None:
         return [dataset.dataset]
     if isinstance(dataset, AdaptedDataset):
         return [dataset._object]
-    return dataset.datasets if isinstance(dataset, CompositeDataset) else None
+    return dataset.datasets if isinstance(dataset, _SEVERAL) else None
 
 
 def _bases(dataset: Any) -> list[Any]:
@@ -105,7 +109,7 @@ def _collect(dataset: Any) -> Any:
     if below is None:
         own = _own_method(dataset)
         return None if own is None else own()
-    return _collect(below[0]) if not isinstance(dataset, CompositeDataset) else [_collect(part) for part in below]
+    return _collect(below[0]) if not isinstance(dataset, _SEVERAL) else [_collect(part) for part in below]
 
 
 def _restore(dataset: Any, state: Any) -> None:
@@ -113,7 +117,7 @@ def _restore(dataset: Any, state: Any) -> None:
     if below is None:
         if _own_method(dataset) is not None:
             dataset.load_state_dict(state)
-    elif not isinstance(dataset, CompositeDataset):
+    elif not isinstance(dataset, _SEVERAL):
         _restore(below[0], state)
     elif not isinstance(state, list) or len(state) != len(below):
         raise ResumeError(f"the state of {_name(dataset)} is not one for each of its {len(below)} parts")

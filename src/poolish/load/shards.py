@@ -19,6 +19,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from poolish.errors import ConfigError, UnknownColumn
+from poolish.load.batch import Batch
 from poolish.load.dataset import check_index, samples
 from poolish.load.frozen import Frozen, freeze
 from poolish.load.views import Numbering, Renumbered, RenumberingView, Through, View
@@ -79,6 +80,8 @@ class HorizontalShard:
 class VerticalShard:
     """Only these columns of every row, in this order; samples must be dicts.
 
+    Complete samples: ``joined`` for shards in one process, ``gather`` for shards on several ranks.
+
     >>> VerticalShard(["x"])([{"x": 1, "y": 2}])[0]
     {'x': 1}
     """
@@ -90,6 +93,18 @@ class VerticalShard:
 
     def __call__(self, dataset: Any) -> ColumnShard:
         return ColumnShard(dataset, self.columns)
+
+    def gather(self, batch: Mapping[str, Any], group: Any = None) -> Batch:
+        """The same rows with the columns of all ranks: complete samples on every rank.
+
+        ``batch`` holds the columns of this shard, as a ``Loader`` over it yields them. Each rank calls this with a
+        batch of the same rows, so the loaders have ``rank=0, world_size=1`` and the same seed. Ranks that differ in row
+        ids or lengths, or that share a column, all raise the same error. Tensors are broadcast, anything else is sent
+        as it is. ``group`` is a group of ``torch.distributed``.
+        """
+        from poolish.load.torch_gather import gather_columns
+
+        return gather_columns(batch, self.columns, group)
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,10 @@ class HybridShard:
 
     def __call__(self, dataset: Any) -> ColumnShard:
         return ColumnShard(HorizontalShard(self.rank, self.world_size, self.uneven)(dataset), self.columns)
+
+    def gather(self, batch: Mapping[str, Any], group: Any = None) -> Batch:
+        """As ``VerticalShard.gather``, over the ``group`` of ranks that share this shard's rows."""
+        return VerticalShard(self.columns).gather(batch, group)
 
 
 class RowShard(RenumberingView):
