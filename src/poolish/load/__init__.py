@@ -16,6 +16,7 @@ from poolish.load.cifar import CIFAR10
 from poolish.load.composite import CompositeDataset
 from poolish.load.dataset import Dataset, check_index
 from poolish.load.filtered import FilteredDataset
+from poolish.load.hit_curve import CacheAdvice
 from poolish.load.joined import JoinedDataset, joined
 from poolish.load.loader import Loader
 from poolish.load.resilient import ResilientDataset
@@ -34,6 +35,7 @@ __all__ = [
     "AudioDataset",
     "BaseDataset",
     "Batch",
+    "CacheAdvice",
     "CacheStats",
     "CachedDataset",
     "CompositeDataset",

@@ -14,6 +14,7 @@ import operator
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from poolish.load.copies import How, keep, thaw
 from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of
 from poolish.load.disk_cache import DiskCache
 from poolish.load.frozen import Frozen, Int64, freeze, ids_of
+from poolish.load.hit_curve import AccessTrace, CacheAdvice
 from poolish.load.joined import JoinedDataset
 from poolish.load.locked import Locked
 from poolish.load.memory_cache import MemoryCache, check_policy
@@ -39,6 +41,8 @@ Read = Callable[[list[int]], list[Any]]
 
 #: One hit in so many (less one, a mask) is timed: two looks at the clock cost a tenth of a hit.
 _TIMED_HITS = 63
+#: Accesses that are noted before they are looked at together.
+_NOTED = 4096
 #: Rows read at a time by ``eager``.
 EAGER_ROWS = 256
 
@@ -135,6 +139,9 @@ class CachedDataset(Locked, View):
         self._hits = self._misses = self._refused = 0
         self._n_timed, self._hit_s, self._miss_s = 0, 0.0, 0.0
         self._loading: dict[tuple[str, int], _Loading] = {}
+        # Bounded, because nothing looks at it while every access hits and none is timed.
+        self._noted: deque[int] = deque(maxlen=4 * _NOTED)
+        self._trace = AccessTrace()
         if self._memory is not None:
             self._memory.renew(version_of(dataset))
 
@@ -162,6 +169,7 @@ class CachedDataset(Locked, View):
                 return self.__getitems__([index])[0]
             # Without a lock, and exact all the same: CPython does not change threads between these two halves of +=.
             self._hits += 1
+            self._noted.append(index)
             if type(how) is tuple:
                 sample = kept.copy()
                 for name in how:
@@ -196,8 +204,7 @@ class CachedDataset(Locked, View):
     def _live(self, ids: list[int], read: Read) -> list[Any]:
         """Rows as they are now."""
         version = version_of(self._dataset)
-        if self._memory is not None and self._memory.version != version:
-            self._memory.renew(version)
+        self._renew(version)
         return self.through(version, ids, read, lambda: version_of(self._dataset) == version)
 
     def through(self, version: str, ids: list[int], read: Read, is_current: Callable[[], bool]) -> list[Any]:
@@ -206,6 +213,9 @@ class CachedDataset(Locked, View):
         What was read is not kept unless ``is_current()`` afterwards: the dataset may have changed while it was read.
         """
         begin = perf_counter()
+        self._noted.extend(ids)
+        if len(self._noted) >= _NOTED:
+            self._look_at_noted()
         found: dict[int, tuple[Any, How]] = {}
         for id_ in ids:
             held = self._tier.get(version, id_)
@@ -287,6 +297,20 @@ class CachedDataset(Locked, View):
     def _note_time(self, n_hits: int, seconds: float) -> None:
         with self._tier._lock:
             self._n_timed, self._hit_s = self._n_timed + n_hits, self._hit_s + seconds
+        if len(self._noted) >= _NOTED:
+            self._look_at_noted()
+
+    def _look_at_noted(self) -> None:
+        with self._lock:
+            noted, self._noted = self._noted, deque(maxlen=4 * _NOTED)
+            self._trace.extend(noted)
+
+    def _renew(self, version: str) -> None:
+        """From now on hold rows of this version, where there are others in memory."""
+        if self._memory is not None and self._memory.version != version:
+            self._look_at_noted()
+            self._trace.renew()
+            self._memory.renew(version)
 
     # -- what it has done, and doing it beforehand
 
@@ -304,6 +328,23 @@ class CachedDataset(Locked, View):
             hit_seconds=self._hit_s / max(1, self._n_timed),
             miss_seconds=self._miss_s / max(1, self._misses),
         )
+
+    def suggest(self, share: float = 0.95) -> CacheAdvice:
+        """Which size to choose: what this process has asked for so far, and how often caches of other sizes had hit.
+
+        The recommended size is the smallest that gets ``share`` of the hits that room for everything would bring. The
+        curve is that of LRU. It is exact up to some 60,000 accesses; beyond, it is estimated from some of the ids and
+        sizes are off by a percent or two.
+
+        >>> cached = CachedDataset(range(100), max_items=10)
+        >>> rows = [cached[i % 40] for i in range(200)]
+        >>> advice = cached.suggest()
+        >>> cached.stats.hit_rate, advice.hit_rate(10), advice.max_items, advice.hit_rate(advice.max_items)
+        (0.0, 0.0, 40, 0.8)
+        """
+        self._look_at_noted()
+        with self._lock:
+            return self._trace.advice(share, self._tier.n_bytes / max(1, len(self._tier)))
 
     def eager(self) -> CachedDataset:
         """Read everything now, and return the dataset itself.
@@ -330,8 +371,7 @@ class CachedDataset(Locked, View):
     def freeze(self) -> Frozen:
         """The rows below as they are now, read through the cache."""
         rows, version = freeze_with_version(self._dataset)
-        if self._memory is not None and self._memory.version != version:
-            self._memory.renew(version)
+        self._renew(version)
         return CachedRows(self, rows, version)
 
     def __repr__(self) -> str:
@@ -339,7 +379,9 @@ class CachedDataset(Locked, View):
         return f"<{type(self).__name__} of {len(self):,} rows, {self._policy} {where}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_loading": {}}
+        # What was asked for here was not asked for there.
+        fresh = {"_loading": {}, "_noted": deque(maxlen=4 * _NOTED), "_trace": AccessTrace()}
+        return {**super().__getstate__(), **fresh}
 
     def _after_fork(self) -> None:
         super()._after_fork()

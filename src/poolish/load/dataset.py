@@ -24,6 +24,7 @@ from poolish.tokens.window_dataset import WindowDataset
 
 if TYPE_CHECKING:
     from poolish.load.composite import CompositeDataset
+    from poolish.load.materialised import Fit
 
 #: Data in memory is identified by its content up to this many values and bytes: about a second of hashing.
 MAX_VALUES, MAX_BYTES = 1_000_000, 1 << 28
@@ -80,6 +81,34 @@ class Dataset(ABC):
         first = self[0] if len(self) else None
         columns = list(first) if isinstance(first, Mapping) else None
         return {"name": type(self).__name__, "rows": len(self), "columns": columns, "version": self.version}
+
+    def fits(self, if_fits: float | str = 0.5) -> Fit:
+        """Whether all rows fit into memory, and why: estimated from some of the rows, which are read for it.
+
+        ``if_fits`` is a number of bytes (``1_000_000``, ``"2gb"``) or a fraction of the memory that is free now (a
+        float up to 1).
+        """
+        from poolish.load.materialised import fit
+
+        return fit(self, if_fits)
+
+    def materialise(self, if_fits: float | str = 0.5) -> Dataset:
+        """All rows read into memory now, if they fit; else this dataset itself, whose rows are read when asked for.
+
+        What fits is said as for ``fits``, which also says how it was decided. The rows are kept by a ``CachedDataset``,
+        so they are copies, and rows that come or change later are read then. A dataset whose rows turn out larger than
+        estimated stays lazy. Both decisions are logged by ``poolish.load``.
+
+        >>> from poolish.load.subsetted import SubsettedDataset
+        >>> rows = SubsettedDataset([{"x": bytes(1_000)} for _ in range(50)], range(50))
+        >>> print(rows.fits("1mb"))
+        50 rows of about 1,2... bytes: 6... bytes in all, 1,048,576 allowed; they fit
+        >>> rows.materialise(if_fits="1mb").stats.items, rows.materialise(if_fits="10kb") is rows
+        (50, True)
+        """
+        from poolish.load.materialised import materialised
+
+        return materialised(self, if_fits)
 
     @property
     def version(self) -> str:
