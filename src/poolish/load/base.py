@@ -139,6 +139,13 @@ class BaseDataset(Dataset):
         """The files that one row comes from, checked after each read; by default all, unless there are many."""
         return [*self._stamps] if len(self._stamps) <= _FEW_FILES else ()
 
+    def following(self, number: int, n_rows: int) -> range:
+        """Up to ``n_rows`` rows that come after this one in its file; a cache that is read in order reads them too.
+
+        By default those of the only file; none where there are several, unless your class knows which row is where.
+        """
+        return range(number + 1, min(number + 1 + n_rows, len(self)) if len(self.files()) == 1 else number + 1)
+
     def __getitem__(self, index: int) -> Any:
         return self._finished(check_index(index, len(self)))
 

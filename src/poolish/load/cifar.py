@@ -76,6 +76,10 @@ class CIFAR10(VisionDataset):
         """The batch that it is in."""
         return [self._paths[number // RECORDS]]
 
+    def following(self, number: int, n_rows: int) -> range:
+        """Those of the same batch."""
+        return range(number + 1, min(number + 1 + n_rows, (number // RECORDS + 1) * RECORDS))
+
     @cached_property
     def _records(self) -> list[np.ndarray[Any, Any]]:
         mapped = [np.memmap(path, np.uint8, "r", shape=(RECORDS, RECORD)) for path in self._paths]

@@ -91,6 +91,10 @@ class DiskCache(Locked):
             os.close(fd)
         return sample, None
 
+    def has(self, version: str, id_: int) -> bool:
+        """Whether there is a file for a sample, whole or not; asking is no use of it."""
+        return os.path.exists(self._path(_key(self._identity, version, id_)))
+
     def put(self, version: str, id_: int, kept: Any, how: How = None) -> bool:
         """Write a sample; whether there is room for it."""
         key = _key(self._identity, version, id_)

@@ -91,6 +91,11 @@ class MemoryCache(Locked):
             except KeyError:
                 return None
 
+    def has(self, version: str, id_: int) -> bool:
+        """Whether a sample is kept; asking is no use of it."""
+        with self._lock:
+            return version == self.version and id_ in self.entries
+
     def put(self, version: str, id_: int, kept: Any, how: How) -> bool:
         """Hold what ``copies.keep`` gave; whether there is room for it."""
         n_bytes = nbytes(kept)

@@ -140,6 +140,16 @@ class TextDataset(Locked, BaseDataset):
         """The file that is the document; elsewhere the index checks its file itself, which may grow."""
         return [self._paths[number]] if self._one_per_file else []
 
+    def following(self, number: int, n_rows: int) -> range:
+        """Those of the same file, which is looked at as far as they reach."""
+        if self._one_per_file:
+            return range(number + 1, number + 1)
+        with self._lock:
+            n_found = self._scan(number + 1 + n_rows)
+            file = bisect_right(self._starts, number)
+            end = self._starts[file] if file < len(self._starts) else n_found
+        return range(number + 1, min(number + 1 + n_rows, end))
+
     @property
     def version(self) -> str:
         """Of the files, and how far the last row reaches if it has no end yet."""
