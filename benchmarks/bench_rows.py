@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from benchmarks.harness import Measure, Missing, compare, needs, per_call
 from poolish import DatasetBuffer
+from poolish.rows.gather import taker
 
 SIZES = (10_000, 100_000, 1_000_000)
 TEXT_LENGTH = 200
@@ -47,6 +48,7 @@ def main(sizes: Iterable[int]) -> None:
         append_columns(stage)
         evict(stage)
         get_batch(stage)
+        address_order(stage)
         get_one(stage)
         snapshot(stage)
         to_torch(stage)
@@ -276,6 +278,23 @@ def get_batch(stage: Stage) -> None:
         rate(each(thinned.get_batch, stage.indices)),
         {"Arrow take, one chunk": rate(each(stage.table.take, stage.indices))},
     )
+
+
+def address_order(stage: Stage) -> None:
+    """Shuffled batches read as asked for, against reading them in the order of addresses and putting them back."""
+    held = stage.buffer().snapshot()
+
+    def sort_first(numbers: Any) -> object:
+        order = np.argsort(numbers)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        batch = held.get_batch(numbers[order]).combine_chunks()
+        return [taker(column.chunk(0))(back) for column in batch.columns]
+
+    for size in (BATCH, 8_192):
+        batches = [rng.integers(0, stage.n, size) for _ in range(20)]
+        peers: dict[str, Measure | Missing] = {"sorted, read, put back": each(sort_first, batches)}
+        compare(stage.name(f"shuffled batch of {size:,} rows"), "us", each(held.get_batch, batches), peers)
 
 
 def get_one(stage: Stage) -> None:

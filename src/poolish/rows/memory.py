@@ -1,8 +1,8 @@
 """Growable memory: one contiguous region per buffer of a column, whose address stays put while it grows.
 
-A region starts on the heap and doubles. From 1 MiB on it moves, once, into a reservation of address space as
-large as the machine's memory: pages become real when they are first written, so growing costs no copy, a full
-region needs hardly more memory than its payload, and views handed out earlier stay valid.
+A region starts on the heap, at the border of a cache line, and doubles. From 1 MiB on it moves, once, into a
+reservation of address space as large as the machine's memory: pages become real when they are first written, so growing
+costs no copy, a full region needs hardly more memory than its payload, and views handed out earlier stay valid.
 
     heap, doubling  --1 MiB-->  reserved address space  --outgrown (swap, strict overcommit)-->  twice as large
 
@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
@@ -117,7 +118,8 @@ class Region:
 
 def _allocate(n_bytes: int) -> tuple[Bytes, _Pages | None]:
     if n_bytes < RESERVE_FROM:
-        return np.empty(max(64, 1 << (n_bytes - 1).bit_length()), np.uint8), None
+        # Arrow's allocator begins at the border of a cache line, NumPy's does not.
+        return np.frombuffer(pa.allocate_buffer(max(64, 1 << (n_bytes - 1).bit_length())), np.uint8), None
     n_reserved = _reservation(n_bytes)
     while True:
         try:

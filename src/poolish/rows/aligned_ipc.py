@@ -1,0 +1,128 @@
+"""An Arrow IPC stream whose buffers begin at borders of cache lines, so that columns of a mapped file do.
+
+Arrow puts buffers at multiples of 8 bytes, and pyarrow has no option for more. A message says where its buffers are
+before they come, so the stream is rewritten while it passes through, without a copy of the rows::
+
+    prefix | metadata, zeros to 64 | buffer, zeros to 64 | buffer, zeros to 64 | ...
+
+The result is an IPC stream like any other: every Arrow library reads it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Protocol
+
+LINE = 64
+_RECORD_BATCH = 3
+_PREFIX = struct.Struct("<II")
+_BUFFER = struct.Struct("<qq")
+
+Span = tuple[int, int]
+
+
+class Counted(Protocol):
+    """A file that knows how many bytes were written to it."""
+
+    n_bytes: int
+
+    def write(self, data: Any) -> int:
+        """Write all of it."""
+
+
+class AlignedIpc:
+    """A file for ``pyarrow.ipc.new_stream``, which passes everything on to another with the buffers moved apart."""
+
+    closed = False
+
+    def __init__(self, file: Counted) -> None:
+        self._file = file
+        self._head = bytearray()
+        # Of the body that comes: its bytes left, the place of the next one, and the buffers that are not through yet.
+        self._left = self._at = 0
+        self._spans: list[Span] | None = None
+
+    def write(self, data: Any) -> int:
+        """Any part of the stream."""
+        view = memoryview(data).cast("B")
+        n_bytes = view.nbytes
+        while view.nbytes:
+            n_taken = self._take_body(view[: self._left]) if self._left else self._take_head(view)
+            view = view[n_taken:]
+        return n_bytes
+
+    def flush(self) -> None:
+        """The file below is flushed by its owner."""
+
+    def _take_head(self, view: memoryview) -> int:
+        n_wanted = _PREFIX.size
+        if len(self._head) >= n_wanted:
+            n_wanted += _PREFIX.unpack_from(self._head)[1]
+        n_taken = min(n_wanted - len(self._head), view.nbytes)
+        self._head += view[:n_taken]
+        if len(self._head) >= _PREFIX.size and len(self._head) == _PREFIX.size + _PREFIX.unpack_from(self._head)[1]:
+            self._begin_body()
+        return n_taken
+
+    def _begin_body(self) -> None:
+        mark, metadata, self._head = self._head[:4], self._head[_PREFIX.size :], bytearray()
+        self._at, self._left, self._spans = 0, 0, None
+        if metadata:
+            self._left, self._spans = moved_apart(metadata)
+            metadata += bytes(-(self._file.n_bytes + _PREFIX.size + len(metadata)) % LINE if self._spans else 0)
+        self._file.write(mark + struct.pack("<I", len(metadata)) + metadata)
+
+    def _take_body(self, view: memoryview) -> int:
+        """As much as belongs together: a part of a buffer, or of what is between them."""
+        n_taken = view.nbytes
+        if self._spans is None:
+            self._file.write(view)
+        elif self._spans:
+            begin, end = self._spans[0]
+            n_taken = min(n_taken, (begin if self._at < begin else end) - self._at)
+            if self._at >= begin:
+                self._file.write(view[:n_taken])
+            if self._at + n_taken == end:
+                self._file.write(bytes(-(end - begin) % LINE))
+                del self._spans[0]
+        self._at, self._left = self._at + n_taken, self._left - n_taken
+        return n_taken
+
+
+def moved_apart(metadata: bytearray) -> tuple[int, list[Span] | None]:
+    """Change where a message says its buffers are; how long its body was, and where they were.
+
+    Only messages with rows have buffers that move; for others, None. The metadata is a flatbuffer: its tables keep
+    their places, and numbers in it are changed where they stand.
+    """
+    message = _u32(metadata, 0)
+    body = _field(metadata, message, 3)
+    n_bytes = struct.unpack_from("<q", metadata, body)[0] if body else 0
+    kind, header = _field(metadata, message, 1), _field(metadata, message, 2)
+    if not n_bytes or not kind or metadata[kind] != _RECORD_BATCH:
+        return n_bytes, None
+    batch = header + _u32(metadata, header)
+    buffers = _field(metadata, batch, 2)
+    first = buffers + _u32(metadata, buffers)
+    spans, end = [], 0
+    for place in range(first + 4, first + 4 + _u32(metadata, first) * _BUFFER.size, _BUFFER.size):
+        begin, length = _BUFFER.unpack_from(metadata, place)
+        _BUFFER.pack_into(metadata, place, end, length)
+        end += -(-length // LINE) * LINE
+        if length:
+            spans.append((begin, begin + length))
+    struct.pack_into("<q", metadata, body, end)
+    return n_bytes, spans
+
+
+def _u32(data: bytearray, place: int) -> int:
+    return int(struct.unpack_from("<I", data, place)[0])
+
+
+def _field(data: bytearray, table: int, number: int) -> int:
+    """Where a field of a flatbuffer's table is; 0 where it has its default."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    n_bytes = struct.unpack_from("<H", data, vtable)[0]
+    place = 4 + 2 * number
+    offset = struct.unpack_from("<H", data, vtable + place)[0] if place < n_bytes else 0
+    return table + offset if offset else 0
