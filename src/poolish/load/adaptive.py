@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from poolish.errors import ConfigError, ResumeError, SchemaError
 from poolish.load import host_memory
+from poolish.load.structures import field_values, is_structure, rebuilt
 
 __all__ = ["AdaptiveBatches", "is_out_of_memory"]
 
@@ -29,7 +30,7 @@ _SAYINGS = ("out of memory", "can't allocate memory")
 class AdaptiveBatches:
     """Cuts batches into micro-batches that fit into ``fraction`` of the free memory of ``device``.
 
-    A batch is an array or list of rows, or a dict or tuple of them; what has no rows (a number, a name) is in every
+    A batch is an array or list of rows, or a dict, tuple or dataclass of them; what has no rows (a number) is in every
     part. ``measure(batch)`` gives the bytes that working on one row takes: by default those of the row itself, which is
     too few for training, so that the first batch is halved until it fits. ``initial`` is a first size instead of all
     that. ``free_memory()`` gives the bytes that are free.
@@ -168,8 +169,8 @@ def _columns(batch: Any) -> Iterator[Any]:
     if isinstance(batch, Mapping):
         for value in batch.values():
             yield from _columns(value)
-    elif isinstance(batch, tuple):
-        for value in batch:
+    elif isinstance(batch, tuple) or is_structure(batch):
+        for value in field_values(batch) if is_structure(batch) else batch:
             yield from _columns(value)
     elif _has_rows(batch):
         yield batch
@@ -193,6 +194,8 @@ def _n_rows(batch: Any) -> int:
 def _cut(batch: Any, start: int, stop: int) -> Any:
     if isinstance(batch, Mapping):
         return {name: _cut(value, start, stop) for name, value in batch.items()}
+    if is_structure(batch):
+        return rebuilt(batch, (_cut(value, start, stop) for value in field_values(batch)))
     if isinstance(batch, tuple):
         return tuple(_cut(value, start, stop) for value in batch)
     return batch[start:stop] if _has_rows(batch) else batch

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from poolish.load.frozen import Int64
+from poolish.load.structures import field_names, is_namedtuple, is_structure
 
 
 class Batch(dict[str, Any]):
@@ -51,12 +53,64 @@ class BatchTuple(tuple[Any, ...]):
     step: int | None = None
 
 
-def labelled(columns: Any, ids: Int64, position: int, step: int) -> Any:
-    """``columns`` as a batch that knows its rows; what is neither a dict nor a tuple stays as it is."""
+class Origin(NamedTuple):
+    """Which rows a batch is made of, and where in the order of all rows it comes: what ``Batch`` knows of itself."""
+
+    ids: Int64
+    position: int
+    step: int
+
+
+def labelled(columns: Any, origin: Origin) -> Any:
+    """``columns`` as a batch that knows its rows, where it has room for that; anything else stays as it is.
+
+    A namedtuple becomes one of a subclass. A dataclass is registered by its class in many libraries, so it keeps
+    exactly that; with ``slots`` it has no room. Fields that have these names keep their meaning.
+    """
     if isinstance(columns, dict):
-        return Batch(columns, ids=ids, position=position, step=step)
-    if isinstance(columns, tuple) and type(columns) is tuple:
-        batch = BatchTuple(columns)
-        batch.ids, batch.position, batch.step = ids, position, step
+        return Batch(columns, **origin._asdict())
+    if isinstance(columns, tuple) and (type(columns) is tuple or is_namedtuple(columns)):
+        batch = tuple.__new__(_tuple_class(type(columns)), columns)
+        vars(batch).update(origin._asdict())
         return batch
+    if is_structure(columns) and hasattr(columns, "__dict__") and not _has_such_names(columns):
+        vars(columns).update(origin._asdict())
     return columns
+
+
+def _has_such_names(columns: Any) -> bool:
+    own = (*field_names(columns), *dir(type(columns)))
+    return any(name in own for name in Origin._fields)
+
+
+@cache
+def _tuple_class(class_: type) -> type[BatchTuple]:
+    """``BatchTuple``, or the class of a namedtuple with room for what a batch knows."""
+    if class_ is tuple:
+        return BatchTuple
+    if issubclass(class_, BatchTuple):  # a collate_fn returned a batch that it was given
+        return class_
+    about = {"__module__": class_.__module__, "__qualname__": class_.__qualname__, "__doc__": class_.__doc__}
+    return type(class_.__name__, (_Quietly, class_, BatchTuple), {**about, "_named": class_})
+
+
+class _Quietly:
+    """First of the bases: a class of the user's is not informed of a subclass that is made here, nor of its copies."""
+
+    _named: type
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+    def _replace(self, /, **columns: Any) -> Any:
+        """The same rows with other columns, as ``batch | columns`` is for dicts."""
+        return _restored(self._named, self._named._replace(self, **columns), vars(self))  # type: ignore[attr-defined]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _restored, (self._named, tuple(self), vars(self))  # type: ignore[arg-type]
+
+
+def _restored(class_: type, columns: Any, known: dict[str, Any]) -> BatchTuple:
+    batch = tuple.__new__(_tuple_class(class_), columns)
+    vars(batch).update(known)
+    return batch

@@ -1,7 +1,8 @@
 """Samples in, one batch out: numbers and arrays are stacked, text stays a list, dicts and tuples are collated inside.
 
-Arrays of one shape become one array; of several shapes a list of arrays. The output is NumPy's; ``torch_bridge`` makes
-tensors of it. A sample that is no dict and no tuple becomes the column ``value``.
+Arrays of one shape become one array; of several shapes a list of arrays. Namedtuples and dataclasses are collated field
+by field and keep their class. The output is NumPy's; ``torch_bridge`` makes tensors of it. Any other sample becomes the
+column ``value``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import SchemaError
+from poolish.load.structures import field_names, field_values, is_structure, rebuilt
 from poolish.rows.arrays import is_torch_tensor
 
 
-def collate(samples: Sequence[Any]) -> dict[str, Any] | tuple[Any, ...]:
+def collate(samples: Sequence[Any]) -> Any:
     """One batch of samples that are alike.
 
     >>> collate([{"x": np.zeros(2), "text": "rye"}, {"x": np.ones(2), "text": "wheat"}])
@@ -26,6 +28,8 @@ def collate(samples: Sequence[Any]) -> dict[str, Any] | tuple[Any, ...]:
     first = samples[0] if samples else {}
     if isinstance(first, Mapping):
         return _columns(samples, first)
+    if is_structure(first):
+        return _structure(samples, first)
     if isinstance(first, tuple):
         return _tuple(samples, first)
     return {"value": column(samples)}
@@ -38,6 +42,16 @@ def _columns(samples: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> 
             has = list(sample) if isinstance(sample, Mapping) else type(sample).__name__
             raise SchemaError(f"sample {i} of the batch has {has}, the first has {names}; pass a collate_fn")
     return {name: column([sample[name] for sample in samples]) for name in names}
+
+
+def _structure(samples: Sequence[Any], first: Any) -> Any:
+    for i, sample in enumerate(samples):
+        if type(sample) is not type(first):
+            raise SchemaError(
+                f"sample {i} of the batch is of {type(sample).__name__}, the first is of {type(first).__name__} with "
+                f"the fields {list(field_names(first))}; make them one class, or pass a collate_fn"
+            )
+    return rebuilt(first, (column(values) for values in zip(*map(field_values, samples), strict=True)))
 
 
 def _tuple(samples: Sequence[Any], first: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -66,6 +80,8 @@ def column(values: Sequence[Any]) -> Any:
         return {name: column([value[name] for value in values]) for name in first}
     if type(first) is tuple and all(type(v) is tuple and len(v) == len(first) for v in values):
         return tuple(column(list(inner)) for inner in zip(*values, strict=True))
+    if is_structure(first) and all(type(v) is type(first) for v in values):
+        return rebuilt(first, (column(inner) for inner in zip(*map(field_values, values), strict=True)))
     return list(values)
 
 
@@ -84,6 +100,8 @@ def empty_like(columns: Any) -> Any:
     """A batch of no rows, in the form of one that has some."""
     if isinstance(columns, Mapping):
         return {name: empty_like(values) for name, values in columns.items()}
+    if is_structure(columns):
+        return rebuilt(columns, map(empty_like, field_values(columns)))
     if isinstance(columns, tuple):
         return tuple(empty_like(values) for values in columns)
     try:

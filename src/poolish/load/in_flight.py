@@ -68,6 +68,7 @@ class _Flight:
         """Whether this is the batch, or a copy of it that still knows its rows."""
         if self.batch is batch:
             return True
-        if getattr(batch, "step", None) != self.step or getattr(batch, "ids", None) is None:
+        step = getattr(batch, "step", None)  # of another batch it may be a column of that name
+        if type(step) is not int or step != self.step or getattr(batch, "ids", None) is None:
             return False
         return batch.position == self.before.place.position and np.array_equal(np.asarray(batch.ids), self.ids)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from poolish import seeds
 from poolish.errors import ConfigError, ResumeError
 from poolish.load import arguments, dataset_state
-from poolish.load.batch import labelled
+from poolish.load.batch import Origin, labelled
 from poolish.load.frozen import FIXED, branch_below, choice_of, fixed_by, freeze
 from poolish.load.in_flight import InFlight
 from poolish.load.journal import Journal
@@ -55,7 +55,8 @@ class Loader:
     ``dataset`` is anything with a length and an index, a ``DatasetBuffer`` or a ``StreamStore``. ``follow=True`` lets
     rows that are appended while the epoch runs join it, at most 1,024 rows later, each exactly once; otherwise the
     epoch is what was there when it began. Batches are dicts of columns that also carry ``ids`` and ``position``; a
-    dataset of tuples gives tuples. ``num_workers`` threads read ahead, in the same order as without.
+    dataset of tuples, namedtuples or dataclasses gives those. ``num_workers`` threads read ahead, in the same order as
+    without.
 
     Leaving the loop and entering it again goes on where it was left; after the end of an epoch the next one begins.
     The newest ``iter()`` is the one that counts: an older iterator raises. ``run`` names the training run, which states
@@ -263,11 +264,12 @@ class Loader:
         plan, read, content = got
         if len(read.gone):
             self._ledger.skip(Skipped(self._who, plan.place.epoch, plan.place.step, read.gone.tolist()))
-        batch = labelled(content, read.ids, plan.place.position, plan.place.step)
+        origin = Origin(read.ids, plan.place.position, plan.place.step)
+        batch = labelled(content, origin)
         if self._is_explicit:
             self._flight.track(batch, read.ids, plan.place.step, before)
         own = dataset_state.to_json(self.dataset) if self._has_dataset_state else None
-        after = Progress(plan.after, stride - 1, True, before.n_skipped + len(read.gone), own)
+        after = Progress(plan.after, stride - 1, True, before.n_skipped + len(read.gone), own, origin)
         self._dataset_at = after
         self._progress = after
         return batch
@@ -377,6 +379,16 @@ class Loader:
     def n_skipped(self) -> int:
         """Rows that were due to this rank and not read: they had left the dataset, or ``faults`` left them out."""
         return self._progress.n_skipped
+
+    @property
+    def origin(self) -> Origin | None:
+        """``ids``, ``position`` and ``step`` of the batch that was yielded last, for batches that cannot carry them.
+
+        >>> loader = Loader([10, 20, 30], 2, collate_fn=sum)
+        >>> next(iter(loader)), loader.origin.ids
+        (30, array([0, 1]))
+        """
+        return self._progress.origin
 
     def set_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` with the next batch; nothing happens if the loader is in it already."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from poolish.load.batch import Origin
 from poolish.load.walk import Place
 
 
@@ -22,3 +23,5 @@ class Progress(NamedTuple):
     n_skipped: int = 0
     #: The dataset's own state behind the last batch, as JSON; None where it has none, or nothing was read yet.
     dataset: str | None = None
+    #: The rows of the last batch.
+    origin: Origin | None = None

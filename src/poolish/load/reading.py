@@ -109,7 +109,7 @@ class Reading:
                 return {}
             self._collated(samples)
         assert self._empty is not None
-        return self._empty[0]
+        return empty_like(self._empty[0])  # one of its own
 
     def _collated(self, samples: list[Any]) -> Any:
         columns = self._formed(samples)

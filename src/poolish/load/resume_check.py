@@ -19,6 +19,7 @@ from poolish.load.dataset_state import has_state
 from poolish.load.frozen import freeze
 from poolish.load.ledger import Ledger
 from poolish.load.loader import Loader
+from poolish.load.structures import field_names, is_structure
 
 
 @dataclass
@@ -138,8 +139,8 @@ def _whole_order(loader: Loader, world_size: int, n_rows: int, state: Any) -> li
     for rank in ranks:
         rank.load_state_dict(state)
     ids: list[int] = []
-    for together in zip(*ranks, strict=True):
-        shares = [np.asarray(batch.ids).tolist() for batch in together]
+    for _ in zip(*ranks, strict=True):
+        shares = [_ids(rank) for rank in ranks]
         ids += [share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)]
         if len(ids) >= n_rows:
             break
@@ -156,10 +157,9 @@ def _check_growth(loader: Loader, steps: int, grow: Callable[[], object], report
     seen: list[int] = []
     n_grown = 0
     while True:
-        got = list(islice(current, 1))
-        if not got:
+        if not list(islice(current, 1)):
             break
-        seen += np.asarray(got[0].ids).tolist()
+        seen += _ids(current)
         if n_grown < steps:
             grow()
             n_grown += 1
@@ -195,16 +195,18 @@ def _copy(loader: Loader, **changes: Any) -> Loader:
 
 
 def _walked(loader: Loader, steps: int | None) -> list[_Step]:
-    return [_Step(_ids(batch), batch) for batch in islice(_batches(loader), steps)]
+    return [_Step(_ids(loader), batch) for batch in islice(_batches(loader), steps)]
 
 
 def _batches(loader: Loader) -> Iterator[Any]:
     yield from loader
 
 
-def _ids(batch: Any) -> list[int]:
-    ids = getattr(batch, "ids", None)
-    return [] if ids is None else np.asarray(ids).tolist()
+def _ids(loader: Loader) -> list[int]:
+    """The rows of the batch that was yielded last, whatever form it has."""
+    assert loader.origin is not None
+    ids: list[int] = loader.origin.ids.tolist()
+    return ids
 
 
 def _compare(expected: list[_Step], got: list[_Step], when: str, report: ResumeReport) -> bool:
@@ -237,6 +239,9 @@ def _differing(left: Any, right: Any, name: str = "the batch") -> str | None:
     """The first column in which two batches differ."""
     if isinstance(left, dict) and isinstance(right, dict):
         pairs = [(f"column {key!r}", left[key], right.get(key)) for key in left]
+    elif is_structure(left) and type(left) is type(right):
+        names = field_names(left)
+        pairs = [(f"field {key!r}", getattr(left, key), getattr(right, key)) for key in names]
     elif isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)) and len(left) == len(right):
         pairs = [(name, a, b) for a, b in zip(left, right, strict=True)]
     else:

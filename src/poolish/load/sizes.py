@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from poolish.load.structures import field_values, is_structure
+
 # Of the object alone. getsizeof is not: that of an Arrow table has its columns in it, that of a tensor has not.
 _size_alone = object.__sizeof__
 
@@ -24,4 +26,6 @@ def nbytes(value: Any) -> int:
         return sys.getsizeof(value) + sum(map(nbytes, value.values()))
     if isinstance(value, (list, tuple)):
         return sys.getsizeof(value) + sum(map(nbytes, value))
+    if is_structure(value):
+        return sys.getsizeof(value) + sum(map(nbytes, field_values(value)))
     return sys.getsizeof(value)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from poolish.load.structures import field_values, is_structure, rebuilt
 from poolish.rows.torch_bridge import to_tensor
 
 _CARRIED = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}  # NumPy has none of them: their bits came in integers
@@ -38,9 +39,11 @@ def _tensor(values: Any) -> Any:
 
 
 def each_column(change: Callable[[Any], Any], columns: Any) -> Any:
-    """A batch with ``change`` applied to every column, also inside dicts, tuples and lists of columns."""
+    """A batch with ``change`` applied to every column, also inside dicts, tuples, dataclasses and lists of columns."""
     if isinstance(columns, Mapping):
         return {name: each_column(change, values) for name, values in columns.items()}
+    if is_structure(columns):
+        return rebuilt(columns, (each_column(change, values) for values in field_values(columns)))
     if type(columns) is tuple:
         return tuple(each_column(change, values) for values in columns)
     if isinstance(columns, list) and columns and isinstance(columns[0], (np.ndarray, torch.Tensor)):
