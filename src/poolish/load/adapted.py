@@ -7,12 +7,14 @@ from typing import Any
 
 from poolish.errors import ConfigError
 from poolish.fingerprints import qualified_name
+from poolish.fixed import fixed_parameters
 from poolish.load.dataset import Dataset, check_index, check_version, identity_of, version_of
 from poolish.load.transformed import function_identity
 
 Way = Callable[..., Any] | str
 
 
+@fixed_parameters("make a new AdaptedDataset", stored=False)
 class AdaptedDataset(Dataset):
     """``obj`` as a dataset. Each way in is a function that is given ``obj`` first, or the name of one of its methods.
 

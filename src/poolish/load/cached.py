@@ -26,6 +26,7 @@ import numpy as np
 from poolish.errors import ConfigError, LimitExceeded
 from poolish.files import local_path, parse_bytes
 from poolish.fingerprints import qualified_name
+from poolish.fixed import fixed_parameters
 from poolish.load.composite import CompositeDataset
 from poolish.load.copies import How, keep, thaw
 from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of
@@ -92,6 +93,7 @@ class _Loading:
         self.kept: tuple[Any, How] | None = None
 
 
+@fixed_parameters("make a new CachedDataset", stored=False)
 class CachedDataset(Locked, View):
     """``dataset``, each of whose rows is read once as long as there is room to keep it.
 

@@ -19,6 +19,7 @@ import numpy as np
 from poolish import seeds
 from poolish.errors import ConfigError
 from poolish.files import checksum_hex
+from poolish.fixed import fixed_parameters
 from poolish.load.dataset import Dataset, check_index, identity_of, samples, version_of
 from poolish.load.frozen import (
     FIXED,
@@ -52,6 +53,7 @@ Numbers = Scalar | Sequence[int] | Int64
 Value = TypeVar("Value")
 
 
+@fixed_parameters("make a new CompositeDataset", stored=False)
 class CompositeDataset(Dataset):
     """The samples of several datasets, which may be anything with a length and an index.
 

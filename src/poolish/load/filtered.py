@@ -19,6 +19,7 @@ import numpy as np
 
 from poolish.errors import ConfigError, ResumeError, Unfingerprintable
 from poolish.fingerprints import declared_version, qualified_name
+from poolish.fixed import fixed_parameters
 from poolish.lazy import cached_property
 from poolish.load.dataset import check_index, check_version, identity_of, samples, version_of
 from poolish.load.frozen import Frozen, Int64, Mask, Span, fixed_by, freeze
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 SCAN_ROWS = 64
 
 
+@fixed_parameters("make a new FilteredDataset", stored=False)
 class FilteredDataset(Locked, View):
     """The rows of ``dataset`` for which ``predicate(sample)`` is true, in their order.
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from poolish import seeds
 from poolish.errors import ConfigError, ResumeError
+from poolish.fixed import fixed_parameters
 from poolish.load import arguments, dataset_state
 from poolish.load.batch import Origin, labelled
 from poolish.load.frozen import FIXED, branch_below, choice_of, fixed_by, freeze
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 _END = object()
 
 
+@fixed_parameters("make a new Loader, such as loader.like(...), and load_state_dict() the state of this one")
 class Loader:
     """Batches of ``dataset``, shuffled or not, for one rank of any number, resumable at every batch.
 
@@ -60,7 +62,8 @@ class Loader:
 
     Leaving the loop and entering it again goes on where it was left; after the end of an epoch the next one begins.
     The newest ``iter()`` is the one that counts: an older iterator raises. ``run`` names the training run, which states
-    and journals belong to; a loaded state continues its own.
+    and journals belong to; a loaded state continues its own. The parameters are attributes, fixed from here on; to go
+    on with others make a new loader (``like``) and load the state of this one.
 
     >>> from poolish import DatasetBuffer
     >>> buffer = DatasetBuffer()
@@ -133,10 +136,10 @@ class Loader:
         )
         self._ledger = self._make_ledger()
         self._walk = self._make_walk(batches)
-        self._output = output or ("torch" if importlib.util.find_spec("torch") else "numpy")
+        self.output = output or ("torch" if importlib.util.find_spec("torch") else "numpy")
         if hasattr(faults, "expect"):
             faults.expect(getattr(dataset, "schema", None))
-        reading = Reading(self._output, arguments.check_callable(collate_fn, "collate_fn"), faults)
+        reading = Reading(self.output, arguments.check_callable(collate_fn, "collate_fn"), faults)
         stage = self._make_stage(device, pin_memory)
         self._supply = Supply(self._walk, reading, stage)
         if self.num_workers:
@@ -158,6 +161,7 @@ class Loader:
         self._told_epoch: int | None = None
         self._n_iterations = 0
         self._busy_thread: int | None = None
+        vars(self).update({**self._settings, **vars(self)})  # the parameters that are used as they were given
 
     def _make_ledger(self) -> Keeps:
         about = {**self._about, "follow": self.follow}
@@ -184,7 +188,7 @@ class Loader:
         )
 
     def _make_stage(self, device: Any, pin_memory: bool) -> Any:
-        if self._output == "torch":
+        if self.output == "torch":
             from poolish.load.torch_bridge import Stage, make_iterable
 
             make_iterable(Loader)
@@ -193,7 +197,7 @@ class Loader:
             except (RuntimeError, AssertionError) as error:
                 raise ConfigError(f"device={device!r}: {error}") from None
         if device is not None or pin_memory:
-            raise ConfigError(f"device= and pin_memory= are for tensors, output is {self._output!r}")
+            raise ConfigError(f"device= and pin_memory= are for tensors, output is {self.output!r}")
         return None
 
     # -- iterating

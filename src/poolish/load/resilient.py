@@ -16,12 +16,14 @@ import numpy as np
 
 from poolish.errors import ConfigError
 from poolish.fingerprints import unfingerprintable
+from poolish.fixed import fixed_parameters
 from poolish.guards import CircuitBreaker, Faults, Retry
 from poolish.load.dataset import identity_of, samples
 from poolish.load.frozen import Frozen, Int64, freeze
 from poolish.load.views import Through, View
 
 
+@fixed_parameters("make a new ResilientDataset", stored=False)
 class ResilientDataset(View):
     """``dataset`` with its reads retried, guarded by a breaker, and replaced by policy where that is not enough.
 

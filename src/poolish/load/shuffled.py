@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from poolish import seeds
+from poolish.fixed import fixed_parameters
 from poolish.load.dataset import check_index, samples
 from poolish.load.frozen import Frozen, freeze
 from poolish.load.views import Numbering, Renumbered, RenumberingView, check_epoch
 from poolish.seeds import KeyedPermutation
 
 
+@fixed_parameters("make a new ShuffledDataset", stored=False)
 class ShuffledDataset(RenumberingView):
     """The rows of ``dataset`` in an order that the seed, the epoch and the length decide; each row comes once.
 

@@ -10,11 +10,13 @@ from numpy.typing import ArrayLike
 
 from poolish.errors import ConfigError
 from poolish.files import checksum_hex
+from poolish.fixed import fixed_parameters
 from poolish.load.dataset import check_index, samples
 from poolish.load.frozen import Frozen, Int64, freeze
 from poolish.load.views import Numbering, Renumbered, RenumberingView
 
 
+@fixed_parameters("make a new SubsettedDataset", stored=False)
 class SubsettedDataset(RenumberingView):
     """The rows of ``dataset`` with these numbers, in this order; a boolean mask chooses as well.
 

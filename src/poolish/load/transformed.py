@@ -14,6 +14,7 @@ from typing import Any
 from poolish import seeds
 from poolish.errors import ConfigError
 from poolish.fingerprints import declared_version, function_fingerprint
+from poolish.fixed import fixed_parameters
 from poolish.load.dataset import ADVICE, check_version, identity_of, samples
 from poolish.load.frozen import Frozen, Int64, freeze
 from poolish.load.views import Through, View, check_epoch, read_with_ids
@@ -21,6 +22,7 @@ from poolish.load.views import Through, View, check_epoch, read_with_ids
 _ASKED = ("rng", "progress")
 
 
+@fixed_parameters("make a new TransformedDataset", stored=False)
 class TransformedDataset(View):
     """``fn(sample)`` for every sample of ``dataset``, computed when it is read.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from poolish.errors import ConfigError, QueueError, ResumeError, Starved
 from poolish.files import check_name, local_path
+from poolish.fixed import fixed_parameters
 from poolish.runs import run_id
 from poolish.schema import readable
 from poolish.serve.dealing import Dealing
@@ -34,6 +35,7 @@ OUTPUT = ("torch", "numpy")
 _AHEAD_ON_CUDA = 3
 
 
+@fixed_parameters("make a new DatasetConsumer and load_state_dict() the state of this one", free=["timeout_s"])
 class DatasetConsumer:
     """Hands out the batches of a queue, each once, in the one order that all ranks share.
 
@@ -83,7 +85,7 @@ class DatasetConsumer:
         run: str | None = None,
     ) -> None:
         self.path = _queue_at(local_path(path, "DatasetConsumer path", instead="the sources of a recipe"))
-        self._given_run = None if run is None else check_name(run, "run")
+        self.guard, self._given_run = guard, None if run is None else check_name(run, "run")
         self._run: str | None = None
         self.rank, self.world_size = _rank(rank, world_size)
         self.acknowledge = _one_of(acknowledge, ACKNOWLEDGE, "acknowledge")
