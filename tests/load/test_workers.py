@@ -381,8 +381,8 @@ def test_bytes_are_bounded(workers):
     for k, result in enumerate(results):
         assert result == [k] * 4
         ahead_of.append(len(drawn) - k - 1)
-    # Two tasks of 40 bytes fit; before the first result nobody knows that.
-    assert ahead_of == [0, *[1] * 18, 0]
+    # Two tasks of 40 bytes fit, which is known when the first is read.
+    assert ahead_of == [*[1] * 19, 0]
 
 
 def test_a_task_too_large_is_read_alone(workers):

@@ -30,6 +30,7 @@ from poolish.errors import ConfigError, ResumeError
 from poolish.fixed import fixed_parameters
 from poolish.load import arguments, dataset_state
 from poolish.load.batch import Origin, labelled
+from poolish.load.dataset import version_of
 from poolish.load.frozen import FIXED, branch_below, choice_of, fixed_by, freeze
 from poolish.load.in_flight import InFlight
 from poolish.load.journal import Journal
@@ -157,6 +158,7 @@ class Loader:
         self._progress = self._dataset_at = Progress()
         self._has_entered = self._has_resumed = False
         self._flight = InFlight()
+        self._begun_at: object = None
         self._worker = (0, 1)
         self._told_epoch: int | None = None
         self._n_iterations = 0
@@ -209,8 +211,46 @@ class Loader:
 
             self._enter_worker(*worker_place())
         self._enter_run()
+        if self.num_workers:
+            self._prefetch()
         self._n_iterations += 1
         return _Iteration(self, self._n_iterations)
+
+    def _prefetch(self) -> None:
+        """Let the threads begin with the first batch, as if it were asked for.
+
+        Where ranks have to agree on a dataset that changes, they do so when the batch is asked for, not before.
+        """
+        if self._busy_thread is not None or not self._decides_alone:
+            return
+        try:
+            self._enter()
+            self._skip_steps()
+            moment = self._moment()
+            if self._supply.prefetch(self._progress.place, self._worker[1]):
+                self._begun_at = moment
+        except Exception as error:  # raised where a batch is asked for
+            self._supply.forget(keep_workers=True)
+            self._begun_at = error
+
+    @property
+    def _decides_alone(self) -> bool:
+        is_shared = self.world_size > 1 or isinstance(self._ledger, Journal)
+        return not is_shared or freeze(self.dataset).changes == FIXED
+
+    def _moment(self) -> object:
+        """Equal as long as nothing changes in the dataset: ids are never used again."""
+        rows = freeze(self.dataset)
+        return version_of(self.dataset), tuple(rows.spans()), len(rows)
+
+    def _check_begin(self) -> None:
+        """What has changed between ``iter`` and the first ``next`` belongs to the epoch: it is read again."""
+        begun_at = self._begun_at
+        if begun_at != self._moment():
+            self._supply.forget(keep_workers=True)
+        self._begun_at = None
+        if isinstance(begun_at, Exception):
+            raise begun_at
 
     def _enter_worker(self, number: int, n_workers: int) -> None:
         """In a worker process of torch's DataLoader: this loader takes every ``n_workers``-th step."""
@@ -261,6 +301,8 @@ class Loader:
             self._rewind_dataset()
         self._enter()
         self._skip_steps()
+        if self._begun_at is not None:
+            self._check_begin()
         before, stride = self._progress, self._worker[1]
         got = self._supply.next(before.place, stride)
         if got is None:
@@ -341,6 +383,7 @@ class Loader:
 
     def _go_to(self, place: Place, n_skip: int | None = None, dataset: str | None = None) -> None:
         self._supply.forget(keep_workers=True)
+        self._begun_at = None
         self._flight.clear()
         self._leave()
         self._progress = self._dataset_at = self._progress._replace(place=place, n_skip=n_skip, dataset=dataset)

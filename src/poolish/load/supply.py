@@ -39,6 +39,10 @@ class Supply:
         content = read.content if self._stage is None else self._stage.finish(self._stage.begin(read.content))
         return plan, read, content
 
+    def prefetch(self, place: Place, stride: int) -> bool:
+        """Begin to read the step behind a place, if anybody reads ahead; whether that was begun here and now."""
+        return False
+
     def _describing(self, piece: Piece) -> Read:
         try:
             return self._reading.read(piece)
@@ -95,6 +99,14 @@ class SupplyAhead(Supply):
         if self._ahead.is_ready:  # its copy runs while the trainer works on this batch
             self._staged = self._staging()
         return plan, read, self._stage.finish(moving)
+
+    def prefetch(self, place: Place, stride: int) -> bool:
+        """The threads begin, unless they have."""
+        if self._ahead is not None:
+            return False
+        self._ahead = self._begin(place, stride)
+        self._ahead.begin()
+        return True
 
     def _staging(self) -> Supplied | None:
         assert self._ahead is not None

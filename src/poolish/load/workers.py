@@ -275,10 +275,14 @@ class ReadAhead(Generic[Task, Part, Piece, Result]):
     def __iter__(self) -> Self:
         return self
 
+    def begin(self) -> None:
+        """Let the workers begin with the first task, before anybody asks for its result."""
+        self._draw()
+        self._send()
+
     def __next__(self) -> Result:
         try:
-            self._draw()
-            self._send()
+            self.begin()
             is_over = not self._jobs
             if is_over and self._postponed is not None:
                 raise self._take_postponed()
@@ -356,6 +360,8 @@ class ReadAhead(Generic[Task, Part, Piece, Result]):
 
     def _finished(self, job: _Job[Part, Piece]) -> Result:
         self._wait(job)
+        if not self._n_seen:  # now it is known how large a task is: the next ones are read while the caller works
+            self.begin()
         if job.errors:
             index, error = job.failure()
             note = f"while reading {self._describe(job.parts[index])}"
