@@ -12,6 +12,7 @@ import pytest
 
 import poolish.load
 from poolish.errors import ConfigError
+from poolish.guards import Suite
 from poolish.load import order
 from tests.effort import times
 from tests.faults import in_child, in_own_process
@@ -20,7 +21,7 @@ from tests.load.loaders import buffer, ids, load, plain, rows, saved
 #: Where batches are handed over. Not where locks are held: Python raises between no two instructions of ``with lock``.
 _FILES = {
     str(Path(poolish.load.__file__).with_name(f"{name}.py"))
-    for name in ("loader", "supply", "workers", "in_flight", "batch", "walk", "reading")
+    for name in ("loader", "supply", "workers", "in_flight", "batch", "walk", "reading", "guarding")
 }
 
 #: What weakrefs call: Python swallows an interrupt there.
@@ -32,6 +33,7 @@ KINDS = {
     "explicit": lambda tmp_path: {"acknowledge": "explicit"},
     "explicit threads": lambda tmp_path: {"acknowledge": "explicit", "num_workers": 2},
     "journal": lambda tmp_path: {"journal": tmp_path / "journal"},
+    "guard": lambda tmp_path: {"guard": Suite().stat("n", mean=(0, 100)).guard(window=4)},
 }
 
 

@@ -1,7 +1,8 @@
 """Guard: what a door asks before it lets rows pass, and what it does with the answer.
 
-Doors are ``DatasetBuffer.append``, a provider, a consumer, ``bake``. Each takes anything that looks at rows and answers
-with ``ok``, ``mask`` and ``verdicts``: a ``Suite``, a guard for streams that a suite made, or a function of your own.
+Doors are ``DatasetBuffer.append``, a provider, a consumer, a loader, ``bake``. Each takes anything that looks at rows
+and answers with ``ok``, ``mask`` and ``verdicts``: a ``Suite``, a guard for streams that a suite made, or a function of
+your own.
 """
 
 from __future__ import annotations

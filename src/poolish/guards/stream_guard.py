@@ -125,6 +125,19 @@ class StreamGuard:
 
     # -- state
 
+    def memory(self) -> tuple[Any, ...]:
+        """What ``state_dict`` holds, for ``rewind`` in this process: nothing is copied but lists."""
+        with self._lock:
+            counts = self.n_seen, self.n_bad, self.n_windows
+            return *counts, dict(self.streaks), list(self._open), self._n_open
+
+    def rewind(self, memory: tuple[Any, ...]) -> None:
+        """Forget what was seen since ``memory`` was taken."""
+        with self._lock:
+            *counts, streaks, tables, n_open = memory
+            self.n_seen, self.n_bad, self.n_windows = counts
+            self.streaks, self._open, self._n_open = dict(streaks), list(tables), n_open
+
     def state_dict(self) -> dict[str, Any]:
         """Counts, streaks and the open window: JSON, no larger than a window."""
         with self._lock:

@@ -68,7 +68,7 @@ def labelled(columns: Any, origin: Origin) -> Any:
     exactly that; with ``slots`` it has no room. Fields that have these names keep their meaning.
     """
     if isinstance(columns, dict):
-        return Batch(columns, **origin._asdict())
+        return Batch(columns, ids=origin.ids, position=origin.position, step=origin.step)
     if isinstance(columns, tuple) and (type(columns) is tuple or is_namedtuple(columns)):
         batch = tuple.__new__(_tuple_class(type(columns)), columns)
         vars(batch).update(origin._asdict())

@@ -96,6 +96,19 @@ def _numbers(values: Sequence[Any]) -> Any:
     return array if array.dtype.kind in "biufcmM" else list(values)
 
 
+def chosen(columns: Any, numbers: Any) -> Any:
+    """Some rows of a batch, by their numbers in it."""
+    if isinstance(columns, Mapping):
+        return {name: chosen(values, numbers) for name, values in columns.items()}
+    if is_structure(columns):
+        return rebuilt(columns, (chosen(values, numbers) for values in field_values(columns)))
+    if isinstance(columns, tuple):
+        return tuple(chosen(values, numbers) for values in columns)
+    if isinstance(columns, np.ndarray) or is_torch_tensor(columns):
+        return columns[numbers]
+    return columns.take(numbers) if hasattr(columns, "take") else [columns[number] for number in numbers]
+
+
 def empty_like(columns: Any) -> Any:
     """A batch of no rows, in the form of one that has some."""
     if isinstance(columns, Mapping):

@@ -6,6 +6,7 @@
     walk          the rows of one step, dealt to the ranks
     reading       rows -> columns or samples -> a batch
     supply        the next batch: read now, or ahead of time by ``workers``, on the device where that is asked for
+    guarding      which of its rows are handed out
 
 The loader itself only knows how far it is (``progress``): behind the last batch it has yielded. Where batches are
 acknowledged, its state is how far it was before the oldest of those ``in_flight``.
@@ -25,11 +26,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from poolish import seeds
 from poolish.errors import ConfigError, ResumeError
 from poolish.fixed import fixed_parameters
 from poolish.load import arguments, dataset_state
 from poolish.load.batch import Origin, labelled
+from poolish.load.collate import chosen
 from poolish.load.dataset import version_of
 from poolish.load.frozen import FIXED, branch_below, choice_of, fixed_by, freeze
 from poolish.load.in_flight import InFlight
@@ -46,9 +50,13 @@ from poolish.runs import new_run_id, run_id
 
 if TYPE_CHECKING:
     from poolish.load.audit import Audit
+    from poolish.load.guarding import LoaderGuard
 
 #: What the loader gives itself instead of a batch at the end of an epoch.
 _END = object()
+
+#: And in place of one that the guard leaves out.
+_LEFT_OUT = object()
 
 
 @fixed_parameters("make a new Loader, such as loader.like(...), and load_state_dict() the state of this one")
@@ -65,6 +73,10 @@ class Loader:
     The newest ``iter()`` is the one that counts: an older iterator raises. ``run`` names the training run, which states
     and journals belong to; a loaded state continues its own. The parameters are attributes, fixed from here on; to go
     on with others make a new loader (``like``) and load the state of this one.
+
+    ``guard`` is asked about every batch before it is handed out: a ``Suite``, ``suite.guard(reference)`` for drift over
+    windows, or anything that answers as they do. What it refuses is a ``DataRefused``, and the loader stays before that
+    batch; ``on(error="drop")`` leaves bad rows out, ``"skip"`` the batch. ``stats`` counts both.
 
     >>> from poolish import DatasetBuffer
     >>> buffer = DatasetBuffer()
@@ -107,6 +119,7 @@ class Loader:
         acknowledge: str = "on_yield",
         faults: Any = None,
         device: Any = None,
+        guard: Any = None,
     ) -> None:
         self._settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.dataset = arguments.check_dataset(dataset)
@@ -155,7 +168,9 @@ class Loader:
                 timeout=timeout,
                 init=worker_init_fn,
             )
-        self._progress = self._dataset_at = Progress()
+        self.guard = guard
+        self._guard = None if guard is None else _guarding(guard, self.rank, self.world_size)
+        self._progress = self._dataset_at = Progress(guard=self._guard and self._guard.memory())
         self._has_entered = self._has_resumed = False
         self._flight = InFlight()
         self._begun_at: object = None
@@ -300,6 +315,15 @@ class Loader:
         if self._has_dataset_state:
             self._rewind_dataset()
         self._enter()
+        if self._guard is not None:
+            self._guard.rewind(self._progress.guard)  # what a batch that was judged and not delivered has changed
+        batch = self._batch_behind()
+        while batch is _LEFT_OUT:
+            batch = self._batch_behind()
+        return batch
+
+    def _batch_behind(self) -> Any:
+        """The batch behind the progress, which moves; ``_LEFT_OUT`` if the guard says so, ``_END`` at the end."""
         self._skip_steps()
         if self._begun_at is not None:
             self._check_begin()
@@ -308,14 +332,32 @@ class Loader:
         if got is None:
             return self._end()
         plan, read, content = got
-        if len(read.gone):
-            self._ledger.skip(Skipped(self._who, plan.place.epoch, plan.place.step, read.gone.tolist()))
-        origin = Origin(read.ids, plan.place.position, plan.place.step)
-        batch = labelled(content, origin)
-        if self._is_explicit:
-            self._flight.track(batch, read.ids, plan.place.step, before)
-        own = dataset_state.to_json(self.dataset) if self._has_dataset_state else None
-        after = Progress(plan.after, stride - 1, True, before.n_skipped + len(read.gone), own, origin)
+        ids, n_dropped, missing = read.ids, 0, read.gone
+        if self._guard is not None:
+            where = f"Loader, epoch {plan.place.epoch}, step {plan.place.step}"
+            kept = self._guard.kept(read.content, ids, where)
+            if kept is not None:
+                content = chosen(content, kept) if len(kept) else None
+                missing, ids = np.concatenate([missing, np.delete(ids, kept)]), ids[kept]
+                n_dropped = len(read.ids) - len(ids)
+        if len(missing):
+            self._ledger.skip(Skipped(self._who, plan.place.epoch, plan.place.step, missing.tolist()))
+        is_left_out = n_dropped > 0 and not len(ids)
+        origin = Origin(ids, plan.place.position, plan.place.step)
+        batch = _LEFT_OUT if is_left_out else labelled(content, origin)
+        if self._is_explicit and not is_left_out:
+            self._flight.track(batch, ids, plan.place.step, before)
+        after = Progress(
+            plan.after,
+            stride - 1,
+            True,
+            before.n_skipped + len(read.gone),
+            dataset_state.to_json(self.dataset) if self._has_dataset_state else None,
+            before.origin if is_left_out else origin,
+            self._guard and self._guard.memory(),
+            before.n_left_out + is_left_out,
+            before.n_dropped + n_dropped,
+        )
         self._dataset_at = after
         self._progress = after
         return batch
@@ -428,6 +470,18 @@ class Loader:
         return self._progress.n_skipped
 
     @property
+    def stats(self) -> dict[str, int]:
+        """What the guard has left out: batches (``skipped``), and rows, alone or with their batch (``dropped_rows``).
+
+        >>> from poolish.guards import Suite
+        >>> suite = Suite().expect("value", between=(0, 10)).on(error="drop")
+        >>> loader = Loader([1, 2, 99, 4], 2, guard=suite)
+        >>> [batch["value"].tolist() for batch in loader], loader.stats
+        ([[1, 2], [4]], {'skipped': 0, 'dropped_rows': 1})
+        """
+        return {"skipped": self._progress.n_left_out, "dropped_rows": self._progress.n_dropped}
+
+    @property
     def origin(self) -> Origin | None:
         """``ids``, ``position`` and ``step`` of the batch that was yielded last, for batches that cannot carry them.
 
@@ -471,6 +525,8 @@ class Loader:
         if self._has_dataset_state:
             state["dataset"] = json.loads(frontier.dataset or dataset_state.to_json(self.dataset))
             state["dataset_of"] = [self.rank, self.world_size]
+        if self._guard is not None:
+            state |= self._guard.state_of(frontier.guard)
         return sealed(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -483,16 +539,22 @@ class Loader:
         own = json.dumps(state["dataset"]) if "dataset" in state else None
         before = dataset_state.to_json(self.dataset) if self._has_dataset_state else None
         told = self._told_epoch
+        memory = self._guard and self._guard.memory()
         try:
             place = self._place_of(state, own)
+            if self._guard is not None:
+                self._guard.restore(state)
             if "faults" in state and hasattr(self._faults, "load_state_dict"):
                 self._faults.load_state_dict(state["faults"])
         except BaseException:
+            if self._guard is not None:
+                self._guard.rewind(memory)
             self._tell_epoch(self._progress.place.epoch if told is None else told)
             if before is not None:
                 dataset_state.restore(self.dataset, before)
             raise
         self._go_to(place, state.get("skip"), own)
+        self._progress = self._dataset_at = self._progress._replace(guard=self._guard and self._guard.memory())
         self._restored_run, self._run, self._has_resumed = run, None, True
 
     def _place_of(self, state: Mapping[str, Any], own: str | None) -> Place:
@@ -561,6 +623,12 @@ class Loader:
         self._created_run = value["created_run"]
         self.load_state_dict(value["state"])
         self._has_resumed = value["has_resumed"]
+
+
+def _guarding(guard: Any, rank: int, world_size: int) -> LoaderGuard:
+    from poolish.load.guarding import LoaderGuard
+
+    return LoaderGuard(guard, rank, world_size)
 
 
 #: Where a dataset is while a batch is read.

@@ -6,7 +6,7 @@ next()   progress --read the step behind it--> batch, new progress      assigned
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from poolish.load.batch import Origin
 from poolish.load.walk import Place
@@ -25,3 +25,7 @@ class Progress(NamedTuple):
     dataset: str | None = None
     #: The rows of the last batch.
     origin: Origin | None = None
+    #: What the guard remembers behind the last batch, and the batches and rows that it has left out.
+    guard: Any = None
+    n_left_out: int = 0
+    n_dropped: int = 0

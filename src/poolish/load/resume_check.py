@@ -120,7 +120,7 @@ def _check_worlds(loader: Loader, expected: list[_Step], world_sizes: Sequence[i
     rows = _whole_order(loader, 1, len(expected) * loader.batch_size * loader.world_size, loader.state_dict())
     for world_size in world_sizes:
         for n_done in (0, len(expected) // 2):
-            stopped = _copy(loader, rank=0, world_size=1, drop_last=False)
+            stopped = _copy(loader, rank=0, world_size=1, drop_last=False, guard=None)
             list(islice(stopped, n_done))
             state = _through_json(stopped.state_dict())
             behind = rows[stopped.position - begin :]
@@ -134,7 +134,8 @@ def _whole_order(loader: Loader, world_size: int, n_rows: int, state: Any) -> li
     """The rows that all ranks together read, in the order that they are dealt out."""
     ledger = Ledger(world_size)
     # What drop_last leaves out depends on the number of ranks, so here nothing is left out.
-    shared = {"world_size": world_size, "journal": ledger, "drop_last": False}
+    # Which rows a guard leaves out is not part of the order.
+    shared = {"world_size": world_size, "journal": ledger, "drop_last": False, "guard": None}
     ranks = [_copy(loader, rank=rank, **shared) for rank in range(world_size)]
     for rank in ranks:
         rank.load_state_dict(state)
@@ -150,7 +151,7 @@ def _whole_order(loader: Loader, world_size: int, n_rows: int, state: Any) -> li
 def _check_growth(loader: Loader, steps: int, grow: Callable[[], object], report: ResumeReport) -> None:
     """Grow the dataset between stopping and going on: over the whole epoch no row may come twice or never."""
     report.checked.append("growing between stopping and going on")
-    wide = {"rank": 0, "world_size": 1, "drop_last": False}
+    wide = {"rank": 0, "world_size": 1, "drop_last": False, "guard": None}
     due = {id_ for step in _walked(_copy(loader, **wide), None) for id_ in step.ids}
     before = freeze(loader.dataset).spans()
     current = _copy(loader, **wide)
@@ -189,6 +190,8 @@ def _copy(loader: Loader, **changes: Any) -> Loader:
     """A loader of the same configuration and place, which decides for itself and tells nobody."""
     settings = {"rank": loader.rank, "world_size": loader.world_size, "num_workers": 0, "acknowledge": "on_yield"}
     own = {"dataset": copy.deepcopy(loader.dataset)} if has_state(loader.dataset) else {}
+    if hasattr(loader.guard, "load_state_dict"):  # it remembers one loader's batches
+        own["guard"] = copy.deepcopy(loader.guard)
     made = loader.like(**{**settings, "journal": Ledger(), **own, **changes})
     made.load_state_dict(loader.state_dict())
     return made

@@ -7,6 +7,7 @@ run                        which training run it belongs to, where that is known
 epoch, step, position      where, for people
 order                      where, exactly: the block, what was left before it, what was seen when it was decided;
                            packed if it is long
+guard, guard_of            the state of a guard that has one, likewise
 dataset, dataset_of        the state of a dataset that has one of its own, and of which rank of how many it is
 """
 

@@ -1,0 +1,136 @@
+"""A guard between a loader and the trainer: which rows of a batch are handed out, and what the guard remembers.
+
+    before a batch   memory, part of the loader's progress
+    asked            the guard counts, and fills its window
+    delivered        its memory is that of the new progress
+    not delivered    the next call puts the former memory back: the batch is met again, and judged as it was
+
+A guard with a memory has ``state_dict`` and ``load_state_dict``, as ``suite.guard()`` has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from poolish.errors import ConfigError
+from poolish.guards.guard import Guard, ask, check_guard, passed
+from poolish.guards.leaves import Rows
+from poolish.guards.stream_guard import StreamGuard
+from poolish.guards.suite import Suite
+from poolish.load.frozen import Int64
+from poolish.load.structures import field_names, field_values, is_structure
+from poolish.rows.arrays import is_torch_tensor
+
+
+class LoaderGuard:
+    """Asks a guard about the batches of one loader."""
+
+    def __init__(self, guard: Any, rank: int, world_size: int) -> None:
+        checked = check_guard(guard, "Loader")
+        assert checked is not None
+        self._guard: Guard = checked
+        self._rank, self._world_size = rank, world_size
+        self._remembers = hasattr(guard, "state_dict") and hasattr(guard, "load_state_dict")
+        self._at: Any = None
+
+    def kept(self, content: Any, ids: Int64, place: str) -> Int64 | None:
+        """The numbers of the rows that the trainer gets, None for all; none at all: leave the batch out."""
+        if not len(ids):
+            return None
+        columns, self._at = dict(_named(content)), None
+        is_ours = isinstance(self._guard, (Suite, StreamGuard))
+        result = ask(self._guard, Rows.of(columns, _ids_of(columns, ids)) if is_ours else columns, self)
+        mask = passed(result, place)
+        if mask is None or mask.all():
+            return None
+        if not mask.any() and self._world_size > 1:
+            raise result.error(
+                f"{place}, rank {self._rank} of {self._world_size}",
+                "a rank that leaves a batch out would be out of step with the others: guard what writes the dataset "
+                "instead, such as DatasetBuffer(guard=)",
+            )
+        if mask.any() and len(mask) != len(ids):
+            raise ConfigError(
+                f"{place}: the guard drops rows, but the collate_fn made {len(mask)} rows of {len(ids)} samples, so it "
+                'is not known which are meant; use on(error="skip") or "raise"'
+            )
+        return np.flatnonzero(mask)
+
+    # -- memory
+
+    def memory(self) -> Any:
+        """What the guard remembers now, to be put back within this process."""
+        if not self._remembers:
+            return None
+        guard: Any = self._guard
+        self._at = guard.memory() if isinstance(guard, StreamGuard) else guard.state_dict()
+        return self._at
+
+    def rewind(self, memory: Any) -> None:
+        """The guard remembers what it did then."""
+        if not self._remembers or self._at is memory:
+            return
+        guard: Any = self._guard
+        guard.rewind(memory) if isinstance(guard, StreamGuard) else guard.load_state_dict(memory)
+        self._at = memory
+
+    def state_of(self, memory: Any) -> dict[str, Any]:
+        """A memory for a state of the loader; it is that of one rank's rows."""
+        if not self._remembers:
+            return {}
+        now = self.memory()
+        guard: Any = self._guard
+        try:
+            self.rewind(memory)
+            return {"guard": guard.state_dict(), "guard_of": [self._rank, self._world_size]}
+        finally:
+            self.rewind(now)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Remember what a state holds. That of another rank or world size is of other rows: then nothing changes."""
+        if self._remembers and state.get("guard_of") == [self._rank, self._world_size]:
+            guard: Any = self._guard
+            self._at = None
+            guard.load_state_dict(state["guard"])
+
+
+def _ids_of(columns: Mapping[str, Any], ids: Int64) -> Int64 | None:
+    """The ids, where the columns have a row for each: a collate_fn may do as it likes."""
+    return ids if all(hasattr(values, "__len__") and len(values) == len(ids) for values in columns.values()) else None
+
+
+def _named(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The columns of a batch by name: ``outer.inner`` inside others, numbers in tuples."""
+    if isinstance(content, Mapping):
+        inner = list(content.items())
+    elif is_structure(content):
+        inner = list(zip(field_names(content), field_values(content), strict=True))
+    elif isinstance(content, tuple):
+        inner = list(enumerate(content))
+    elif name:
+        yield name, _read_only(content)
+        return
+    else:
+        raise ConfigError(
+            f"guard= looks at the columns of a batch, the collate_fn returned {type(content).__name__}; "
+            "return a dict, a tuple or a dataclass"
+        )
+    for key, values in inner:
+        yield from _named(values, f"{name}.{key}" if name else str(key))
+
+
+def _read_only(values: Any) -> Any:
+    """A column as a guard sees it: what it would write there, the trainer would get."""
+    if isinstance(values, list):
+        return [_read_only(value) for value in values]
+    if is_torch_tensor(values):
+        values = values.detach().cpu()
+        is_narrow = str(values.dtype).startswith(("torch.bfloat16", "torch.float8"))  # NumPy has no such dtype
+        values = (values.float() if is_narrow else values).numpy()
+    if isinstance(values, np.ndarray):
+        values = values.view()
+        values.flags.writeable = False
+    return values
