@@ -100,6 +100,25 @@ def check_batches(batches: Any, *, follow: bool, batch_size: int, shuffle: bool,
     return batches
 
 
+def check_sampling(weights: Any, sampler: Any, epochs: Any, **others: Any) -> None:
+    """Weights, a sampler or neither; beside them, nothing else may say which rows an epoch has."""
+    name = "weights" if weights is not None else "sampler"
+    if epochs is not None and weights is None:
+        raise ConfigError("epochs= is how far weights= go; views have epochs= of their own")
+    if weights is None and sampler is None:
+        return
+    if weights is not None and sampler is not None:
+        raise ConfigError("weights= and sampler=: both say which rows an epoch has; pass one of them")
+    given = [other for other, value in others.items() if value is not None and value is not False]
+    if "follow" in given:
+        raise ConfigError(
+            f"follow=True with {name}=: an epoch is drawn when it begins, so rows that are appended later cannot join "
+            "it; use follow=False, and the next epoch draws from all rows"
+        )
+    if given:
+        raise ConfigError(f"{name}= decides which rows an epoch has, so {given[0]}= has no meaning beside it")
+
+
 def check_dataset_state(dataset: Any, num_workers: int) -> bool:
     """Whether the dataset has a state of its own; threads that read ahead would be ahead of it."""
     if not has_state(dataset):

@@ -24,9 +24,9 @@ from poolish.lazy import cached_property
 from poolish.load.dataset import check_index, check_version, identity_of, samples, version_of
 from poolish.load.frozen import Frozen, Int64, Mask, Span, fixed_by, freeze
 from poolish.load.locked import Locked
-from poolish.load.transformed import function_identity, name_of
+from poolish.load.transformed import asks, function_identity, n_epochs, name_of, progress_at
 from poolish.load.verdicts import UNKNOWN, YES, Verdicts
-from poolish.load.views import Renumbered, Through, View, all_ids, freeze_with_version
+from poolish.load.views import Renumbered, Through, View, all_ids, check_epoch, freeze_with_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +47,9 @@ class FilteredDataset(Locked, View):
     read, they ask for ``version``, or for an attribute of that name on ``predicate``: change it whenever that changes.
     In a state, ``version`` stands for the dataset too.
 
+    A ``predicate`` with an argument ``progress`` gets how far training has come: 0.0 in the first of ``epochs``, 1.0 in
+    the last and after it. Then each epoch has rows of its own, and they are looked at once an epoch: a curriculum.
+
     >>> even = FilteredDataset(range(10), lambda n: n % 2 == 0)
     >>> even[1], even.n_scanned
     (2, 10)
@@ -54,13 +57,22 @@ class FilteredDataset(Locked, View):
     [0, 2, 4, 6, 8]
     """
 
-    def __init__(self, dataset: Any, predicate: Callable[[Any], Any], *, version: str | float | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        predicate: Callable[..., Any],
+        *,
+        epochs: int | None = None,
+        version: str | float | None = None,
+    ) -> None:
         Locked.__init__(self)
         View.__init__(self, dataset)
         if not callable(predicate):
             raise ConfigError(f"predicate is called with each sample, got {predicate!r}; pass a function")
-        self._predicate, self._version = predicate, check_version(version)
-        self._index = Index(version_of(dataset))
+        self._predicate, self._version, self._epochs = predicate, check_version(version), n_epochs(epochs)
+        self._has_stages = "progress" in asks(predicate, self._epochs)
+        self._given = {"progress": 0.0} if self._has_stages else {}
+        self._index = Index(self._stage_of(version_of(dataset)))
 
     def __len__(self) -> int:
         if self.ids_are_numbers:
@@ -89,7 +101,17 @@ class FilteredDataset(Locked, View):
         found = self._scanned(max(indices, default=-1) + 1 if plain else None).kept
         return [found[check_index(index, len(found))] for index in indices]
 
+    def set_epoch(self, epoch: int) -> None:
+        """Passed on; where the predicate asks for progress, the rows are those of ``epoch`` from now on."""
+        if self._has_stages:
+            self._given = {"progress": progress_at(check_epoch(epoch), self._epochs)}
+        super().set_epoch(epoch)
+
     # -- scanning
+
+    def _stage_of(self, version: str) -> str:
+        """The version of the dataset, and how far training has come where that decides."""
+        return f"{version}|progress {self._given['progress']!r}" if self._has_stages else version
 
     @property
     def n_scanned(self) -> int:
@@ -104,27 +126,28 @@ class FilteredDataset(Locked, View):
 
     def _scanned(self, n_wanted: int | None) -> Index:
         """The index, with ``n_wanted`` rows found or with everything looked at."""
-        index = self._index
-        if n_wanted is not None and len(index.kept) >= n_wanted and index.version == version_of(self._dataset):
+        index, given = self._index, self._given
+        version = self._stage_of(version_of(self._dataset))
+        if n_wanted is not None and len(index.kept) >= n_wanted and index.version == version:
             return index
         with self._lock:
-            index = self._current(version_of(self._dataset))
+            index = self._current(version)
             index.restore()
             n_rows = len(self._dataset)
             while index.n_scanned < n_rows and (n_wanted is None or len(index.kept) < n_wanted):
                 numbers = range(index.n_scanned, min(index.n_scanned + SCAN_ROWS, n_rows))
                 for number, sample in zip(numbers, samples(self._dataset, numbers), strict=True):
-                    index.add(number, self._judge(number, sample))
+                    index.add(number, self._judge(number, sample, given))
             return index
 
-    def _judge(self, row: int, sample: Any) -> bool:
+    def _judge(self, row: int, sample: Any, given: dict[str, float]) -> bool:
         try:
-            return bool(self._predicate(sample))
+            return bool(self._predicate(sample, **given))
         except Exception as error:
             error.add_note(f"while filtering row {row} with {name_of(self._predicate)}")
             raise
 
-    def judge_ids(self, rows: Frozen, ids: Int64, verdicts: Verdicts) -> Mask:
+    def judge_ids(self, rows: Frozen, ids: Int64, verdicts: Verdicts, given: dict[str, float]) -> Mask:
         """Which of these ids, all of them rows, the predicate likes; each is asked about once."""
         unknown = ids[verdicts.get(ids) == UNKNOWN]
         if len(unknown):
@@ -133,20 +156,22 @@ class FilteredDataset(Locked, View):
                 for first in range(0, len(unknown), SCAN_ROWS):
                     chunk = unknown[first : first + SCAN_ROWS]
                     for id_, sample in zip(chunk.tolist(), rows.fetch(chunk), strict=True):
-                        verdicts.put(id_, self._judge(id_, sample))
+                        verdicts.put(id_, self._judge(id_, sample, given))
         liked: Mask = verdicts.get(ids) == YES
         return liked
 
     def _kept_ids(self) -> Int64:
         """The ids of the rows that are here now."""
+        given = self._given
         rows, version = freeze_with_version(self._dataset)
+        version = self._stage_of(version)
         # Ids are never used again: with the same ends and as many rows, these are the same rows.
         moment = (version, tuple(rows.spans()), len(rows))
         with self._lock:
             index = self._current(version)
             if index.moment != moment:
                 ids = all_ids(rows)
-                index.ids = ids[self.judge_ids(rows, ids, index.verdicts)]
+                index.ids = ids[self.judge_ids(rows, ids, index.verdicts, given)]
                 index.moment = moment
             return index.ids
 
@@ -174,8 +199,8 @@ class FilteredDataset(Locked, View):
 
     @property
     def version(self) -> str:
-        """That of the dataset."""
-        return super().version
+        """That of the dataset and, where the predicate asks for it, the progress."""
+        return self._stage_of(super().version)
 
     def _identity(self) -> Any:
         """What it looks at, and the predicate."""
@@ -198,7 +223,7 @@ class FilteredDataset(Locked, View):
         if not self.ids_are_numbers:
             rows, version = freeze_with_version(self._dataset)
             with self._lock:
-                return FilteredRows(self, rows, self._current(version).verdicts)
+                return FilteredRows(self, rows, self._current(self._stage_of(version)).verdicts, self._given)
         index = self._scanned(None)
         below = freeze(self._dataset)
         # A copy in one call: an array that is exported, as to NumPy, cannot grow under a scan in another thread.
@@ -222,7 +247,7 @@ class FilteredDataset(Locked, View):
             raise ResumeError(
                 f"the index knows {index.n_scanned:,} rows, the dataset has {len(self._dataset):,}; scan it anew"
             )
-        own = {"version": version_of(self._dataset), "identity": self._index_identity(index.n_scanned)}
+        own = {"version": self._stage_of(version_of(self._dataset)), "identity": self._index_identity(index.n_scanned)}
         for name, value in own.items():
             if state[name] != value:
                 raise ResumeError(
@@ -288,10 +313,10 @@ class FilteredRows(Through):
 
     keeps_numbers = False
 
-    def __init__(self, dataset: FilteredDataset, rows: Frozen, verdicts: Verdicts) -> None:
+    def __init__(self, dataset: FilteredDataset, rows: Frozen, verdicts: Verdicts, given: dict[str, float]) -> None:
         super().__init__(rows)
         self.uuid = f"{rows.uuid}|filtered" if rows.uuid else ""
-        self._dataset, self._verdicts = dataset, verdicts
+        self._dataset, self._verdicts, self._given = dataset, verdicts, given
         self._n_rows: int | None = None
 
     def __len__(self) -> int:
@@ -307,7 +332,7 @@ class FilteredRows(Through):
         """Those that are there and liked."""
         below = self.rows.alive(ids)
         mask = np.ones(len(ids), bool) if below is None else below.copy()
-        mask[mask] = self._dataset.judge_ids(self.rows, ids[mask], self._verdicts)
+        mask[mask] = self._dataset.judge_ids(self.rows, ids[mask], self._verdicts, self._given)
         return mask
 
     def table(self, ids: Int64) -> pa.Table | None:

@@ -42,8 +42,10 @@ from poolish.load.ledger import Keeps, Ledger, Skipped, shared_ledger
 from poolish.load.order import Order
 from poolish.load.progress import Progress
 from poolish.load.reading import Reading
+from poolish.load.sampling import Draw, SampledBatches, sampled, weighted
 from poolish.load.state import VERSION, check_belongs, check_rows, highest, sealed, to_order, to_place
 from poolish.load.supply import Supply, SupplyAhead
+from poolish.load.transformed import n_epochs
 from poolish.load.views import check_epoch, pass_epoch
 from poolish.load.walk import BatchWalk, Place, Walk, Walks
 from poolish.runs import new_run_id, run_id
@@ -77,6 +79,10 @@ class Loader:
     ``guard`` is asked about every batch before it is handed out: a ``Suite``, ``suite.guard(reference)`` for drift over
     windows, or anything that answers as they do. What it refuses is a ``DataRefused``, and the loader stays before that
     batch; ``on(error="drop")`` leaves bad rows out, ``"skip"`` the batch. ``stats`` counts both.
+
+    ``weights`` makes an epoch of as many draws as there are rows, with replacement: numbers by row, the name of a
+    column, or a function that names ``rows``, ``epoch`` or ``progress`` (from 0 to 1 over ``epochs``). ``sampler`` is
+    any iterable of row numbers, such as a sampler of torch. Both are drawn when an epoch begins, repeatably.
 
     >>> from poolish import DatasetBuffer
     >>> buffer = DatasetBuffer()
@@ -120,6 +126,9 @@ class Loader:
         faults: Any = None,
         device: Any = None,
         guard: Any = None,
+        weights: Any = None,
+        sampler: Any = None,
+        epochs: int | None = None,
     ) -> None:
         self._settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.dataset = arguments.check_dataset(dataset)
@@ -140,15 +149,21 @@ class Loader:
         arguments.check_batches(
             batches, follow=self.follow, batch_size=self.batch_size, shuffle=self.shuffle, drop_last=self.drop_last
         )
+        arguments.check_sampling(weights, sampler, epochs, follow=self.follow, shuffle=self.shuffle, batches=batches)
         rows = freeze(dataset)
         arguments.check_follow(self.follow, dataset, rows)
         self.rank, self.world_size = arguments.check_rank(rank, world_size, rows.changes)
         self._about = {"source": rows.uuid, "choice": choice_of(dataset), "seed": self.seed, "shuffle": self.shuffle}
-        self._about["batches"] = batches is not None
+        self._about["batches"] = not (batches is None and weights is None and sampler is None)
+        self._about["sampled"] = "weights" if weights is not None else "sampler" if sampler is not None else None
         self._journal = arguments.check_journal(
             journal, world_size=self.world_size, changes=rows.changes, follow=self.follow
         )
         self._ledger = self._make_ledger()
+        if weights is not None:
+            batches = self._sampled(weighted(weights, self.seed, n_epochs(epochs)))
+        elif sampler is not None:
+            batches = self._sampled(sampled(sampler, self.seed))
         self._walk = self._make_walk(batches)
         self.output = output or ("torch" if importlib.util.find_spec("torch") else "numpy")
         if hasattr(faults, "expect"):
@@ -203,6 +218,9 @@ class Loader:
             world_size=self.world_size,
             drop_last=self.drop_last,
         )
+
+    def _sampled(self, draw: Draw) -> SampledBatches:
+        return SampledBatches(draw, self.batch_size, drop_last=self.drop_last, world_size=self.world_size)
 
     def _make_stage(self, device: Any, pin_memory: bool) -> Any:
         if self.output == "torch":
@@ -263,6 +281,8 @@ class Loader:
         begun_at = self._begun_at
         if begun_at != self._moment():
             self._supply.forget(keep_workers=True)
+            if isinstance(self._walk, BatchWalk):
+                self._walk.forget()
         self._begun_at = None
         if isinstance(begun_at, Exception):
             raise begun_at
@@ -496,6 +516,8 @@ class Loader:
         epoch = check_epoch(epoch)
         if epoch != self._progress.place.epoch:
             self._go_to(Place(epoch, self._progress.place.step), dataset=self._progress.dataset)
+            if isinstance(self._walk, BatchWalk):
+                self._walk.forget()
 
     # -- state
 
@@ -511,7 +533,11 @@ class Loader:
         state |= {"epoch": place.epoch, "step": place.step, "position": place.position}
         state["fixed_by"] = fixed_by(rows)
         if isinstance(self._walk, BatchWalk):
-            state["n_batches"], state["n_rows"] = self._walk.n_batches, len(rows)
+            state["n_rows"] = len(rows)
+            if self._about["sampled"] is None:
+                state["n_batches"] = self._walk.n_batches
+            elif place.position:
+                state["draw"] = self._walk.checksum(place.epoch)
         else:
             state["order"] = to_order(place, rows)
         seen = highest(state) if "order" in state else [end for _, end in rows.spans()]
@@ -554,6 +580,8 @@ class Loader:
                 dataset_state.restore(self.dataset, before)
             raise
         self._go_to(place, state.get("skip"), own)
+        if isinstance(self._walk, BatchWalk):
+            self._walk.become(self._resumed_walk)
         self._progress = self._dataset_at = self._progress._replace(guard=self._guard and self._guard.memory())
         self._restored_run, self._run, self._has_resumed = run, None, True
 
@@ -567,16 +595,20 @@ class Loader:
         check_rows(state, rows)
         if isinstance(self._walk, Walk):
             return to_place(state, self._walk)
+        assert isinstance(self._walk, BatchWalk)
         self._check_batches_of(state, len(rows))
+        self._resumed_walk = self._walk.drawn_as(place.epoch, state.get("draw"))
         return place
 
     def _check_batches_of(self, state: Mapping[str, Any], n_rows: int) -> None:
         assert isinstance(self._walk, BatchWalk)
-        then, now = (state["n_batches"], state["n_rows"]), (self._walk.n_batches, n_rows)
-        if then != now:
+        is_ready_made = self._about["sampled"] is None
+        then = (state["n_batches"] if is_ready_made else "the", state["n_rows"])
+        now = (self._walk.n_batches if is_ready_made else "the", n_rows)
+        if then != now and (is_ready_made or state["position"]):
             raise ResumeError(
                 f"the state is of {then[0]} batches of {then[1]:,} rows, now there are {now[0]} batches of "
-                f"{now[1]:,} rows; batches= are made of row numbers, so both must be as they were"
+                f"{now[1]:,} rows; batches=, weights= and sampler= are about row numbers, so both must be as they were"
             )
 
     def mark_trained(self, batch: Any = None) -> None:

@@ -75,8 +75,7 @@ def verify_resume(
         if has_state(loader.dataset):
             return report  # such a state is one rank's own, and threads cannot read ahead of it
         _check_workers(loader, expected, steps, workers, report)
-        if not loader.has_batches:
-            _check_worlds(loader, expected, world_sizes, report)
+        _check_worlds(loader, expected, world_sizes, report)
         if grow is not None:
             _check_growth(loader, steps, grow, report)
     except Exception as error:  # the report is what the caller looks at, whatever the dataset does
@@ -116,14 +115,14 @@ def _check_workers(
 def _check_worlds(loader: Loader, expected: list[_Step], world_sizes: Sequence[int], report: ResumeReport) -> None:
     """Whatever the number of ranks: together they give the rows that come next, in the same order."""
     report.checked.append(f"world_size {', '.join(map(str, world_sizes))}")
-    begin = _copy(loader).position
-    rows = _whole_order(loader, 1, len(expected) * loader.batch_size * loader.world_size, loader.state_dict())
+    n_rows = max((len(step.ids) for step in expected), default=0) * len(expected) * loader.world_size
+    rows = _whole_order(loader, 1, n_rows, loader.state_dict())
     for world_size in world_sizes:
         for n_done in (0, len(expected) // 2):
             stopped = _copy(loader, rank=0, world_size=1, drop_last=False, guard=None)
-            list(islice(stopped, n_done))
+            n_seen = sum(len(_ids(stopped)) for _ in islice(stopped, n_done))
             state = _through_json(stopped.state_dict())
-            behind = rows[stopped.position - begin :]
+            behind = rows[n_seen:]
             rest = _whole_order(loader, world_size, len(behind), state)
             if rest[: len(behind)] != behind[: len(rest)] or len(rest) < len(behind):
                 where = f"world_size={world_size}, resumed at position {stopped.position}"
@@ -142,7 +141,10 @@ def _whole_order(loader: Loader, world_size: int, n_rows: int, state: Any) -> li
     ids: list[int] = []
     for _ in zip(*ranks, strict=True):
         shares = [_ids(rank) for rank in ranks]
-        ids += [share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)]
+        if loader.has_batches:  # dealt out as they are
+            ids += [id_ for share in shares for id_ in share]
+        else:
+            ids += [share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)]
         if len(ids) >= n_rows:
             break
     return ids[:n_rows]

@@ -56,10 +56,8 @@ class TransformedDataset(View):
         super().__init__(dataset)
         if not callable(fn):
             raise ConfigError(f"fn is called with each sample, got {type(fn).__name__} {fn!r}; pass a function")
-        self._fn, self._seed, self._epochs = fn, seeds.check_seed(seed), _n_epochs(epochs)
-        self._asks, self._version = _asks(fn), check_version(version)
-        if "progress" in self._asks and self._epochs is None:
-            raise ConfigError(f"{name_of(fn)} asks for progress; say over how many epochs it goes: epochs=...")
+        self._fn, self._seed, self._epochs = fn, seeds.check_seed(seed), n_epochs(epochs)
+        self._asks, self._version = asks(fn, self._epochs), check_version(version)
         self._turn_to(0)
 
     def __getitem__(self, index: int) -> Any:
@@ -105,9 +103,7 @@ class TransformedDataset(View):
     @property
     def progress(self) -> float:
         """How far the epochs have come, from 0 to 1."""
-        if self._epochs is None or self._epochs == 1:
-            return 1.0
-        return min(1.0, self._epoch / (self._epochs - 1))
+        return progress_at(self._epoch, self._epochs)
 
 
 class Call:
@@ -144,19 +140,31 @@ class TransformedRows(Through):
         return
 
 
-def _n_epochs(epochs: int | None) -> int | None:
+def n_epochs(epochs: int | None) -> int | None:
+    """A number of epochs or None."""
     if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
         raise ConfigError(f"epochs={epochs!r}: give a whole number from 1, or None")
     return epochs
 
 
-def _asks(fn: Callable[..., Any]) -> frozenset[str]:
+def asks(fn: Callable[..., Any], epochs: int | None) -> frozenset[str]:
     """Which of the extra arguments a function names."""
     try:
         names = inspect.signature(fn).parameters
     except (TypeError, ValueError):  # some builtins do not tell
         return frozenset()
+    if "progress" in names and epochs is None:
+        raise ConfigError(f"{name_of(fn)} asks for progress; say over how many epochs it goes: epochs=...")
     return frozenset(name for name in _ASKED if name in names)
+
+
+def progress_at(epoch: int, epochs: int | None) -> float:
+    """How far the epochs have come, from 0 in the first to 1 in the last.
+
+    >>> [progress_at(epoch, 5) for epoch in (0, 1, 4, 9)]
+    [0.0, 0.25, 1.0, 1.0]
+    """
+    return 1.0 if epochs is None or epochs == 1 else min(1.0, epoch / (epochs - 1))
 
 
 def name_of(fn: Callable[..., Any]) -> str:

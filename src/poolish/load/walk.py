@@ -22,6 +22,7 @@ from poolish.errors import ResumeError
 from poolish.load.frozen import Frozen, Int64, Mask, SnapshotRows, Span, freeze, ids_of
 from poolish.load.ledger import Keeps, OnEmpty, Run
 from poolish.load.order import NOTHING, Block, Order, Parts, Seen
+from poolish.load.sampling import SampledBatches
 from poolish.rows import DatasetBuffer
 
 #: How long a reader in another process is given to see rows that the one who decided has seen.
@@ -280,11 +281,35 @@ class BatchWalk:
     def _begin(self, epoch: int) -> None:
         if self._epoch == epoch:
             return
-        if hasattr(self._batches, "set_epoch"):
-            self._batches.set_epoch(epoch)
         # Batches are made of row numbers: they mean the rows that there are when the epoch begins.
         self._view = self._dataset.snapshot() if isinstance(self._dataset, DatasetBuffer) else self._dataset
+        if isinstance(self._batches, SampledBatches):
+            self._batches.draw(self._view, epoch)
+        elif hasattr(self._batches, "set_epoch"):
+            self._batches.set_epoch(epoch)
         self._rows, self._epoch = freeze(self._view), epoch
+
+    def forget(self) -> None:
+        """Look at the dataset again, and draw again, when the next batch is asked for."""
+        self._epoch = None
+
+    def checksum(self, epoch: int) -> str | None:
+        """What identifies the draw of an epoch; None for ready-made batches, and where it has not begun."""
+        return self._batches.checksums.get(epoch) if isinstance(self._batches, SampledBatches) else None
+
+    def drawn_as(self, epoch: int, told: str | None) -> BatchWalk:
+        """A walk that has drawn an epoch anew, as a state says it was drawn; this one keeps what it has."""
+        walk = copy.copy(self)
+        walk._batches = copy.copy(self._batches)
+        walk.forget()
+        if told is not None and isinstance(walk._batches, SampledBatches):
+            walk._begin(epoch)
+            walk._batches.check_same(epoch, told)
+        return walk
+
+    def become(self, other: BatchWalk) -> None:
+        """Go on as the other one."""
+        vars(self).update(vars(other))
 
 
 def _add(pieces: list[Piece], piece: Piece) -> None:
