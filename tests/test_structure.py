@@ -32,10 +32,13 @@ FLOORS: tuple[set[str], ...] = (
     {"guards"},
     {"rows", "tokens"},
     {"recipes", "serve", "load"},
-    {"engines", "report"},
+    {"engines", "report", "validation"},
     {"cli", "testing"},
     {"__main__"},
 )
+#: What a room names for its users though its home is above: module -> names. It is loaded when a user asks for it, and
+#: only the module that lists public names may do so.
+UPSTAIRS = {"poolish.guards": {"poolish.validation.validate"}}
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 PUBLIC_NAMES = {
@@ -121,7 +124,7 @@ def wrong_imports(module: str, tree: ast.AST) -> Iterator[str]:
     """What a module of poolish imports from its own floor or above."""
     room = room_of(module)
     for name, line in imports(tree):
-        if name.split(".")[0] != "poolish" or name == "poolish.__version__":
+        if name.split(".")[0] != "poolish" or name == "poolish.__version__" or name in UPSTAIRS.get(module, ()):
             continue
         other = room_of(name)
         if other not in FLOOR_OF:
@@ -137,6 +140,17 @@ def test_imports_point_down():
     wrong = [line for module, tree in rooms.items() for line in wrong_imports(module, tree)]
 
     assert wrong == []
+
+
+def test_a_name_from_above_is_for_users_and_loaded_late():
+    """``poolish.guards`` names ``validate`` without loading the rooms above, and no module below uses it."""
+    for module, names in UPSTAIRS.items():
+        loaded = importlib.import_module(module)
+        users = [other for other, tree in sources().items() for name, _ in imports(tree) if name in names]
+
+        assert {f"{home}.{name}" for name, home in loaded._UPSTAIRS.items()} == names
+        assert [node for node in at_import_time(sources()[module]) if {name for name, _ in imports(node)} & names] == []
+        assert [user for user in users if user != module and FLOOR_OF[room_of(user)] <= FLOOR_OF[room_of(module)]] == []
 
 
 def test_every_module_has_a_floor():

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from poolish.guards import Suite
-from poolish.guards.levels import Findings, climb, page, to_json, up_to
+from poolish.guards.levels import Findings, Validation, climb, up_to
 from poolish.guards.verdicts import LEVELS
 
 BAD = Suite().expect("a", at_least=5).check({"a": [1, 9]}).verdicts
@@ -52,8 +52,9 @@ def test_reports_are_text_json_and_a_page():
     """The page is whole, and runs nothing that a name says."""
     report = climb("<script>x</script>", "csv", {"format": lambda: Findings(verdicts=BAD)}, "format")
 
-    told = json.loads(to_json([report]))
-    html = page("check", [report])
+    found = Validation([report])
+    told = json.loads(found.to_json())
+    html = found.to_html("check")
 
     assert told["ok"] is False
     assert told["reports"][0]["levels"]["format"]["verdicts"][0]["n_bad"] == 1

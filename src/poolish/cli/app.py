@@ -139,11 +139,13 @@ def queue_purge(
 @app.command("check")
 def check_path(
     path: Annotated[
-        Path, typer.Argument(callback=_local, metavar="PATH", help="A file, a directory of files, a stream or a queue.")
+        Path, typer.Argument(callback=_local, metavar="PATH", help="A file, a glob, a directory, a stream or a queue.")
     ],
     level: Annotated[
         str,
-        typer.Option("--level", metavar="LEVEL", help="file, format, statistics or meaning; each includes the former."),
+        typer.Option(
+            "--level", metavar="LEVEL", help="1 file, 2 format, 3 statistics, 4 meaning; each includes those before."
+        ),
     ] = "meaning",
     suite: Annotated[
         Optional[Path],  # noqa: UP045

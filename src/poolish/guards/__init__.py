@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from poolish.guards.drift_report import DriftReport as DriftReport
     from poolish.guards.guard import Guard as Guard
     from poolish.guards.inferring import infer as infer
+    from poolish.guards.levels import LevelReport as LevelReport
+    from poolish.guards.levels import Validation as Validation
     from poolish.guards.moments import Moments as Moments
     from poolish.guards.outliers import Outliers as Outliers
     from poolish.guards.outliers import iqr as iqr
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from poolish.guards.suite import Suite as Suite
     from poolish.guards.verdicts import Result as Result
     from poolish.guards.verdicts import Verdict as Verdict
+    from poolish.validation import validate as validate
 
 #: Name -> the module it lives in, for those that are loaded late. The imports above say the same to type checkers.
 _HOMES = {
@@ -54,6 +57,7 @@ _HOMES = {
     "DriftReport": "drift_report",
     "Guard": "guard",
     "IsolationForestOutliers": "outliers_forest",
+    "LevelReport": "levels",
     "Moments": "moments",
     "OneClassSVMOutliers": "outliers_svm",
     "Outliers": "outliers",
@@ -62,6 +66,7 @@ _HOMES = {
     "Result": "verdicts",
     "StreamGuard": "stream_guard",
     "Suite": "suite",
+    "Validation": "levels",
     "Verdict": "verdicts",
     "chi2": "distances",
     "infer": "inferring",
@@ -76,6 +81,9 @@ _HOMES = {
     "zscore": "outliers",
 }
 
+#: Named here for users and home in a room above, which reads files, streams and queues. No guard may import it.
+_UPSTAIRS = {"validate": "poolish.validation"}
+
 __all__ = [
     "DATA_ERRORS",
     "AutoencoderOutliers",
@@ -87,6 +95,7 @@ __all__ = [
     "Faults",
     "Guard",
     "IsolationForestOutliers",
+    "LevelReport",
     "Moments",
     "OneClassSVMOutliers",
     "Outliers",
@@ -97,6 +106,7 @@ __all__ = [
     "RetryStats",
     "StreamGuard",
     "Suite",
+    "Validation",
     "Verdict",
     "chi2",
     "drift",
@@ -108,6 +118,7 @@ __all__ = [
     "modified_zscore",
     "psi",
     "register_check",
+    "validate",
     "wasserstein",
     "zscore",
 ]
@@ -115,9 +126,10 @@ __all__ = [
 if not TYPE_CHECKING:  # hidden from type checkers, so that they see a misspelt name for what it is
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        home = _UPSTAIRS.get(name) or f"poolish.guards.{_HOMES.get(name, '')}"
+        if home == "poolish.guards.":
             raise AttributeError(f"module 'poolish.guards' has no attribute {name!r}")
-        value = getattr(import_module(f"poolish.guards.{_HOMES[name]}"), name)
+        value = getattr(import_module(home), name)
         globals()[name] = value  # so that each name is looked up once
         return value
 

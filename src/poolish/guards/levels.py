@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poolish import html
+from poolish.errors import ConfigError
 from poolish.guards.verdicts import LEVELS, Level, Verdict, verdict_table
 from poolish.printable import printable
 
@@ -96,6 +97,21 @@ class LevelReport:
         return html.element("section", *parts)
 
 
+def level_named(level: object) -> Level:
+    """A level by its name or its number; "semantics" is another name of the last one.
+
+    >>> level_named(3), level_named("file"), level_named("semantics")
+    ('statistics', 'file', 'meaning')
+    """
+    text = str(level) if type(level) is int else level
+    found = next((each for number, each in enumerate(LEVELS, 1) if text in (each, str(number))), None)
+    if found is None and text == "semantics":
+        return "meaning"
+    if found is None:
+        raise ConfigError(f"level {level!r}: one of {', '.join(f'{n} {each}' for n, each in enumerate(LEVELS, 1))}")
+    return found
+
+
 def up_to(level: Level) -> list[Level]:
     """The levels that a level includes.
 
@@ -123,12 +139,52 @@ def climb(name: str, kind: str, steps: Mapping[Level, Step], level: Level) -> Le
     return LevelReport(name, kind, found, asked)
 
 
-def page(title: str, reports: Sequence[LevelReport]) -> str:
-    """A whole page of reports, which needs nothing from elsewhere and runs nothing."""
-    return html.page(title, html.element("h1", title), *(report.to_html() for report in reports))
+class Validation:
+    """What ``validate`` found: one report for each file, stream, split of a queue or set of rows in memory."""
 
+    def __init__(self, reports: Sequence[LevelReport]) -> None:
+        self.reports = list(reports)
 
-def to_json(reports: Sequence[LevelReport]) -> str:
-    """Reports as JSON text."""
-    told = {"ok": all(report.ok for report in reports), "reports": [report.to_json() for report in reports]}
-    return json.dumps(told, indent=2, allow_nan=False)
+    @property
+    def ok(self) -> bool:
+        """Whether every report is ok."""
+        return all(report.ok for report in self.reports)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts of all checks that were asked, in the order of reports and levels."""
+        return [verdict for report in self.reports for each in report.found.values() for verdict in each.verdicts]
+
+    @property
+    def problems(self) -> list[str]:
+        """What failed, a line each with the name of its report: unreadable files, and checks beyond ``warn``."""
+        return [
+            printable(f"{report.name}: {line}")
+            for report in self.reports
+            for each in report.found.values()
+            for line in each.lines()
+            if line.startswith(("error: ", "fatal: "))
+        ]
+
+    def summary(self) -> str:
+        """How many were checked, and how many are not ok.
+
+        >>> Validation([]).summary()
+        '0 checked, 0 not ok'
+        """
+        return f"{len(self.reports)} checked, {sum(1 for report in self.reports if not report.ok)} not ok"
+
+    def to_json(self) -> str:
+        """All reports as JSON text."""
+        plain = {"ok": self.ok, "reports": [report.to_json() for report in self.reports]}
+        return json.dumps(plain, indent=2, allow_nan=False)
+
+    def to_html(self, title: str = "validation") -> str:
+        """A whole page of reports, which loads nothing and runs nothing."""
+        return html.page(title, html.element("h1", title), *(report.to_html() for report in self.reports))
+
+    def _repr_html_(self) -> str:
+        return str(html.join(*(report.to_html() for report in self.reports)))
+
+    def __repr__(self) -> str:
+        return "\n".join([*map(str, self.reports), *([self.summary()] if len(self.reports) > 1 else [])])

@@ -44,7 +44,8 @@ from poolish.guards.entries import (
     shortened,
 )
 from poolish.guards.leaves import Mask, Rows, Unfit
-from poolish.guards.verdicts import ACTIONS, LEVELS, SEVERITIES, Action, Level, Result, Severity, Verdict, examples_of
+from poolish.guards.levels import level_named
+from poolish.guards.verdicts import ACTIONS, SEVERITIES, Action, Level, Result, Severity, Verdict, examples_of
 from poolish.printable import printable
 from poolish.schema import Schema
 
@@ -220,12 +221,12 @@ class Suite:
 
     # -- asking
 
-    def check(self, rows: Any, reference: Any = None, *, level: Level = "meaning") -> Result:
+    def check(self, rows: Any, reference: Any = None, *, level: str | int = "meaning") -> Result:
         """What is wrong with rows, by all checks up to a level; ``reference`` is what a drift is measured from."""
-        one_of(level, LEVELS, "level")
+        wanted = level_named(level)
         seen = Rows.of(rows)
         return Result(
-            [*self.check_rows(seen, level), *self.check_columns(seen, reference, level)], seen, name=self.name
+            [*self.check_rows(seen, wanted), *self.check_columns(seen, reference, wanted)], seen, name=self.name
         )
 
     def __call__(self, rows: Any, /) -> Result:

@@ -1,12 +1,15 @@
-"""What ``poolish check`` can look at, and how each is read: as data, never as code.
+"""What ``validate`` can look at, and how each source is read: as data, never as code.
 
-file         parquet, Arrow (file or stream), JSON lines, CSV, TSV, a saved DatasetBuffer; told by its first bytes,
-             and where those say nothing by its ending
+file         parquet, Arrow (file or stream), JSON lines, CSV, TSV, a saved DatasetBuffer; recognised by its first
+             bytes, else by its ending
 directory    of such files; or a stream (store.json); or a queue, or a dataset that has one
+glob         every file and directory that it matches
+memory       a table, a buffer, a data frame, columns by name, a list of dicts: anything a ``Suite`` checks
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import re
@@ -21,8 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from poolish.errors import ConfigError, PoolishError
-from poolish.files import checksum_hex
+from poolish.errors import ConfigError, PoolishError, SchemaError
+from poolish.files import checksum_hex, local_path
 from poolish.guards.leaves import Rows
 from poolish.guards.levels import Findings
 from poolish.lazy import cached_property
@@ -30,6 +33,7 @@ from poolish.lazy import cached_property
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"POOLROW1": "saved buffer", b"\xff\xff\xff\xff": "arrow stream"}
 _ENDINGS = {
     ".parquet": "parquet",
+    ".pq": "parquet",
     ".arrow": "arrow",
     ".feather": "arrow",
     ".ipc": "arrow",
@@ -65,8 +69,37 @@ class Source:
         return Findings(notes=[f"{len(rows):,} rows, {len(rows.names)} columns: {', '.join(rows.names[:20])}"])
 
 
-def sources(path: Path) -> list[Source]:
-    """What is to be checked at a path."""
+def sources(data: Any) -> list[Source]:
+    """What there is to check: at a path, in everything that a glob matches, or in memory."""
+    if not isinstance(data, (str, os.PathLike)):
+        return [_in_memory(data)]
+    path = local_path(data, "validate", instead="the sources of a recipe; bake a copy and validate that")
+    if glob.has_magic(str(path)) and not path.exists():
+        return _matches(str(path))
+    return _at(path)
+
+
+def _matches(pattern: str) -> list[Source]:
+    found = sorted(glob.glob(pattern, recursive=True))
+    if not found:
+        raise ConfigError(f"{pattern}: no file matches it; quote the glob, and use ** for directories below")
+    return [source for each in found for source in _at(Path(each))]
+
+
+def _in_memory(data: Any) -> Source:
+    """Rows that a program holds: nothing to open on the level ``file``; the format is that they are rows."""
+    with suppress(SchemaError):  # that is for the level ``format`` to say; what holds no rows is the caller's mistake
+        Rows.of(data)
+
+    def parsed() -> Rows:
+        if isinstance(data, pa.Table):
+            data.validate(full=True)
+        return Rows.of(data)
+
+    return Source(type(data).__name__, "in memory", lambda: Findings(notes=["in memory"]), parsed)
+
+
+def _at(path: Path) -> list[Source]:
     if not path.is_dir():
         return [_file(path, str(path))]
     from poolish.tokens.directory import is_store
@@ -75,7 +108,7 @@ def sources(path: Path) -> list[Source]:
         return [_stream(path)]
     if _is_queue(path):
         return list(_queues(path))
-    files = sorted(each for each in path.rglob("*") if each.suffix.lower() in _ENDINGS and not _is_hidden(each, path))
+    files = sorted(each for each in path.rglob("*") if _ending(each) in _ENDINGS and not _is_hidden(each, path))
     if not files:
         raise ConfigError(f"{path}: nothing in it that could be checked: no stream, no queue, no {', '.join(_ENDINGS)}")
     return [_file(each, str(each)) for each in files]
@@ -99,7 +132,12 @@ def _kind(path: Path) -> str:
         with suppress(OSError), path.open("rb") as file:
             first = file.read(8)
     by_magic = next((kind for magic, kind in _MAGIC.items() if first.startswith(magic)), None)
-    return by_magic or _ENDINGS.get(path.suffix.lower(), "unknown")
+    return by_magic or _ENDINGS.get(_ending(path), "unknown")
+
+
+def _ending(path: Path) -> str:
+    """What the name says of the format, compressed or not."""
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def look_at(path: Path) -> Findings:
@@ -175,9 +213,9 @@ def _read_arrow_stream(path: Path) -> pa.Table:
 def _read_text(path: Path, kind: str) -> pa.Table:
     """Rows of a text as ``bake`` reads them, so that what is checked is what is trained on."""
     from poolish.recipes.sources.exact_numbers import check_exact
-    from poolish.recipes.sources.formats import is_blank, table_of
+    from poolish.recipes.sources.formats import is_blank, table_of, unpacked
 
-    data = path.read_bytes()
+    data = unpacked(path.read_bytes(), path.name)
     if is_blank(data):
         raise ValueError("there is nothing but space in it")
     table = table_of(data, kind)
