@@ -18,7 +18,8 @@ def test_the_plots_are_drawn(tmp_path: Path):
 
     drawn = sorted(path.name for path in tmp_path.glob("*.svg"))
     page = (ROOT / "docs" / "guards.md").read_text()
-    assert drawn == ["guards_detection.svg", "guards_false_alarms.svg", "guards_persist.svg"]
+    names = ("broken", "detection", "false_alarms", "far", "lost", "persist")
+    assert drawn == [f"guards_{name}.svg" for name in names]
     for name in drawn:
         assert ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
         assert f"({name})" in page

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from poolish.guards.outliers_forest import IsolationForestOutliers as IsolationForestOutliers
     from poolish.guards.outliers_svm import OneClassSVMOutliers as OneClassSVMOutliers
     from poolish.guards.profile import Profile as Profile
+    from poolish.guards.reference import Reference as Reference
     from poolish.guards.rejected import Rejected as Rejected
     from poolish.guards.stream_guard import StreamGuard as StreamGuard
     from poolish.guards.suite import Suite as Suite
@@ -62,6 +63,7 @@ _HOMES = {
     "OneClassSVMOutliers": "outliers_svm",
     "Outliers": "outliers",
     "Profile": "profile",
+    "Reference": "reference",
     "Rejected": "rejected",
     "Result": "verdicts",
     "StreamGuard": "stream_guard",
@@ -100,6 +102,7 @@ __all__ = [
     "OneClassSVMOutliers",
     "Outliers",
     "Profile",
+    "Reference",
     "Rejected",
     "Result",
     "Retry",

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from poolish.errors import CorruptDataError
 from poolish.files import checksum_hex, local_path, parse_json, publish
 
-_DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4"}
+_DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER = 1_000_000
 _CHECKSUM, _KIND, _SETTINGS = "checksum", "poolish", "settings"
@@ -56,6 +56,14 @@ def save_arrays(
     text += b" " * (-len(text) % 8)
     with publish(local_path(path, f"{kind} file", instead=_INSTEAD)) as file:
         file.write(sealed(b"".join([struct.pack("<Q", len(text)), text, *parts])))
+
+
+def is_arrays_file(path: str | os.PathLike[str]) -> bool:
+    """Whether the file begins as those that ``save_arrays`` writes."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(_DIGITS.start)[8:] == _START
 
 
 def sealed(data: bytes) -> bytes:

@@ -80,15 +80,23 @@ class Detector(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted detector to a file, in the layout of safetensors."""
-        if not self._arrays:
-            raise ConfigError(f"{type(self).__name__}: not fitted, so there is nothing to save; call fit(rows) first")
-        settings = {"arguments": self._arguments(), "threshold": self.threshold, "columns": self.columns}
-        save_arrays(path, self.kind, settings, self._arrays)
+        save_arrays(path, self.kind, *self.parts())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """The detector that ``save`` wrote; needs NumPy only. What is damaged is a ``CorruptDataError``."""
-        settings, arrays = load_arrays(path, cls.kind)
+        return cls.from_parts(*load_arrays(path, cls.kind), os.fspath(path))
+
+    def parts(self) -> tuple[dict[str, Any], Arrays]:
+        """The settings and arrays that a file of a fitted detector holds."""
+        if not self._arrays:
+            raise ConfigError(f"{type(self).__name__}: not fitted, so there is nothing to save; call fit(rows) first")
+        settings = {"arguments": self.arguments(), "threshold": self.threshold, "columns": self.columns}
+        return settings, self._arrays
+
+    @classmethod
+    def from_parts(cls, settings: dict[str, Any], arrays: Arrays, source: str) -> Self:
+        """The detector that ``parts`` describes; parts that do not fit each other are a ``CorruptDataError``."""
         try:
             detector = cls(**settings["arguments"])
             detector.threshold = float(settings["threshold"])
@@ -99,12 +107,13 @@ class Detector(ABC):
             if probe.shape != (1,):
                 raise ValueError("its arrays do not fit each other")
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise CorruptDataError(f"{os.fspath(path)}: no {cls.__name__} ({error}); fit and save it again") from error
+            raise CorruptDataError(f"{source}: no {cls.__name__} ({error}); fit and save it again") from error
         return detector
 
     # What a subclass says ------------------------------------------------------------------------------------
 
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
+        """The settings it was made with, by name."""
         return {"contamination": self.contamination, "seed": self.seed}
 
     @abstractmethod

@@ -218,7 +218,25 @@ class OutlierCheck:
         return method(values) if self.threshold is None else method(values, threshold=self.threshold)
 
 
-DistributionCheck = StatCheck | DriftCheck | OutlierCheck
+@dataclass(frozen=True)
+class UnfittedCheck:
+    """Rows are like the reference, by a detector that has not seen one: nothing can be said yet."""
+
+    chosen: tuple[str, ...]
+    method: str
+    severity: Severity = "warn"
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        return self.chosen
+
+    def judge(self, rows: Rows, reference: Any, action: Action) -> Iterator[Verdict]:
+        """One verdict, which says what is missing."""
+        draft = _Draft(f"are like the reference ({self.method})", self.chosen, self.severity, len(rows), action)
+        yield draft.unknown("no reference", "pass reference=, or use suite.fit(reference)")
+
+
+DistributionCheck = StatCheck | DriftCheck | OutlierCheck | UnfittedCheck
 
 
 def range_of(value: Any, where: str) -> dict[str, Number] | list[Number]:

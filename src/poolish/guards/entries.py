@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from poolish.errors import ConfigError
 from poolish.guards.checks import Custom, RowCheck, Unique
 from poolish.guards.custom import check_named
+from poolish.guards.detector import Detector
 from poolish.guards.distributions import (
     DRIFT_METHODS,
     OUTLIER_METHODS,
@@ -19,9 +21,11 @@ from poolish.guards.distributions import (
     DriftCheck,
     OutlierCheck,
     StatCheck,
+    UnfittedCheck,
     bounds_of,
     range_of,
 )
+from poolish.guards.fitted_outliers import DETECTOR_OPTIONS, DETECTORS, FittedOutliers, detector_of
 from poolish.guards.rules import RULES, checks_of, normal_rules, number, rows_check
 from poolish.guards.verdicts import LEVELS, SEVERITIES, Action, Level, Severity
 from poolish.schema import describe, dtype_and_shape, is_resolved, is_tensor
@@ -39,8 +43,14 @@ KEYS: dict[str, tuple[str, ...]] = {
     "checks": ("check", "columns", "severity"),
     "stat": ("column", *STATISTICS, "severity"),
     "drift": ("columns", "method", "alpha", "effect_min", "min_rows", "severity"),
-    "outliers": ("column", "method", "threshold", "most", "severity"),
+    "outliers": (
+        *("column", "columns", "method", "threshold", "most"),
+        *dict.fromkeys(name for options in DETECTOR_OPTIONS.values() for name in options),
+        "severity",
+    ),
 }
+#: What a method of outliers that judges a column by itself takes, and what one that is fitted does not.
+_OF_COLUMN = ("column", "threshold", "most")
 _MILD = ("stat", "drift", "outliers")
 TOP = ("suite", "version", *KEYS, "closed", "actions")
 VERSION = 1
@@ -144,6 +154,30 @@ def _normal_drift(entry: Entry) -> Entry:
 
 
 def _normal_outliers(entry: Entry) -> Entry:
+    method = one_of(entry.get("method", "modified_zscore"), (*OUTLIER_METHODS, *DETECTORS), "outliers: method")
+    return _normal_fitted(entry, method) if method in DETECTORS else _normal_column_outliers(entry, method)
+
+
+def _normal_fitted(entry: Entry, method: str) -> Entry:
+    for name in _OF_COLUMN:
+        if entry.get(name) is not None:
+            instead = "columns=[...]" if name == "column" else "contamination, the share of the reference beyond it"
+            raise ConfigError(f"outliers: {method} has no {name}; it takes {instead}")
+    columns = None if entry.get("columns") is None else _columns(entry)
+    if columns is not None and (not columns or len(set(columns)) < len(columns)):
+        raise ConfigError(f"outliers: columns are different names, or left out for all numbers, got {columns!r}")
+    options = {name: value for name, value in entry.items() if name not in (*_OF_COLUMN, *_EVERY)}
+    arguments = detector_of(method, options).arguments()
+    return {"columns": columns, "method": method, **arguments, "severity": _severity(entry, "outliers")}
+
+
+_EVERY = ("columns", "method", "severity")
+
+
+def _normal_column_outliers(entry: Entry, method: str) -> Entry:
+    for name in entry:
+        if name not in (*_OF_COLUMN, "method", "severity"):
+            raise ConfigError(f"outliers: {name} is for {', '.join(DETECTORS)}; {method} takes {', '.join(_OF_COLUMN)}")
     most, threshold = number(entry.get("most", 0.01), "outliers: most"), entry.get("threshold")
     if threshold is not None and number(threshold, "outliers: threshold") <= 0:
         raise ConfigError(f"outliers: threshold is a distance above 0, got {threshold!r}")
@@ -151,7 +185,7 @@ def _normal_outliers(entry: Entry) -> Entry:
         raise ConfigError(f"outliers: most is the share that is usual, from 0 to below 1, got {most!r}")
     return {
         "column": _column(entry),
-        "method": one_of(entry.get("method", "modified_zscore"), OUTLIER_METHODS, "outliers: method"),
+        "method": method,
         "threshold": None if threshold is None else number(threshold, "outliers: threshold"),
         "most": most,
         "severity": _severity(entry, "outliers"),
@@ -170,8 +204,20 @@ NORMALIZED = {
 }
 
 
-def row_checks(entries: Mapping[str, list[Entry]]) -> list[tuple[RowCheck, Severity]]:
-    """The checks of rows that entries ask for."""
+def fitted_key(entry: Entry) -> str:
+    """Which detector an entry asks for, as text: its method, columns and options."""
+    return json.dumps({name: value for name, value in entry.items() if name != "severity"}, sort_keys=True)
+
+
+def fitted_entries(entries: Mapping[str, list[Entry]]) -> Iterator[tuple[str, Entry]]:
+    """The entries that ask for a fitted detector, with the key of each."""
+    return ((fitted_key(entry), entry) for entry in entries["outliers"] if entry["method"] in DETECTORS)
+
+
+def row_checks(
+    entries: Mapping[str, list[Entry]], detectors: Mapping[str, Detector]
+) -> list[tuple[RowCheck, Severity]]:
+    """The checks of rows that entries ask for; those of outliers as far as their detectors are fitted."""
     made: list[tuple[RowCheck, Severity]] = []
     for kind in ("schema", "expect"):
         for entry in entries[kind]:
@@ -180,10 +226,14 @@ def row_checks(entries: Mapping[str, list[Entry]]) -> list[tuple[RowCheck, Sever
     made += [(Unique(tuple(entry["columns"])), entry["severity"]) for entry in entries["unique"]]
     made += [(rows_check(entry["rule"]), entry["severity"]) for entry in entries["rows"]]
     made += [(Custom(entry["check"], tuple(entry["columns"])), entry["severity"]) for entry in entries["checks"]]
+    fitted = ((key, entry) for key, entry in fitted_entries(entries) if key in detectors)
+    made += [(FittedOutliers(detectors[key]), entry["severity"]) for key, entry in fitted]
     return made
 
 
-def distribution_checks(entries: Mapping[str, list[Entry]]) -> list[DistributionCheck]:
+def distribution_checks(
+    entries: Mapping[str, list[Entry]], detectors: Mapping[str, Detector]
+) -> list[DistributionCheck]:
     """The checks of whole columns that entries ask for."""
     made: list[DistributionCheck] = []
     for entry in entries["stat"]:
@@ -193,7 +243,10 @@ def distribution_checks(entries: Mapping[str, list[Entry]]) -> list[Distribution
         chosen = None if entry["columns"] is None else tuple(entry["columns"])
         options = {name: value for name, value in entry.items() if name != "columns"}
         made.append(DriftCheck(chosen, **options))
-    made += [OutlierCheck(**entry) for entry in entries["outliers"]]
+    made += [OutlierCheck(**entry) for entry in entries["outliers"] if entry["method"] in OUTLIER_METHODS]
+    for key, entry in fitted_entries(entries):
+        if key not in detectors:
+            made.append(UnfittedCheck(tuple(entry["columns"] or ()), entry["method"], entry["severity"]))
     return made
 
 
@@ -203,6 +256,7 @@ def shortened(kind: str, entry: Entry) -> Entry:
         "severity": "warn" if kind in _MILD else "error",
         **({"method": "psi", "alpha": 0.05, "min_rows": 50} if kind == "drift" else {}),
         **({"method": "modified_zscore", "most": 0.01} if kind == "outliers" else {}),
+        **(DETECTOR_OPTIONS.get(entry.get("method", ""), {}) if kind == "outliers" else {}),
         **({"nullable": False} if kind == "schema" else {}),
         **({"columns": []} if kind == "checks" else {}),
     }

@@ -51,9 +51,10 @@ class AutoencoderOutliers(Detector):
         self.hidden, self.code, self.epochs = int(hidden), None if code is None else int(code), int(epochs)
         self.batch_size, self.learning_rate = int(batch_size), float(learning_rate)
 
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
+        """The settings it was made with, by name."""
         names = ("hidden", "code", "epochs", "batch_size", "learning_rate")
-        return {**super()._arguments(), **{name: getattr(self, name) for name in names}}
+        return {**super().arguments(), **{name: getattr(self, name) for name in names}}
 
     def _learn(self, matrix: Floats) -> Arrays:
         try:

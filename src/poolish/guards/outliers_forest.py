@@ -36,8 +36,9 @@ class IsolationForestOutliers(Detector):
             raise ConfigError(f"1 to 10,000 trees of at least 2 rows, got n_trees={n_trees}, max_samples={max_samples}")
         self.n_trees, self.max_samples = operator.index(n_trees), operator.index(max_samples)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "n_trees": self.n_trees, "max_samples": self.max_samples}
+    def arguments(self) -> dict[str, Any]:
+        """The settings it was made with, by name."""
+        return {**super().arguments(), "n_trees": self.n_trees, "max_samples": self.max_samples}
 
     def _learn(self, matrix: Floats) -> Arrays:
         try:

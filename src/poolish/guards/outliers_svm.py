@@ -41,8 +41,9 @@ class OneClassSVMOutliers(Detector):
             raise ConfigError(f"max_rows: at least 2, nu: above 0 and up to 1; got {max_rows!r}, {nu!r}")
         self.nu, self.max_rows = float(nu), operator.index(max_rows)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "nu": self.nu, "max_rows": self.max_rows}
+    def arguments(self) -> dict[str, Any]:
+        """The settings it was made with, by name."""
+        return {**super().arguments(), "nu": self.nu, "max_rows": self.max_rows}
 
     def _learn(self, matrix: Floats) -> Arrays:
         try:

@@ -28,6 +28,7 @@ from poolish.files import checksum_hex
 from poolish.guards.entries import plain
 from poolish.guards.leaves import Rows
 from poolish.guards.profile import Profile
+from poolish.guards.reference import Reference
 from poolish.guards.suite import Suite
 from poolish.guards.verdicts import Result, Verdict
 from poolish.schema.arrow import unsliced
@@ -55,7 +56,8 @@ class StreamGuard:
         window = plain(window)
         if type(window) is not int or window < 1:
             raise ConfigError(f"window: a number of rows from 1, got {window!r}")
-        self.suite, self.window = suite.in_use("StreamGuard", reference), window
+        suite.in_use("StreamGuard", reference)
+        self.suite, self.window = suite.fitted_on(reference).in_use("StreamGuard", reference), window
         self.reference = _kept(reference, self.suite.distribution_columns())
         self.n_seen = self.n_bad = self.n_windows = 0
         self.streaks: dict[str, int] = {}
@@ -201,7 +203,7 @@ def _place(owner: object, stream: str) -> str:
 
 def _kept(reference: Any, columns: list[str] | None) -> Any:
     """The reference as it is now, the columns that are compared: a buffer may grow, an array may be written to."""
-    if reference is None or isinstance(reference, Profile):
+    if reference is None or isinstance(reference, (Profile, Reference)):
         return reference
     rows = Rows.of(reference)
     table = rows.to_arrow([name for name in (rows.names if columns is None else columns) if name in rows])

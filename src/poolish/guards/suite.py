@@ -8,6 +8,9 @@ edited by hand, and nothing in it is ever executed. What the values mean is in `
           --guard(window=)--> StreamGuard    batch after batch, statistics over windows, with state
           itself, called                     a guard without memory, for any door that takes one
 
+What can only be judged against good data (drift, outliers by a fitted detector) needs a reference. ``fit`` gives a copy
+of the suite that carries one, for doors and recipes; its values stay plain, and the reference is a file of its own.
+
 A suite is built in place until a door, a ``StreamGuard`` or a recipe uses it. From then on it refuses changes, so no
 door is disarmed by a change made for another one; ``copy`` gives one that can be changed.
 """
@@ -26,7 +29,7 @@ import xxhash
 from poolish import html
 from poolish.errors import ConfigError
 from poolish.guards.checks import Holds, RowCheck, Unique
-from poolish.guards.distributions import DistributionCheck
+from poolish.guards.distributions import OUTLIER_METHODS, DistributionCheck
 from poolish.guards.entries import (
     DEFAULT_ACTIONS,
     KEYS,
@@ -36,6 +39,7 @@ from poolish.guards.entries import (
     Entry,
     check_keys,
     distribution_checks,
+    fitted_entries,
     is_within,
     one_of,
     plain,
@@ -50,6 +54,7 @@ from poolish.printable import printable
 from poolish.schema import Schema
 
 if TYPE_CHECKING:
+    from poolish.guards.reference import Reference
     from poolish.guards.stream_guard import StreamGuard
 
 
@@ -85,6 +90,8 @@ class Suite:
 
     #: What uses it, once something does.
     _user: str | None = None
+    #: What it was fitted on, once it is.
+    _reference: Reference | None = None
 
     @property
     def name(self) -> str:
@@ -108,7 +115,7 @@ class Suite:
         (1, False)
         """
         copied = type(self).__new__(type(self))
-        vars(copied).update(deepcopy(vars(self)), _user=None, _made=None)
+        vars(copied).update(deepcopy(vars(self) | {"_made": None}), _user=None)
         return copied
 
     __copy__ = copy
@@ -116,12 +123,15 @@ class Suite:
     def in_use(self, user: str, reference: Any = None) -> Self:
         """Itself, as ``user`` (a door, a guard, a recipe) keeps it: from now on every change is an error.
 
-        A suite that asks for drift needs the reference; without one that check would always pass.
+        A suite that asks for drift, or for outliers by a fitted method, needs a reference; without one those checks
+        would always pass.
         """
-        if self._entries["drift"] and reference is None:
+        lacking = [f"outliers by {entry['method']}" for entry in self._unfitted()]
+        lacking += ["drift"] if self._entries["drift"] and self._reference is None else []
+        if lacking and reference is None:
             raise ConfigError(
-                f"{user}: suite {self.name!r} asks for drift, and there is no reference to measure it from; pass "
-                "suite.guard(reference, window=...), or a suite without drift"
+                f"{user}: suite {self.name!r} asks for {' and '.join(lacking)}, and there is no reference to judge by; "
+                "pass suite.fit(reference), or suite.guard(reference, window=...), which watches windows"
             )
         self._user = self._user or user
         return self
@@ -182,16 +192,43 @@ class Suite:
 
     def outliers(
         self,
-        column: str,
+        column: str | None = None,
         *,
+        columns: Sequence[str] | None = None,
         method: str = "modified_zscore",
         threshold: float | None = None,
-        most: float = 0.01,
+        most: float | None = None,
         severity: Severity = "warn",
+        **options: Any,
     ) -> Self:
-        """At most a share ``most`` of a column's numbers are outliers among the others; else they are the bad rows."""
-        entry = {"column": column, "method": method, "threshold": threshold, "most": most}
-        return self._add("outliers", {**entry, "severity": severity})
+        """Values, or rows, are not far from the others.
+
+        ``zscore``, ``iqr`` and ``modified_zscore`` judge each column by itself: at most a share ``most`` (0.01) of its
+        numbers are outliers among the others, else they are the bad rows.
+
+        ``isolation_forest``, ``one_class_svm`` and ``autoencoder`` judge a row by all ``columns`` together (all that
+        hold numbers, if none are named), against the reference they are fitted on: ``suite.fit(reference)``. Each
+        outlier is a bad row. ``contamination`` (0.01) is the share of the reference beyond the threshold; ``seed`` and
+        the other options are those of ``guards.IsolationForestOutliers``, ``OneClassSVMOutliers`` and
+        ``AutoencoderOutliers``. A null passes; NaN and infinities are outliers.
+
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=1_000)
+        >>> suite = Suite("pairs").outliers(columns=["x", "y"], method="one_class_svm", severity="error")
+        >>> fitted = suite.fit({"x": x, "y": x + rng.normal(0, 0.1, 1_000)})
+        >>> fitted.check({"x": [0.0, 2.0], "y": [0.0, -2.0]}).mask
+        array([ True, False])
+        """
+        all_given = {"method": method, "threshold": threshold, "most": most, **options, "severity": severity}
+        given = {name: value for name, value in all_given.items() if value is not None}
+        names = [column] if column is not None else None if columns is None else list(columns)
+        if method not in OUTLIER_METHODS:
+            return self._add("outliers", {**given, "columns": names})
+        if not names:
+            raise ConfigError(f"outliers: {method} judges columns by themselves; name one, or columns=[...]")
+        for name in names:
+            self._add("outliers", {"column": name, **given})
+        return self
 
     def on(
         self,
@@ -222,12 +259,14 @@ class Suite:
     # -- asking
 
     def check(self, rows: Any, reference: Any = None, *, level: str | int = "meaning") -> Result:
-        """What is wrong with rows, by all checks up to a level; ``reference`` is what a drift is measured from."""
-        wanted = level_named(level)
+        """What is wrong with rows, by all checks up to a level.
+
+        ``reference`` is what drift is measured from and detectors are fitted on; fit once (``fit``) to check often.
+        """
+        wanted, asked = level_named(level), self.fitted_on(reference)
         seen = Rows.of(rows)
-        return Result(
-            [*self.check_rows(seen, wanted), *self.check_columns(seen, reference, wanted)], seen, name=self.name
-        )
+        verdicts = [*asked.check_rows(seen, wanted), *asked.check_columns(seen, reference, wanted)]
+        return Result(verdicts, seen, name=self.name)
 
     def __call__(self, rows: Any, /) -> Result:
         """As a guard without memory: ``check`` of the rows."""
@@ -238,6 +277,39 @@ class Suite:
         from poolish.guards.stream_guard import StreamGuard
 
         return StreamGuard(self, reference, window=window)
+
+    def fit(self, reference: Any) -> Self:
+        """A copy of the suite that carries its reference, so that doors, recipes and ``check`` need no other.
+
+        ``reference`` is good rows, which are profiled and learnt from, or the ``Reference`` that an earlier fit saved.
+        isolation_forest and one_class_svm need ``poolish[guards]`` to fit, autoencoder ``poolish[torch]``; a fitted
+        suite needs neither.
+
+        >>> suite = Suite("watch").drift(["x"], severity="error")
+        >>> fitted = suite.fit({"x": np.arange(1_000.0)})
+        >>> fitted.reference
+        <Reference of 1 columns>
+        >>> fitted.check({"x": np.arange(500.0, 1_500.0)}).ok
+        False
+        """
+        from poolish.guards.fitting import reference_of
+
+        fitted = self.copy()
+        fitted._reference = reference_of(reference, dict(fitted_entries(self._entries)), self.profile)
+        return fitted
+
+    @property
+    def reference(self) -> Reference | None:
+        """What the suite was fitted on; None before ``fit``. ``reference.save(path)`` keeps it."""
+        return self._reference
+
+    def fitted_on(self, reference: Any) -> Self:
+        """Itself, or a copy fitted on the reference where a check of this suite still needs that."""
+        return self if reference is None or not self._unfitted() else self.fit(reference)
+
+    def _unfitted(self) -> list[Entry]:
+        known = {} if self._reference is None else self._reference.detectors
+        return [entry for key, entry in fitted_entries(self._entries) if key not in known]
 
     def profile(self, rows: Any) -> Any:
         """A ``Profile`` of the columns that this suite is about, or of all, to be kept as a reference."""
@@ -269,8 +341,15 @@ class Suite:
         """The verdicts of the checks of whole columns."""
         if not is_within("statistics", level):
             return []
-        checks = self._checks()[1]
-        return [v for check in checks for v in check.judge(rows, reference, self._actions[check.severity])]
+        checks, known = self._checks()[1], self._measured_from(reference)
+        return [v for check in checks for v in check.judge(rows, known, self._actions[check.severity])]
+
+    def _measured_from(self, reference: Any) -> Any:
+        """Rows or a profile: the reference that is passed, else its own."""
+        from poolish.guards.reference import Reference
+
+        known = self._reference if reference is None else reference
+        return known.profile if isinstance(known, Reference) else known
 
     def has_distributions(self) -> bool:
         """Whether anything is asked of columns as a whole."""
@@ -362,7 +441,7 @@ class Suite:
         return cls.from_dict(from_toml(text, source), source=source)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the suite into a ``.yaml``, ``.yml`` or ``.toml`` file, whole or not at all."""
+        """Write the suite into a ``.yaml``, ``.yml`` or ``.toml`` file, whole or not at all; without its reference."""
         from poolish.guards.suite_files import write
 
         write(path, self.to_dict())
@@ -376,8 +455,9 @@ class Suite:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that change with everything the suite says."""
-        return xxhash.xxh3_64_hexdigest(json.dumps(self.to_dict(), sort_keys=True).encode())
+        """16 hex digits that change with everything the suite says, and with the reference that it carries."""
+        known = "" if self._reference is None else self._reference.fingerprint
+        return xxhash.xxh3_64_hexdigest(json.dumps(self.to_dict(), sort_keys=True).encode() + known.encode())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Suite) and self.fingerprint == other.fingerprint
@@ -417,7 +497,8 @@ class Suite:
 
     def _checks(self) -> tuple[list[tuple[RowCheck, Severity]], list[DistributionCheck]]:
         if self._made is None:
-            self._made = row_checks(self._entries), distribution_checks(self._entries)
+            detectors = {} if self._reference is None else self._reference.detectors
+            self._made = row_checks(self._entries, detectors), distribution_checks(self._entries, detectors)
         return self._made
 
     def _judged(self, check: RowCheck, severity: Severity, rows: Rows) -> Verdict:

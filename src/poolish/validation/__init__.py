@@ -14,9 +14,11 @@ from functools import partial
 from typing import Any
 
 from poolish.errors import ConfigError
+from poolish.guards.arrays_file import is_arrays_file
 from poolish.guards.inferring import infer
 from poolish.guards.levels import Findings, LevelReport, Validation, climb, level_named
 from poolish.guards.profile import Profile
+from poolish.guards.reference import Reference
 from poolish.guards.suite import Suite
 from poolish.guards.verdicts import Level
 from poolish.validation.sources import Source, sources
@@ -28,8 +30,9 @@ def validate(data: Any, level: str | int = "meaning", *, suite: Any = None, refe
     """Check data level by level, each including the previous ones: 1 file, 2 format, 3 statistics, 4 meaning.
 
     ``data`` is a path (a file, a directory of files, a stream, a queue), a glob, or rows in memory (a table, a buffer,
-    a data frame, columns by name, a list of dicts). ``suite`` is a ``Suite`` or the path of its file, ``reference``
-    good data to compare with: a path, rows or a ``Profile``. Without a suite the reference suggests one.
+    a data frame, columns by name, a list of dicts). ``suite`` is a ``Suite`` or the path of its file. ``reference`` is
+    good data to compare with: a path, rows, a ``Profile``, or the ``Reference`` that a suite was fitted on. Without a
+    suite the reference suggests one.
 
     The first level that fails is the last one asked. Nothing that is read is ever executed.
 
@@ -50,6 +53,7 @@ def validate(data: Any, level: str | int = "meaning", *, suite: Any = None, refe
     wanted = level_named(level)
     known = _reference(reference)
     asked = _suite(suite, known)
+    asked = None if asked is None else asked.fitted_on(known)
     return Validation([_climbed(source, wanted, asked, known) for source in sources(data)])
 
 
@@ -68,14 +72,17 @@ def _suite(suite: Any, reference: Any) -> Suite | None:
 
 
 def _suggested(reference: Any) -> Suite:
-    suite = Suite("as the reference") if isinstance(reference, Profile) else infer(reference, name="as the reference")
+    is_summary = isinstance(reference, (Profile, Reference))
+    suite = Suite("as the reference") if is_summary else infer(reference, name="as the reference")
     return suite.drift()
 
 
 def _reference(reference: Any) -> Any:
-    """The rows to compare with, read if they are files; a profile as it is."""
-    if reference is None or isinstance(reference, Profile):
+    """The rows to compare with, read if they are files; a profile or what a suite was fitted on as it is."""
+    if reference is None or isinstance(reference, (Profile, Reference)):
         return reference
+    if isinstance(reference, (str, os.PathLike)) and is_arrays_file(reference):
+        return Reference.load(reference)
     found = sources(reference)
     if len(found) != 1:
         raise ConfigError(f"reference {reference}: expected one file, stream or split of a queue, got {len(found)}")

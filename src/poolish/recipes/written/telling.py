@@ -70,6 +70,10 @@ def _told_step(each: PrepareStep, problems: list[str]) -> dict[str, Any]:
     what = f"step {each.name!r}"
     told: dict[str, Any] = {"step": each.name, "use": each.step}
     options = options_of(each)
+    if getattr(each.step, "reference", None) is not None and is_suite(each.step):
+        problems.append(
+            f"{what} is a suite that was fitted on a reference, which a file does not hold; bake it in Python"
+        )
     if is_suite(each.step) and hasattr(each.step, "to_dict"):
         told["use"], options = "validate", {"suite": each.step.to_dict(), **options}
     elif not isinstance(each.step, str):
