@@ -25,7 +25,7 @@ SRC = ROOT / "src"
 #: From the ground up. A room may import rooms on lower floors and itself, never one on its own floor or above.
 #: The ground is finer than "the shared modules": seeds permute and files checksum with the kernels, all may raise.
 FLOORS: tuple[set[str], ...] = (
-    {"alive", "errors", "fixed", "lazy"},
+    {"alive", "errors", "fixed", "health", "lazy"},
     {"kernels", "html", "grammar", "printable"},
     {"seeds", "files", "versions"},
     {"schema", "runs", "fingerprints"},

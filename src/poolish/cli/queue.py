@@ -16,7 +16,8 @@ from rich.text import Text
 from poolish.cli.failures import FAILED, MISUSED, tell
 from poolish.cli.live import counts
 from poolish.cli.screen import one_line
-from poolish.serve import purge_queue, queue_status, verify_queue
+from poolish.health import Health
+from poolish.serve import purge_queue, queue_health, queue_status, verify_queue
 from poolish.serve.inspection import SplitStatus
 
 _WIDE = 160  # without a terminal there is no width to keep to
@@ -25,10 +26,12 @@ _COLUMNS = ("published", "read", "acknowledged", "waiting", "on disk", "size", "
 
 def show_status(path: Path, *, as_json: bool = False) -> None:
     """Print how each split stands."""
-    status = queue_status(path)
+    status, health = queue_status(path), queue_health(path)
     if as_json:
-        told = {split: {**asdict(found), "waiting": found.waiting} for split, found in status.items()}
-        print(json.dumps(told, indent=2))
+        plain = {split: {**asdict(found), "waiting": found.waiting} for split, found in status.items()}
+        print(
+            json.dumps({split: {**each, "health": health[split].to_json()} for split, each in plain.items()}, indent=2)
+        )
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("split")
@@ -41,6 +44,8 @@ def show_status(path: Path, *, as_json: bool = False) -> None:
     console.print(table)
     for line in _providers(status):
         console.print(line, soft_wrap=True)
+    for problem in Health.joined(health).problems:
+        console.print(one_line(str(problem), "red"), soft_wrap=True)
 
 
 def _row(found: SplitStatus) -> list[Text]:

@@ -30,6 +30,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from poolish.errors import CircuitOpen, ConfigError
 from poolish.guards.blame import PROGRAM_ERRORS, ErrorKind, error_kinds, is_of, name_of
+from poolish.health import Health, Problem, wall_time
 
 logger = logging.getLogger("poolish.guards")
 
@@ -104,6 +105,24 @@ class CircuitBreaker:
                 return "closed"
             return "half-open" if self._is_probing or self._clock() - self._since >= self.cooldown else "open"
 
+    #: When it opened, by its clock, and has not closed since.
+    _opened_at: float | None = None
+
+    def health(self) -> Health:
+        """Whether it is closed; else since when the source has failed, and when it is tried again."""
+        state = self.state
+        with self._lock:
+            outcomes, at, why = self._outcomes, self._opened_at, self._why
+            in_s = max(0.0, self._since + self.cooldown - self._clock())
+        figures = {"state": state, "failed": 0 if outcomes is None else outcomes.count(True), "window": self.window}
+        if outcomes is not None or at is None:
+            return Health((), figures)
+        action = "it is being tried" if state == "half-open" else f"it is tried again in {in_s:.1f} s"
+        problem = Problem(
+            f"{self._title} is {state}: {why}", wall_time(at, self._clock), f"{action}; repair the source meanwhile"
+        )
+        return Health((problem,), figures)
+
     def call(self, fn: Callable[Asked, Answer], /, *args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
         """``fn(*args, **kwargs)`` if the breaker lets it through; else the fallback's answer, or ``CircuitOpen``."""
         outcomes = self._outcomes
@@ -165,8 +184,10 @@ class CircuitBreaker:
         logger.warning("%s: open for %g s: %s", self._title, self.cooldown, self._why)
 
     def _open(self, why: str) -> None:
+        is_new = self._outcomes is not None
         self._outcomes, self._is_probing, self._n_left = None, False, 0
         self._since, self._why = self._clock(), why
+        self._opened_at = self._since if is_new else self._opened_at
 
     # -- open and half-open
 

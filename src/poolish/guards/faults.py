@@ -27,6 +27,7 @@ from poolish.guards.blame import DATA_ERRORS, PROGRAM_ERRORS, ErrorKind, error_k
 from poolish.guards.substitutes import Sample, between, copied, placeholder_of
 from poolish.guards.synthetic import Synthesizer
 from poolish.guards.tally import Tally
+from poolish.health import Health
 from poolish.seeds import check_seed
 
 OnSample = Literal["raise", "skip", "placeholder", "neighbour"]
@@ -151,6 +152,10 @@ class Faults:
     def handles(self, error: BaseException) -> bool:
         """Whether the policies apply to this error; others always stop."""
         return is_datas(error, self.recoverable)
+
+    def health(self) -> Health:
+        """Whether every sample could be read, since when not, and how much of the budget is left."""
+        return self._tally.health()
 
     def summary(self) -> str:
         """What failed and what was done about it, for people."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from poolish.guards.leaves import Mask
 from poolish.guards.verdicts import Result
+from poolish.health import Health, Problem
 from poolish.schema.arrow import unsliced
 
 MAX_ROWS = 1_000
@@ -24,6 +26,7 @@ class Tally(NamedTuple):
     n_appends: int
     reasons: Counter[str]
     kept: Sequence[pa.Table]
+    since: float | None = None
 
     def plus(self, table: pa.Table, result: Result, which: Mask) -> Tally:
         """With some rows of another append."""
@@ -40,7 +43,8 @@ class Tally(NamedTuple):
         for verdict in result.failures:
             if verdict.action != "log":
                 reasons[verdict.title] += int((verdict.bad & which).sum()) if verdict.bad is not None else len(bad)
-        return Tally(self.n_rows + len(bad), self.n_appends + 1, reasons, _newest([*self.kept, bad]))
+        since = time.time() if self.since is None else self.since
+        return Tally(self.n_rows + len(bad), self.n_appends + 1, reasons, _newest([*self.kept, bad]), since)
 
 
 class Rejected:
@@ -74,6 +78,16 @@ class Rejected:
         """The newest of them, oldest first."""
         kept = self.tally.kept
         return pa.concat_tables(kept, promote_options="permissive") if kept else pa.table({})
+
+    def health(self) -> Health:
+        """Whether nothing was kept out since the start, or since ``clear``."""
+        tally = self.tally
+        figures = {"rejected_rows": tally.n_rows, "rejected_appends": tally.n_appends}
+        if not tally.n_rows:
+            return Health((), figures)
+        reasons = ", ".join(f"{title}: {n:,}" for title, n in tally.reasons.most_common(3))
+        action = "look at buffer.rejected.rows and repair what produces them; buffer.rejected.clear() begins anew"
+        return Health((Problem(f"the guard kept {tally.n_rows:,} rows out ({reasons})", tally.since, action),), figures)
 
     def add(self, table: pa.Table, result: Result, which: Mask) -> None:
         """Count and keep some rows of an append."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from poolish.errors import ConfigError
 from poolish.guards.blame import ErrorKind, error_kinds, is_passing, name_of
+from poolish.health import Health, Problem, wall_time
 
 if TYPE_CHECKING:
     import tenacity
@@ -115,6 +116,21 @@ class Retry:
         with self._lock:
             return replace(self._stats)
 
+    #: When a call first used up its attempts, by the clock.
+    _gave_up_at: float | None = None
+
+    def health(self) -> Health:
+        """Whether every call was answered in the end; the counts of ``stats``."""
+        stats, at = self.stats, self._gave_up_at
+        if at is None:
+            return Health((), vars(stats))
+        problem = Problem(
+            f"{stats.gave_up:,} calls failed in all of their attempts",
+            wall_time(at, self._clock),
+            "look at the errors that were raised; raise attempts= or total_time= if the source only needs longer",
+        )
+        return Health((problem,), vars(stats))
+
     def is_retried(self, error: BaseException) -> bool:
         """Whether this error may pass, by the rules above."""
         return is_passing(error, self.retry_on)
@@ -192,6 +208,7 @@ class Retry:
 
         def give_up(state: tenacity.RetryCallState) -> NoReturn:
             self._count(gave_up=1)
+            self._gave_up_at = self._clock() if self._gave_up_at is None else self._gave_up_at
             error = _error_of(state)
             n, used = state.attempt_number, self._clock() - failed_at
             error.add_note(

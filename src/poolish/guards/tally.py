@@ -14,11 +14,13 @@ import logging
 import math
 import reprlib
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from poolish.errors import BudgetSpent, ConfigError, ResumeError
 from poolish.guards.blame import name_of
+from poolish.health import Health, Problem
 
 logger = logging.getLogger("poolish.guards")
 
@@ -69,6 +71,25 @@ class Tally:
         self._logged: set[str] = set()
         self._lock = threading.Lock()
 
+    #: When the first sample failed; None if none has, or if that was in an earlier run.
+    failed_since: float | None = None
+
+    def health(self) -> Health:
+        """Whether every sample could be read; how much of the budget is used."""
+        counts = self.counts()
+        n_failed, n_may = counts["failed"], n_allowed(self.budget, counts["seen"])
+        figures = {"seen": counts["seen"], "failed": n_failed, "allowed": n_may, "done": counts["done"]}
+        if not n_failed:
+            return Health((), figures)
+        return Health(
+            (Problem(self.summary().partition("\n")[0], self.failed_since, self._advice(n_failed, n_may)),), figures
+        )
+
+    @staticmethod
+    def _advice(n_failed: int, n_may: int) -> str:
+        left = max(0, n_may - n_failed)
+        return f"look at the rows in faults.summary() and repair them; the budget allows {left:,} more failures"
+
     def saw(self, n_samples: int) -> None:
         """Count samples that were read without a failure."""
         with self._lock:
@@ -96,6 +117,8 @@ class Tally:
         with self._lock:
             self.n_seen += n_samples
             self.n_failed += len(failures)
+            if failures and self.failed_since is None:
+                self.failed_since = time.time()
             news = [kind for kind in dict.fromkeys(self._add(*failure) for failure in failures) if self._is_new(kind)]
             examples = {kind: list(self._examples.get(kind, ())) for kind in news}
         for kind in news:

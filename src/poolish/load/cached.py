@@ -17,8 +17,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from time import perf_counter
+from dataclasses import asdict, dataclass
+from time import perf_counter, time
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from poolish.errors import ConfigError, LimitExceeded
 from poolish.files import local_path, parse_bytes
 from poolish.fingerprints import qualified_name
 from poolish.fixed import fixed_parameters
+from poolish.health import Health, Problem
 from poolish.load.composite import CompositeDataset
 from poolish.load.copies import How, keep, thaw
 from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of
@@ -362,6 +363,8 @@ class CachedDataset(Locked, View):
             self._n_ahead += ahead
             self._hits, self._misses, self._refused = self._hits + hits, self._misses + misses, self._refused + refused
             self._miss_s += miss_s
+            if refused and self._refused_since is None:
+                self._refused_since = time()
 
     def _note_time(self, n_hits: int, seconds: float) -> None:
         with self._tier._lock:
@@ -415,6 +418,20 @@ class CachedDataset(Locked, View):
         self._look_at_noted()
         with self._lock:
             return self._trace.advice(share, self._tier.n_bytes / max(1, len(self._tier)))
+
+    #: When a sample was first too large for the cache, or found no room on the disk.
+    _refused_since: float | None = None
+
+    def health(self) -> Health:
+        """Whether everything that was read could be kept and was found whole; how often the cache answered."""
+        stats, tier = self.stats, self._tier
+        found = Health((), {**asdict(stats), "hit_rate": stats.hit_rate})
+        if isinstance(tier, DiskCache):
+            found = found.plus(*tier.problems(), place=str(tier.path))
+        if stats.refused and found.ok:
+            action = "raise max_bytes, or cache smaller samples; until then they are read each time"
+            found = found.plus(Problem(f"{stats.refused:,} samples could not be kept", self._refused_since, action))
+        return found
 
     def eager(self) -> CachedDataset:
         """Read everything now, and return the dataset itself.

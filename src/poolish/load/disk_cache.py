@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ import pyarrow as pa
 
 from poolish.errors import ConfigError, CorruptDataError, StoreFull, StoreLocked
 from poolish.files import Lock, checksum, publish, read_json, sweep, write_json
+from poolish.health import Problem
 from poolish.load.copies import How
 from poolish.load.locked import Locked
 from poolish.load.memory_cache import check_policy
@@ -69,6 +71,18 @@ class DiskCache(Locked):
         sweep(self.path)
         self._count()
 
+    #: Since when the disk is full, and since when files were found damaged.
+    full_since: float | None = None
+    damaged_since: float | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong with the folder."""
+        if self.full_since is not None:
+            yield Problem(f"{self.path}: the disk is full, so samples are not kept", self.full_since, "make room there")
+        if self.n_damaged:
+            action = "they were removed and are read again; check the disk"
+            yield Problem(f"{self.path}: {self.n_damaged:,} files were damaged", self.damaged_since, action)
+
     def get(self, version: str, id_: int) -> tuple[Any, How] | None:
         """A sample, made anew from its file; None where there is none, or none that is whole."""
         key = _key(self._identity, version, id_)
@@ -86,6 +100,7 @@ class DiskCache(Locked):
                 os.unlink(path)
             with self._lock:
                 self.n_damaged += 1
+                self.damaged_since = time.time() if self.damaged_since is None else self.damaged_since
             return None
         finally:
             os.close(fd)
@@ -108,7 +123,9 @@ class DiskCache(Locked):
                 now = _SECOND if self._policy == "lfu" else time.time_ns()
                 os.utime(file.fileno(), ns=(now, now))
         except StoreFull:
+            self.full_since = time.time() if self.full_since is None else self.full_since
             return False
+        self.full_since = None
         with self._lock:
             self._n_items, self._n_bytes = self._n_items + 1, self._n_bytes + len(data)
             self._uncounted += len(data)

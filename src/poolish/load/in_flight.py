@@ -52,6 +52,10 @@ class InFlight:
             )
         raise ConfigError("mark_trained: this batch was not yielded by this loader, or is marked already")
 
+    def n_waiting(self, step: int) -> int:
+        """How many batches were handed out and are not trained."""
+        return sum(1 for flight in list(self._flights) if flight.step < step and not flight.is_trained)
+
     def clear(self) -> None:
         """None of them counts any more."""
         self._flights.clear()

@@ -23,6 +23,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ import numpy as np
 from poolish import seeds
 from poolish.errors import ConfigError, ResumeError
 from poolish.fixed import fixed_parameters
+from poolish.health import Health, Problem
 from poolish.load import arguments, dataset_state
 from poolish.load.batch import Origin, labelled
 from poolish.load.collate import chosen
@@ -361,6 +363,7 @@ class Loader:
                 missing, ids = np.concatenate([missing, np.delete(ids, kept)]), ids[kept]
                 n_dropped = len(read.ids) - len(ids)
         if len(missing):
+            self._skipped_since = time.time() if self._skipped_since is None else self._skipped_since
             self._ledger.skip(Skipped(self._who, plan.place.epoch, plan.place.step, missing.tolist()))
         is_left_out = n_dropped > 0 and not len(ids)
         origin = Origin(ids, plan.place.position, plan.place.step)
@@ -510,6 +513,26 @@ class Loader:
         (30, array([0, 1]))
         """
         return self._progress.origin
+
+    #: When the first row was due and not read.
+    _skipped_since: float | None = None
+
+    def health(self) -> Health:
+        """What was not read, since when; what ``faults`` counts, and how many batches are in flight."""
+        progress = self._progress
+        found = self._faults.health() if hasattr(self._faults, "health") else Health()
+        skipped = (
+            None
+            if not progress.n_skipped
+            else Problem(
+                f"{progress.n_skipped:,} rows were due to rank {self.rank} and not read",
+                self._skipped_since,
+                "they left the dataset, or faults= left them out: loader.audit() lists them; keep rows for an epoch",
+            )
+        )
+        place = progress.place
+        figures = {"epoch": place.epoch, "step": place.step, "position": place.position, "skipped": progress.n_skipped}
+        return found.plus(skipped, **figures, in_flight=self._flight.n_waiting(place.step))
 
     def set_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` with the next batch; nothing happens if the loader is in it already."""

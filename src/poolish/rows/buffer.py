@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from poolish import seeds
 from poolish.errors import ConfigError
+from poolish.health import Health
 from poolish.rows import arrays, forks, normalizers, retention, show
 from poolish.rows.codec import RowCodec, kept_types
 from poolish.rows.draft import Draft, joined, runs_of
@@ -290,6 +291,12 @@ class DatasetBuffer(ReadsSnapshots):
 
                 self._rejected = Rejected()
             return self._rejected
+
+    def health(self) -> Health:
+        """What guards kept out, since when, and how full the buffer is."""
+        known = self._rejected
+        figures = {"rows": len(self), "max_size": self._max_size}
+        return Health((), figures) if known is None else known.health().plus(**figures)
 
     # -- thinning
 

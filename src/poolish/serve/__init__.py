@@ -15,6 +15,7 @@ from poolish.serve.consumer import DatasetConsumer
 from poolish.serve.dataset_provider import DatasetProvider
 from poolish.serve.inspection import purge_queue, queue_status, verify_queue
 from poolish.serve.provider import DataProvider, DataProviderBase
+from poolish.serve.queue_health import queue_health
 
 if TYPE_CHECKING:
     from poolish.serve.config import SharedConfig as SharedConfig
@@ -33,6 +34,7 @@ __all__ = [
     "config_from_command_line",
     "load_config",
     "purge_queue",
+    "queue_health",
     "queue_status",
     "rejections",
     "verify_queue",

@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from poolish.errors import ConfigError, QueueError, ResumeError, Starved
+from poolish.errors import ConfigError, PoolishError, QueueError, ResumeError, Starved
 from poolish.files import check_name, local_path
 from poolish.fixed import fixed_parameters
+from poolish.health import Health, Problem
 from poolish.runs import run_id
 from poolish.schema import readable
 from poolish.serve.dealing import Dealing
@@ -216,6 +217,14 @@ class DatasetConsumer:
             for split, reader in self._readers.items():
                 found[split] |= {"skipped": reader.n_skipped, "dropped_rows": reader.n_dropped}
         return found
+
+    def health(self) -> Health:
+        """What is wrong with the queue and with reading it, by split; from any thread, also while this waits."""
+        readers = dict(self._readers)
+        parts = {split: _split_health(self.path / split, readers.get(split)) for split in readers or self.splits}
+        return (
+            Health.joined(parts) if parts else Health((Problem(str(not_found(self.path)), None, "start a provider"),))
+        )
 
     # -- state
 
@@ -479,3 +488,35 @@ def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResumeError(f"not the state of a DatasetConsumer ({error!r}): {reprlib.repr(state)}") from None
     return splits
+
+
+def _split_health(path: Path, reader: SplitReader | None) -> Health:
+    """What the queue looks like, and what this rank makes of it."""
+    from poolish.serve.queue_health import queue_health
+
+    try:
+        health = queue_health(path)[path.name]
+    except (PoolishError, OSError) as error:
+        health = Health((Problem(str(error), None, "start the provider, then this trainer again"),))
+    if reader is None:
+        return health
+    counts = {"replaced": reader.n_replaced, "skipped": reader.n_skipped, "dropped_rows": reader.n_dropped}
+    waits = sorted(reader.waits.items())
+    waiting = (
+        None
+        if not waits
+        else Problem(
+            f"rank {reader.rank} waits for batch {waits[0][0]}", waits[0][1], "look whether its providers make progress"
+        )
+    )
+    lost = ", ".join(f"{n:,} {what}" for what, n in counts.items() if n)
+    changed = (
+        None
+        if not lost
+        else Problem(
+            f"not every batch was handed out as it was made: {lost}",
+            None,
+            "look at dead batches and at what the guard says",
+        )
+    )
+    return health.plus(waiting, changed, position=reader.position, waited_s=reader.waited_s, **counts)

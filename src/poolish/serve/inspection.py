@@ -55,10 +55,10 @@ def queue_status(path: str | os.PathLike[str]) -> dict[str, SplitStatus]:
     >>> status.published, status.read, status.waiting, status.made
     (1, 0, 1, {'w0': 1})
     """
-    return {log.path.name: _status(log) for log in _opened(path)}
+    return {log.path.name: status_of(log) for log in opened(path)}
 
 
-def _opened(path: str | os.PathLike[str]) -> Iterator[QueueLog]:
+def opened(path: str | os.PathLike[str]) -> Iterator[QueueLog]:
     """The queues at a path, each open while it is looked at."""
     for folder in queue_folders(path):
         log = QueueLog.open(folder)
@@ -68,7 +68,8 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[QueueLog]:
             log.close()
 
 
-def _status(log: QueueLog) -> SplitStatus:
+def status_of(log: QueueLog) -> SplitStatus:
+    """How one split that is open stands."""
     progress = Progress(log)
     numbers, consumed = log.numbers(), log.consumed()
     read, done = progress.positions()
@@ -97,12 +98,12 @@ def verify_queue(path: str | os.PathLike[str], *, on_file: Callable[[], object] 
 
     ``on_file`` is called after each file, for showing progress.
     """
-    return {log.path.name: _problems(log, on_file) for log in _opened(path)}
+    return {log.path.name: _problems(log, on_file) for log in opened(path)}
 
 
 def read_batches(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The arrays of every batch that is there and whole, in order, without taking any of them out of the queue."""
-    for log in _opened(path):
+    for log in opened(path):
         promise, watermark = Promise(log.meta.schema), log.consumed().watermark
         for number in log.numbers():
             if number < watermark:

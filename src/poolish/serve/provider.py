@@ -20,6 +20,7 @@ import numpy as np
 
 from poolish.errors import ConfigError, DataRefused, QueueError, SchemaError, StoreFull
 from poolish.files import check_name, explain_full, local_path
+from poolish.health import Health, Problem
 from poolish.seeds import generator
 from poolish.serve.fitting import Promise
 from poolish.serve.producing import Limits, SplitProducer
@@ -234,12 +235,14 @@ class DataProviderBase:
                 number = self.publish(split)
             except StoreFull as error:
                 self._waiting = str(error)
+                self._full_since = time.time() if self._full_since is None else self._full_since
                 time.sleep(_WAIT_S)
                 continue
             except DataRefused as error:
                 if not _is_in_quarantine(error):
                     raise
                 continue
+            self._full_since = None
             if on_batch is not None:
                 on_batch(split, number)
 
@@ -259,6 +262,20 @@ class DataProviderBase:
             if split in found:
                 found[split] |= {"rejected": guard.n_rejected, "rejected_rows": guard.n_rejected_rows}
         return found
+
+    def health(self) -> Health:
+        """What is wrong with the queue of each split, with this provider's counts; from any thread."""
+        from poolish.serve.queue_health import queue_health
+
+        status = self.status()
+        queue = queue_health(self.dataset_path) if status else {}
+        parts = {split: queue[split].plus(**counts) for split, counts in status.items() if split in queue}
+        since = self._full_since
+        full = None if since is None else Problem(self._waiting, since, f"make room on the disk of {self.dataset_path}")
+        return Health.joined(parts).plus(full, waiting=self._waiting)
+
+    #: Since when batches cannot be written because the disk is full; None while they can.
+    _full_since: float | None = None
 
     def open(self) -> Self:
         """Make or open the queues of all splits, so that a trainer can start; publishing does so by itself."""

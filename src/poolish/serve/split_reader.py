@@ -100,6 +100,7 @@ class SplitReader:
         self.last_number: int | None = None
         self.n_replaced = self.n_skipped = self.n_dropped = 0
         self.waited_s = 0.0
+        self.waits: dict[int, float] = {}  # since when each batch is waited for that did not come at once
 
     # -- where we are
 
@@ -328,19 +329,23 @@ class SplitReader:
         if not self._came_within(short_s, number, watch, awake):
             on_idle()
             self._look_around(number, 0.0)
-            while not self.is_there(number):
-                if is_over():
-                    return
-                now = time.monotonic()
-                if timeout_s is not None and now - begun >= timeout_s:
-                    raise self.starved(number, timeout_s)
-                if now - looked >= _LOOK_AROUND_S:
-                    self._look_around(number, now - begun)
-                    looked = now
-                if now >= say_at:
-                    logger.warning("%s", self.told(number, now - begun))
-                    say_at = now + 3 * _SAY_S
-                watch.wait(step_s if timeout_s is None else min(step_s, begun + timeout_s - now))
+            try:
+                self.waits[number] = time.time()
+                while not self.is_there(number):
+                    if is_over():
+                        return
+                    now = time.monotonic()
+                    if timeout_s is not None and now - begun >= timeout_s:
+                        raise self.starved(number, timeout_s)
+                    if now - looked >= _LOOK_AROUND_S:
+                        self._look_around(number, now - begun)
+                        looked = now
+                    if now >= say_at:
+                        logger.warning("%s", self.told(number, now - begun))
+                        say_at = now + 3 * _SAY_S
+                    watch.wait(step_s if timeout_s is None else min(step_s, begun + timeout_s - now))
+            finally:
+                self.waits.pop(number, None)
         self.waited_s += time.monotonic() - begun
 
     def _came_within(self, seconds: float, number: int, watch: Watch, awake: bool) -> bool:

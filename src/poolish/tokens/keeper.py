@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,13 @@ class Keeper:
         self._is_durable = durable
         self._is_log_torn = False
         self.failure: DurabilityLost | None = None
+        self.failed_since: float | None = None
         self.lock = threading.RLock()
+
+    @property
+    def committed(self) -> Commit:
+        """The newest record."""
+        return self._last
 
     def commit(self, state: State) -> Commit:
         """Make a state of the stream survive a power cut; the record that says so, or a newer one."""
@@ -75,6 +82,7 @@ class Keeper:
         try:
             yield
         except DurabilityLost as error:
+            self.failed_since = time.time()
             self.failure = DurabilityLost(f"{self._path}: a sync failed before ({error}); open the stream again")
             raise
 

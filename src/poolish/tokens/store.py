@@ -16,6 +16,7 @@ from poolish import kernels
 from poolish.alive import Alive
 from poolish.errors import ConfigError, SchemaError
 from poolish.files import local_path
+from poolish.health import Health, Problem
 from poolish.seeds import generator
 from poolish.tokens import hf_bridge, show, temporary
 from poolish.tokens.directory import LOCK, is_store
@@ -183,6 +184,15 @@ class StreamStore(kernels.Appender):
     def commit(self) -> int:
         """Make everything appended so far survive a power cut; the number of the commit, for ``open(at=...)``."""
         return self._writer().commit().seq
+
+    def health(self) -> Health:
+        """Whether the stream can be appended to and committed; how much a power cut would take."""
+        source = self._source
+        if source is None:
+            why = "it is closed" if self._is_closed else "its fields are not defined"
+            return Health((Problem(f"the stream cannot be used: {why}", None, "open it, or call define_fields"),))
+        figures: dict[str, Any] = {"tokens": len(self), "mode": "a" if isinstance(source, Writer) else "r"}
+        return Health((), figures) if isinstance(source, Reader) else source.health(figures)
 
     def close(self) -> None:
         """Commit and close the files, also where the commit fails. A stream without a path is gone then.

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from poolish import kernels
 from poolish.errors import ConfigError, DurabilityLost, LimitExceeded, SchemaError
 from poolish.files import Lock, sweep, sync_directory
+from poolish.health import Health, Problem
 from poolish.tokens import branches
 from poolish.tokens.branches import BranchLog
 from poolish.tokens.columns import Column, check_columns, columns_of
@@ -408,6 +409,20 @@ class Writer:
         except DurabilityLost:
             self.recorder.is_busy = True  # from now on every append comes by, and is told
             raise
+
+    def health(self, figures: Mapping[str, Any]) -> Health:
+        """Whether appends and commits can go on."""
+        keeper = self.keeper
+        uncommitted = 0 if self.is_temporary else self.n_tokens - keeper.committed.tokens
+        found = Health((), {**figures, "uncommitted_tokens": uncommitted, "commits": keeper.committed.seq})
+        lost, gone = None, None
+        if keeper.failure is not None:
+            action = "close it and open it again: what was committed before is whole; check the disk"
+            lost = Problem(str(keeper.failure), keeper.failed_since, action)
+        if not self.is_open:
+            action = "open the stream again, in one process at a time"
+            gone = Problem(f"{self.path}: this process does not hold its lock", None, action)
+        return found.plus(lost, gone)
 
     def trim(self) -> None:
         """Give space back; the recorder asks for it."""
