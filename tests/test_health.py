@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from poolish import DatasetBuffer, DatasetConsumer, DatasetProvider, Loader, StreamStore
 from poolish.cli.app import app
-from poolish.errors import CorruptDataError, DurabilityLost, StoreFull
+from poolish.errors import CorruptDataError, DurabilityLost, QueueError, StoreFull
 from poolish.guards import CircuitBreaker, Faults, Retry, Suite
 from poolish.health import Health, Problem
 from poolish.load import CachedDataset
 from poolish.load import disk_cache as disk_cache_module
-from poolish.serve import queue_health
+from poolish.serve import purge_queue, queue_health
 from poolish.tokens import log_file
 from tests.faults import wait_until
 
@@ -292,6 +292,21 @@ def test_dead_batches_and_quarantine_come_with_their_folder(tmp_path: Path):
     assert kept_out.since is not None
 
 
+def test_a_queue_that_is_gone_is_a_problem_and_no_error(tmp_path: Path):
+    """Also for the provider and the consumer that hold it open."""
+    with provider(tmp_path) as filling:
+        filling.publish("train")
+        consumer = DatasetConsumer(tmp_path, output="numpy", timeout_s=1)
+        consumer.get_batch()
+        purge_queue(tmp_path)
+
+        problems = [only(filling.health()), only(consumer.health())]
+        with pytest.raises(QueueError, match="removed meanwhile"):
+            consumer.close()
+
+    assert all(problem.what.startswith("train: Queue directory not found") for problem in problems)
+
+
 def test_queue_status_prints_the_health(tmp_path: Path):
     """A line for each problem, and the same as JSON."""
     with provider(tmp_path) as filling:
@@ -301,4 +316,6 @@ def test_queue_status_prints_the_health(tmp_path: Path):
 
     assert plain.exit_code == as_json.exit_code == 0
     assert "train: no provider is alive, and w0 has not finished (since " in plain.output
-    assert json.loads(as_json.output)["train"]["health"] == queue_health(tmp_path)["train"].to_json()
+    printed, health = json.loads(as_json.output)["train"]["health"], queue_health(tmp_path)["train"].to_json()
+    assert printed["problems"] == health["problems"]
+    assert printed["figures"].keys() == health["figures"].keys()

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from poolish.errors import ConfigError, PoolishError, QueueError, ResumeError, Starved
+from poolish.errors import ConfigError, QueueError, ResumeError, Starved
 from poolish.files import check_name, local_path
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
@@ -492,12 +492,9 @@ def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _split_health(path: Path, reader: SplitReader | None) -> Health:
     """What the queue looks like, and what this rank makes of it."""
-    from poolish.serve.queue_health import queue_health
+    from poolish.serve.queue_health import health_at
 
-    try:
-        health = queue_health(path)[path.name]
-    except (PoolishError, OSError) as error:
-        health = Health((Problem(str(error), None, "start the provider, then this trainer again"),))
+    health = health_at(path)
     if reader is None:
         return health
     counts = {"replaced": reader.n_replaced, "skipped": reader.n_skipped, "dropped_rows": reader.n_dropped}

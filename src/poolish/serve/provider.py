@@ -265,11 +265,10 @@ class DataProviderBase:
 
     def health(self) -> Health:
         """What is wrong with the queue of each split, with this provider's counts; from any thread."""
-        from poolish.serve.queue_health import queue_health
+        from poolish.serve.queue_health import health_at
 
-        status = self.status()
-        queue = queue_health(self.dataset_path) if status else {}
-        parts = {split: queue[split].plus(**counts) for split, counts in status.items() if split in queue}
+        queue = self.dataset_path / "queue"
+        parts = {split: health_at(queue / split).plus(**counts) for split, counts in self.status().items()}
         since = self._full_since
         full = None if since is None else Problem(self._waiting, since, f"make room on the disk of {self.dataset_path}")
         return Health.joined(parts).plus(full, waiting=self._waiting)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from poolish.errors import PoolishError
 from poolish.health import Health, Problem
 from poolish.serve.inspection import SplitStatus, opened, status_of
 from poolish.serve.provider_notes import is_alive, providers
@@ -24,6 +25,14 @@ def queue_health(path: str | os.PathLike[str]) -> dict[str, Health]:
     'no provider is alive, and w0 has not finished'
     """
     return {log.path.name: split_health(log) for log in opened(path)}
+
+
+def health_at(path: Path) -> Health:
+    """The health of the split at a path; a queue that is gone or cannot be read is its problem, and no error."""
+    try:
+        return queue_health(path)[path.name]
+    except (PoolishError, OSError) as error:
+        return Health((Problem(str(error), None, "start the provider again, then the trainer"),))
 
 
 def split_health(log: QueueLog) -> Health:
