@@ -54,9 +54,9 @@ class SampledBatches:
     def __getitem__(self, k: int) -> Int64:
         return self._numbers[k * self._batch_size : (k + 1) * self._batch_size]
 
-    def check_same(self, epoch: int, told: str | None) -> None:
+    def check_same(self, epoch: int, expected: str | None) -> None:
         """Refuse a state of another draw of the epoch."""
-        if told is not None and told != self.checksums.get(epoch):
+        if expected is not None and expected != self.checksums.get(epoch):
             raise ResumeError(
                 f"the weights or the sampler draw other rows for epoch {epoch} than when the state was taken, or the "
                 "batch size is another; weights that change while training belong into the checkpoint: restore them "

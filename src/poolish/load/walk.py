@@ -297,14 +297,14 @@ class BatchWalk:
         """What identifies the draw of an epoch; None for ready-made batches, and where it has not begun."""
         return self._batches.checksums.get(epoch) if isinstance(self._batches, SampledBatches) else None
 
-    def drawn_as(self, epoch: int, told: str | None) -> BatchWalk:
+    def drawn_as(self, epoch: int, expected: str | None) -> BatchWalk:
         """A walk that has drawn an epoch anew, as a state says it was drawn; this one keeps what it has."""
         walk = copy.copy(self)
         walk._batches = copy.copy(self._batches)
         walk.forget()
-        if told is not None and isinstance(walk._batches, SampledBatches):
+        if expected is not None and isinstance(walk._batches, SampledBatches):
             walk._begin(epoch)
-            walk._batches.check_same(epoch, told)
+            walk._batches.check_same(epoch, expected)
         return walk
 
     def become(self, other: BatchWalk) -> None:
