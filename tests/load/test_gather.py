@@ -74,14 +74,14 @@ def test_two_processes_gather_complete_samples():
         for rank in range(2)
     ]
     try:
-        told = [process.communicate(timeout=120)[0] for process in processes]
+        printed = [process.communicate(timeout=120)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
 
     assert [process.returncode for process in processes] == [0, 0]
-    assert told[0] == told[1]
-    shared_column, lengths, ids, columns = json.loads(told[0])
+    assert printed[0] == printed[1]
+    shared_column, lengths, ids, columns = json.loads(printed[0])
     assert "column 'y' is on ranks 0 and 1" in shared_column
     assert "different lengths, {'z (rank 0)': 1, 'x (rank 1)': 2}" in lengths
     assert "rank 0 has rows [0]..., rank 1 has [1]..." in ids
