@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from poolish import StreamStore
+from poolish import DatasetRecipe, Loader, StreamStore
 from poolish.errors import ConfigError, CorruptDataError
 from poolish.files import checksum_hex
 from poolish.tokens import commits, memmap_buffer, writer
@@ -64,21 +65,63 @@ def test_each_commit_can_be_opened_by_its_number(tmp_path):
             StreamStore.open(path, mode="a", at=3)
 
 
-def test_an_older_commit_stays_until_refresh(tmp_path):
-    """Reading does not move it; refresh goes to what is published now, and tells how many tokens that are."""
+def read_by_loader(old):
+    return [number for batch in Loader(old, 4) for number in batch["action"].tolist()]
+
+
+def read_by_following(old):
+    return [number for batch in Loader(old, 4, follow=True) for number in batch["action"].tolist()]
+
+
+def read_by_bake(old):
+    return DatasetRecipe("r").add_ingredient("s", old).bake().buffer.to_pydict()["action"]
+
+
+def read_as_dataset(old):
+    return [number for window in old.as_dataset(width=1) for number in window["values"].tolist()]
+
+
+def read_in_loaded_windows(old):
+    return [number for batch in Loader(old.as_dataset(width=1), 4) for number in batch["values"].reshape(-1).tolist()]
+
+
+def read_after_refresh(old):
+    assert old.refresh() == 0
+    return old[:]["values"].tolist()
+
+
+def read_from_pickle(old):
+    return read_after_refresh(pickle.loads(pickle.dumps(old)))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        read_by_loader,
+        read_by_following,
+        read_by_bake,
+        read_as_dataset,
+        read_in_loaded_windows,
+        read_after_refresh,
+        read_from_pickle,
+    ],
+)
+@pytest.mark.parametrize("mmap", [True, False])
+def test_an_older_commit_stays_one_for_everything_that_reads_it(tmp_path, read, mmap):
+    """A stream opened ``at`` a commit ends there for loaders, bakes, windows, refresh and other processes."""
     path = tmp_path / "stream"
-    with StreamStore(path, FIELDS) as store:
-        append(store, 0, 10)
-        store.commit()
-        append(store, 10, 20)
-        with StreamStore.open(path, at=1) as reader:
-            append(store, 20, 30)
-            assert_holds(reader, recordings.tokens(0, 10))
-            assert reader.refresh() == recordings.n_tokens(30) - recordings.n_tokens(10)
-            assert_holds(reader, recordings.tokens(0, 30))
-            assert reader.refresh() == 0
-            append(store, 30, 31)
-            assert reader.refresh() == recordings.n_tokens(31) - recordings.n_tokens(30)
+    with StreamStore(path, {"action": "int64"}) as store:
+        store.append_many(np.arange(50), {"action": np.arange(50)})
+        number = store.commit()
+        store.append_many(np.arange(50, 100), {"action": np.arange(50, 100)})
+        with StreamStore.open(path, at=number, mmap=mmap) as old:
+            store.append(100, ["action"], [100])
+
+            assert read(old) == list(range(50))
+            assert (old.n_steps, len(old), old.last_step) == (50, 50, 49)
+            assert read(old) == list(range(50))
+            with pytest.raises(IndexError, match=r"index 50 is out of range for a stream of 50 tokens$"):
+                old[50]
 
 
 def test_kinds_of_an_older_commit_are_those_of_then(tmp_path):
@@ -113,6 +156,23 @@ def test_an_older_commit_of_a_bounded_stream(tmp_path, monkeypatch):
         for gone in (1, last // 2):
             with pytest.raises(ConfigError, match=r"left|kept|gone"):
                 StreamStore.open(path, at=gone)
+
+
+def test_refresh_at_a_commit_of_a_bounded_stream_moves_its_beginning_only(tmp_path, monkeypatch):
+    """What leaves the stream leaves the commit too; nothing newer takes its place."""
+    path = tmp_path / "stream"
+    monkeypatch.setattr(writer, "TRIM_TOKENS", 1 << 10)
+    with StreamStore(path, {"action": "int64"}, max_tokens=10_000) as store:
+        store.append_many(np.arange(10_000), {"action": np.arange(10_000)})
+        with StreamStore.open(path, at=store.commit()) as old:
+            store.append_many(np.arange(10_000, 15_000), {"action": np.arange(5_000)})
+            assert old.refresh() == 0
+            assert (old.first, old.end) == (store.first, 10_000) == (5_000, 10_000)
+            assert len(old.as_dataset(width=1)) == 5_000
+
+            store.append_many(np.arange(15_000, 25_000), {"action": np.arange(10_000)})
+            with pytest.raises(ConfigError, match="all steps of commit 1 have left the stream"):
+                old.refresh()
 
 
 # What makes a commit ----------------------------------------------------------------------------------------------
@@ -176,7 +236,7 @@ def test_a_program_that_ends_commits(tmp_path, end, status):
     """However it ends by itself; nobody had to close anything."""
     program = f"""
         import sys
-        from poolish import StreamStore
+        from poolish import DatasetRecipe, Loader, StreamStore
         from tests.tokens.recordings import FIELDS, append
         store = StreamStore(sys.argv[1], FIELDS)
         append(store, 0, 10)

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 class Reader:
     """What a process sees of a stream that it does not write: a length that only ``refresh`` moves, and only forward.
 
-    ``mapped=False`` copies the stream into memory. ``at`` is the number of an older commit to look at. ``seen`` is
-    (uuid, rows, branch) of another handle: the same stream must be there, and this one starts where that one was.
+    ``mapped=False`` copies the stream into memory. ``at`` is the number of a commit, behind which this reader never
+    looks. ``seen`` is (uuid, rows, branch) of another handle: the same stream must be there, and this one starts where
+    that one was.
     """
 
     def __init__(
         self, path: Path, *, at: int | None = None, seen: tuple[str, int, str] | None = None, mapped: bool = True
     ) -> None:
-        self.path, self.is_mapped = path, mapped
+        self.path, self.is_mapped, self.at = path, mapped, at
         self.description = read_description(path)
         self.fields = self.description.fields
         self.ids = {field.name: number for number, field in enumerate(self.fields)}
@@ -44,7 +45,8 @@ class Reader:
             self.branch_log = branches.open_log(path, self.description.uuid, mode="r")
             opened.callback(self._close_branches)
             self.branches = branches.Branches()
-            self.state = self._checked(at)
+            self._pinned = None if at is None else self._commit(at)
+            self.state = self._checked()
             self.fields = decided(self.fields, self.state.kinds)
             if seen is not None and seen[2] != self.branches.name_below(seen[1]):
                 raise ResumeError(
@@ -56,10 +58,10 @@ class Reader:
             self._first_token = self._begin()
             opened.pop_all()
 
-    def _checked(self, at: int | None) -> State:
+    def _checked(self) -> State:
         """What there is, after making sure that it makes sense."""
         while True:
-            state = self._state(at)
+            state = self._state()
             try:
                 opening.check(self.lanes, state, len(self.fields), with_types=True)
                 return state
@@ -68,14 +70,14 @@ class Reader:
                     raise
                 # A bounded stream gave space back while we looked at it: what is kept now lies further on.
 
-    def _state(self, at: int | None) -> State:
+    def _state(self) -> State:
         last, self._is_live = opening.newest(self.head, self.lanes, self.log, self.description)
         if self._is_live:
             newest = opening.published(self.head, self.lanes, len(self.fields))
         else:
             newest = opening.committed(last)
         self._look_at_branches()
-        return newest if at is None else self._older(at, newest)
+        return newest if self._pinned is None else self._kept(self._pinned, newest)
 
     def _look_at_branches(self) -> None:
         """See what was recorded since. After the length: a branch is recorded before its first row is published."""
@@ -86,16 +88,19 @@ class Reader:
             self.branch_log = branches.open_log(self.path, self.description.uuid, mode="r")
         self.branches = branches.read(self.branch_log, self.path, n_synced)
 
-    def _older(self, at: int, newest: State) -> State:
-        """What an older commit said, as far as a bounded stream still has it."""
+    def _commit(self, at: int) -> State:
+        """What an older commit said."""
         records = {record.seq: record for record in self.log.records()}
         if at not in records:
             raise ConfigError(f"{self.path}: no commit {at}; there are 0 to {max(records, default=0)}")
-        state = opening.committed(records[at])
+        return opening.committed(records[at])
+
+    def _kept(self, state: State, newest: State) -> State:
+        """An older state, as far as a bounded stream still has it."""
         if state.first == state.rows or newest.first <= state.first:
             return state
         if newest.first >= state.rows:
-            raise ConfigError(f"{self.path}: all steps of commit {at} have left the stream; choose a newer one")
+            raise ConfigError(f"{self.path}: all steps of commit {self.at} have left the stream; choose a newer one")
         return State(newest.first, state.rows, state.tokens, state.kinds)
 
     @classmethod
@@ -106,7 +111,7 @@ class Reader:
         reader.ids = writer.ids
         reader.lanes, reader.head, reader.log = writer.lanes, writer.head, writer.log
         reader.branch_log, reader.branches = writer.branch_log, writer.branches
-        reader.is_mapped = True
+        reader.is_mapped, reader.at, reader._pinned = True, None, None
         reader.state = opening.published(reader.head, reader.lanes, len(reader.fields))
         reader._is_live = True
         reader._first_token = reader._begin()
@@ -145,9 +150,9 @@ class Reader:
         return self.lanes.tokens_at(first) if first <= self.state.rows else self.state.tokens
 
     def refresh(self) -> None:
-        """Move to what is published now."""
+        """Move to what is published now; at a commit only the beginning moves, where a bounded stream does."""
         before = self.branches.name_below(self.state.rows)
-        state = self._state(None)
+        state = self._state()
         if self.branches.name_below(self.state.rows) != before:
             raise ResumeError(
                 f"{self.path}: the stream was recovered to a shorter length than this reader had seen, and written "

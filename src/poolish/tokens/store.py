@@ -99,9 +99,9 @@ class StreamStore(kernels.Appender):
         """Open a stream that is there: to read (``"r"``), or to go on writing (``"a"``).
 
         A reader needs no lock and no permission to write; its length stays until ``refresh``. ``at`` opens an older
-        commit, by its number. ``mmap=False`` copies the stream into memory, for directories that others may tamper
-        with: a file that is cut while it is mapped ends the process that reads it. ``continue_episode`` is as in
-        ``StreamStore``.
+        commit, by its number, and stays there: neither ``refresh`` nor a loader or a bake goes further. ``mmap=False``
+        copies the stream into memory, for directories that others may tamper with: a file that is cut while it is
+        mapped ends the process that reads it. ``continue_episode`` is as in ``StreamStore``.
         """
         if mode not in ("r", "a") or (mode == "a" and (at is not None or not mmap)):
             raise ConfigError(
@@ -448,7 +448,10 @@ class StreamStore(kernels.Appender):
         return hf_bridge.features_of(self._fields)
 
     def refresh(self) -> int:
-        """Look what has been appended since; how many tokens are new. A writer sees everything at once anyway."""
+        """Look what has been appended since; how many tokens are new.
+
+        A writer sees everything at once anyway, and a stream opened ``at`` a commit ends there for good.
+        """
         source = self._read()
         before = source.n_tokens
         source.refresh()
@@ -534,7 +537,8 @@ class StreamStore(kernels.Appender):
         is_mapped = isinstance(source, Writer) or source.is_mapped
         rows = source.state.rows
         branch = source.branches.name_below(rows)
-        return _reopen, (str(source.path.absolute()), source.uuid, rows, branch, is_mapped)
+        at = None if isinstance(source, Writer) else source.at
+        return _reopen, (str(source.path.absolute()), source.uuid, rows, branch, is_mapped, at)
 
     # Inside -------------------------------------------------------------------------------------------------------
 
@@ -593,7 +597,7 @@ class StreamStore(kernels.Appender):
         source = self._read()
         what = f"index {position}" if width == 1 else f"a window of {width} tokens from {position}"
         kept = f", kept from {source.first_token:,} on" if source.first_token else ""
-        more = "; refresh() looks for more" if isinstance(source, Reader) else ""
+        more = "; refresh() looks for more" if isinstance(source, Reader) and source.at is None else ""
         return IndexError(f"{what} is out of range for a stream of {source.n_tokens:,} tokens{kept}{more}")
 
     def _check_kept(self, starts: Int64) -> None:
@@ -611,11 +615,11 @@ class StreamStore(kernels.Appender):
             self._source = Reader.inherited(self._source)
 
 
-def _reopen(path: str, uuid: str, n_rows: int, branch: str, is_mapped: bool) -> StreamStore:
-    """What a pickled handle becomes in another process: a reader at the same length."""
+def _reopen(path: str, uuid: str, n_rows: int, branch: str, is_mapped: bool, at: int | None = None) -> StreamStore:
+    """What a pickled handle becomes in another process: a reader at the same length, and at the same commit."""
     store = StreamStore.__new__(StreamStore)
     store._prepare(Path(path), None, 0)
-    store._source = Reader(Path(path), seen=(uuid, n_rows, branch), mapped=is_mapped)
+    store._source = Reader(Path(path), at=at, seen=(uuid, n_rows, branch), mapped=is_mapped)
     return store
 
 
