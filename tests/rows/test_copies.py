@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from poolish import DatasetBuffer
+from poolish import DatasetBuffer, DatasetRecipe, Loader
 from poolish.errors import ConfigError, CorruptDataError
 from poolish.rows.state import MAX_BRANCHES
-from tests.faults import in_child
+from tests.rows.children import in_child
 from tests.rows.facts import facts
 
 SAVED_BY_0_1 = Path(__file__).parent / "saved_version_1.rows"
@@ -37,8 +38,24 @@ READS: dict[str, Callable[[DatasetBuffer], object]] = {
     "table": lambda buffer: buffer.to_arrow(),
     "batch": lambda buffer: buffer.get_batch([1, 2]),
     "numpy": lambda buffer: buffer.to_numpy(),
-    "append": lambda buffer: buffer.append({"x": 1, "text": "new"}, 0.5),
+    "dict": lambda buffer: buffer.to_pydict(),
+    "sample": lambda buffer: buffer.sample(3),
+    "weighted sample": lambda buffer: buffer.sample(3, weights="x"),
+    "ids": lambda buffer: buffer.by_id([2, 5]),
+    "iteration": list,
+    "filter": lambda buffer: buffer.filter(lambda row: row["x"] > 2),
+    "samples": lambda buffer: Loader(buffer, 10, collate_fn=list).__iter__().__next__(),
+    "loader": lambda buffer: list(Loader(buffer, 1_000, output="numpy")),
+    "shuffled loader": lambda buffer: list(Loader(buffer, 10, shuffle=True, output="arrow")),
+    "bake": lambda buffer: DatasetRecipe("r").add_ingredient("b", buffer).bake(),
+    "save": lambda buffer: buffer.save("copy.rows"),
     "pickle": pickle.dumps,
+}
+
+CHANGES: dict[str, Callable[[DatasetBuffer], object]] = {
+    "append": lambda buffer: buffer.append({"x": 1, "text": "new"}, 0.5),
+    "update": lambda buffer: buffer.update([1], {"x": [5]}),
+    "retain": lambda buffer: buffer.retain(0.5, by="random"),
 }
 
 
@@ -53,33 +70,77 @@ def write_over(path: Path) -> None:
     os.utime(path, ns=(1, 1))
 
 
+def refusal(read: Callable[[], object]) -> str:
+    """What a CorruptDataError says."""
+    with pytest.raises(CorruptDataError) as caught:
+        read()
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("damage", [truncate, write_over])
-@pytest.mark.parametrize("read", READS)
-def test_a_file_that_changes_below_a_loaded_buffer_is_an_error(damage, read, tmp_path):
-    """What looks at the rows first names the file and what to do, instead of showing other rows or dying."""
+@pytest.mark.parametrize("is_known", [False, True], ids=["unread", "read before"])
+@pytest.mark.parametrize("read", [*READS, *CHANGES])
+def test_a_file_that_changes_below_a_loaded_buffer_is_an_error(damage, is_known, read, tmp_path, monkeypatch):
+    """What looks at the rows next names the file and what to do, instead of showing other rows or dying."""
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "buffer.rows"
-    filled().save(path)
-    buffer = DatasetBuffer.load(path)
+    filled(2_000).save(path)
 
-    damage(path)
+    def child() -> tuple[str, int]:
+        buffer = DatasetBuffer.load(path)
+        if is_known:
+            READS.get(read, DatasetBuffer.snapshot)(buffer)
+        damage(path)
+        return refusal(lambda: {**READS, **CHANGES}[read](buffer)), len(buffer)
 
-    with pytest.raises(CorruptDataError, match=r"buffer\.rows: this file was .*mmap=False"):
-        READS[read](buffer)
+    told, n_rows = in_child(child)
+
+    assert re.search(r"buffer\.rows: this file was .*mmap=False", told)
+    assert n_rows == 2_000
 
 
-def test_a_snapshot_of_a_mapped_file_notices_too(tmp_path):
-    """Also one that was taken before the file changed, and ``save`` writes no copy of it."""
+@pytest.mark.parametrize("is_known", [False, True], ids=["unread", "read before"])
+def test_a_snapshot_of_a_mapped_file_notices_too(is_known, tmp_path):
+    """Also one that was taken before the file changed, a loader in the middle of it, and ``save`` writes no copy."""
     path = tmp_path / "buffer.rows"
-    filled().save(path)
+    filled(2_000).save(path)
     buffer = DatasetBuffer.load(path)
     snapshot = buffer.snapshot()
+    batches = iter(Loader(snapshot, 4, output="numpy"))
+    reads = [
+        snapshot.to_arrow,
+        lambda: snapshot[0],
+        lambda: snapshot[-1],
+        lambda: snapshot.get_batch([1_900]),
+        lambda: snapshot.__getitems__([1_900]),
+        lambda: next(batches),
+        lambda: buffer.save(tmp_path / "copy.rows"),
+    ]
+    if is_known:
+        for read in reads:
+            read()
+        (tmp_path / "copy.rows").unlink()
 
     truncate(path)
 
-    for read in (snapshot.to_arrow, lambda: snapshot[0], lambda: buffer.save(tmp_path / "copy.rows")):
-        with pytest.raises(CorruptDataError, match=r"resized from .* to 100 bytes"):
-            read()
+    for told in in_child(lambda: [refusal(read) for read in reads]):
+        assert re.search(r"resized from .* to 100 bytes", told)
     assert not (tmp_path / "copy.rows").exists()
+
+
+def test_a_mapped_buffer_keeps_its_ids(tmp_path):
+    """Ids are searched and handed out without a look at the file, so they are in memory."""
+    path = tmp_path / "buffer.rows"
+    filled(2_000).save(path)
+    buffer = DatasetBuffer.load(path)
+    snapshot, ids = buffer.snapshot(), buffer.ids
+
+    truncate(path)
+
+    def known() -> tuple[int, int, object]:
+        return int(ids.sum()), len(snapshot.numbers_of(np.arange(0, 2_000, 2))[0]), snapshot.generations
+
+    assert in_child(known) == (1_999 * 1_000, 1_000, [(0, 2_000)])
 
 
 def test_a_buffer_that_was_read_into_memory_needs_its_file_no_more(tmp_path):
@@ -247,6 +308,6 @@ def test_a_forked_child_appends_on_a_branch_of_its_own():
         assert mine.branch_of(3) != before
         assert mine.version == mine.branch_of(3)
 
-    assert in_child(child) == 0
+    in_child(child)  # raises what the child raised
     buffer.append({"n": 200})
     assert buffer.snapshot().branch_of(3) == before

@@ -406,10 +406,12 @@ class DatasetBuffer(ReadsSnapshots):
         """The rows as they are now: immutable, made in O(1), unaffected by whatever happens to the buffer."""
         state, shown = self._state, self._shown
         if shown is not None and shown[0] is state and not state.pending:
+            shown[1].check_file()
             return shown[1]
         with self._lock:
             state = self._flushed()
             snapshot = self._view(state)
+            snapshot.check_file()
             snapshot.version, snapshot.rng = state.version, self._sample_rng
             self._state, self._shown = state, (state, snapshot)
             return snapshot
@@ -425,7 +427,6 @@ class DatasetBuffer(ReadsSnapshots):
         if state.rows is not None:
             return state.rows.view(self.uuid, state.lineage)
         if state.loaded is not None:
-            state.loaded.check_file()
             return state.loaded
         empty = np.empty(0, np.int64)
         return Snapshot(Schema([]), [], empty, empty, next_id=0, uuid=self.uuid, lineage=state.lineage)

@@ -188,8 +188,9 @@ def _snapshot(memory: memoryview, footer: dict[str, Any]) -> Snapshot:
     first = len(_FRONT) + sizes["rows"]
     try:
         table = _table(memory[len(_FRONT) : first])
-        ids = np.frombuffer(memory[first : first + sizes["ids"]], "<i8")
-        starts = np.frombuffer(memory[first + sizes["ids"] :][: sizes["generations"]], "<i8")
+        # Copied: ids are handed out and searched all the time, without asking first whether the file is still whole.
+        ids = np.frombuffer(memory[first : first + sizes["ids"]], "<i8").astype(np.int64)
+        starts = np.frombuffer(memory[first + sizes["ids"] :][: sizes["generations"]], "<i8").astype(np.int64)
         for column in table.columns:
             check_shapes(one_chunk(column))
         lineage = tuple((name, first) for name, first in footer["lineage"])

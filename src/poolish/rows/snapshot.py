@@ -116,6 +116,8 @@ class Snapshot:
                 return self._rows(index)
         if not -self._n_rows <= i < self._n_rows:
             raise _beyond(i, self._n_rows)
+        if self.mapped_file is not None:
+            self.mapped_file.check()
         i = i + self._n_rows if i < 0 else i
         place = i + self._first if self._live is None else self._live.place(i + self._n_before)
         return {name: read(place) for name, read in self._readers}
@@ -125,8 +127,9 @@ class Snapshot:
 
         ``snapshot[i]`` gives Python's own numbers, of which a batch would become float64 or int64.
         """
+        places = self.places(indices).tolist()
         readers = self._typed_readers
-        return [{name: read(place) for name, read in readers} for place in self.places(indices).tolist()]
+        return [{name: read(place) for name, read in readers} for place in places]
 
     def __iter__(self) -> Iterator[pa.Table]:
         """The rows one by one, as one-row tables."""
@@ -151,7 +154,8 @@ class Snapshot:
         return self.get_batch(index)
 
     def places(self, indices: ArrayLike) -> Int64:
-        """Where in the stored columns the rows with these numbers are."""
+        """Where in the stored columns the rows with these numbers are; every gather begins with this question."""
+        self.check_file()
         numbers = _row_numbers(indices, self._n_rows)
         places = np.empty(len(numbers), np.int64)
         bad = kernels.resolve(numbers, self._n_rows, self._first if self._live is None else self._n_before, places)
@@ -161,21 +165,19 @@ class Snapshot:
 
     def stored_columns(self) -> list[tuple[str, pa.Array]]:
         """The columns as they are stored, rows that have left included; ``places`` says where the others are."""
+        self.check_file()
         return list(zip(self.schema.names, self._arrays, strict=True))
 
     @cached_property
     def _takers(self) -> list[Taker]:
-        self.check_file()
         return [taker(array) for array in self._arrays]
 
     @cached_property
     def _readers(self) -> list[tuple[str, Reader]]:
-        self.check_file()
         return [(name, reader(array)) for name, array in zip(self.schema.names, self._arrays, strict=True)]
 
     @cached_property
     def _typed_readers(self) -> list[tuple[str, Reader]]:
-        self.check_file()
         columns = zip(self.schema.names, self._arrays, strict=True)
         return [(name, reader(array, typed=True)) for name, array in columns]
 
@@ -281,7 +283,10 @@ class Snapshot:
         return self._table
 
     def check_file(self) -> None:
-        """CorruptDataError if the file below a loaded buffer is no longer the one that was checked."""
+        """CorruptDataError if the file below a loaded buffer is no longer the one that was checked.
+
+        Asked before each row, batch and conversion: what was right for the last one may be gone for the next.
+        """
         if self.mapped_file is not None:
             self.mapped_file.check()
 
