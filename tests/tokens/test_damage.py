@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poolish import StreamStore
+from poolish import MemmapBuffer, StreamStore
 from poolish.errors import CorruptDataError
 from poolish.tokens import mapping, memmap_buffer
 from tests.effort import IS_SOAK, times
@@ -135,20 +135,14 @@ def damage_and_look(
                     file.write(f"{seen}\n")
 
     outcomes.unlink(missing_ok=True)
-    restore_data(stream)  # here, so that every child knows what is whole: the one before may have left damage
     for start in range(0, len(damages), 500):
         assert in_child(lambda start=start: child(damages[start : start + 500])) == 0
     return Counter(outcomes.read_text().split())
 
 
 def copy_in_place(stream: Path, copy: Path) -> None:
-    """A copy that is trusted like the stream itself: ``data`` keeps its inode."""
-    if not copy.exists():
-        copy.mkdir()
-        (copy / "data").touch()
-        with StreamStore.open(stream) as store:
-            inode = store._read().head.owner.inode
-        assert inode == (stream / "data").stat().st_ino
+    """A copy that is trusted like the stream itself."""
+    copy.mkdir(exist_ok=True)
     for name in os.listdir(copy):
         target = copy / name
         if target.is_dir() and not target.is_symlink():
@@ -156,23 +150,8 @@ def copy_in_place(stream: Path, copy: Path) -> None:
         else:
             target.unlink()
     for name in FILES:
-        if name == "data":
-            continue
         shutil.copyfile(stream / name, copy / name)
-    restore_data(stream)
-    os.link(stream / "data", copy / "data")
-
-
-_whole: dict[Path, bytes] = {}
-
-
-def restore_data(stream: Path) -> None:
-    """Copies share the file of data, so what one damage did to it is undone before the next."""
-    if stream not in _whole:
-        _whole[stream] = (stream / "data").read_bytes()
-    with open(stream / "data", "r+b") as file:
-        file.write(_whole[stream])
-        file.truncate(len(_whole[stream]))
+    recordings.trust(copy)
 
 
 def rewrite(name: str, change: Callable[[bytearray], object]) -> Callable[[Path], None]:
@@ -471,3 +450,39 @@ def test_many_damages_at_once(stream):
     seen = damage_and_look(stream, [(f"seed {seed}", several(seed)) for seed in seeds])
 
     assert set(seen) <= {"right", "shorter", "CorruptDataError"}
+
+
+# Other names ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_a_file_that_is_written_in_place_has_one_name(tmp_path, name):
+    """An append would change its other name too, perhaps that of a backup (``cp -al``): the error names the file."""
+    path, other = tmp_path / "stream", tmp_path / "other"
+    recordings.make(path, 3)
+    os.link(path / name, other)
+    before = other.read_bytes()
+
+    with pytest.raises(CorruptDataError, match=rf"{name}: has 2 names .*remove the other names"):
+        StreamStore.open(path, mode="a")
+
+    assert other.read_bytes() == before
+    with StreamStore.open(path) as reader:  # which changes nothing
+        n_steps = recordings.check(reader)
+    other.unlink()
+    with StreamStore.open(path, mode="a") as store:
+        append(store, n_steps, n_steps + 1)
+
+
+def test_a_memmap_buffer_appends_to_a_file_of_one_name(tmp_path):
+    """The same for the growing array alone; reading it is allowed."""
+    path = tmp_path / "rows"
+    with MemmapBuffer(path) as buffer:
+        buffer.append([1, 2, 3])
+    os.link(path, tmp_path / "other")
+
+    with pytest.raises(CorruptDataError, match="rows: has 2 names"):
+        MemmapBuffer(path)
+
+    with MemmapBuffer(path, mode="r") as buffer:
+        assert buffer[:].tolist() == [1, 2, 3]

@@ -65,7 +65,7 @@ class LogFile(Generic[AnyRecord]):
     def __init__(self, path: Path, uuid: UUID, *, mode: str) -> None:
         self.path, self.uuid = path, uuid
         flags = {"r": os.O_RDONLY, "a": os.O_RDWR | os.O_APPEND, "w": os.O_RDWR | os.O_APPEND | os.O_CREAT}[mode]
-        self._fd = open_regular(path, flags)
+        self._fd = open_regular(path, flags, one_name=mode != "r")
         self._close = weakref.finalize(self, os.close, self._fd)  # also for those that are never closed
 
     def write(self, lines: list[bytes], *, durable: bool = True) -> None:

@@ -100,7 +100,7 @@ class MappedFile:
 
 def _open(path: Path, is_writable: bool) -> int:
     flags = os.O_RDWR | os.O_CREAT if is_writable else os.O_RDONLY
-    return open_regular(path, flags)
+    return open_regular(path, flags, one_name=is_writable)
 
 
 def _map(fd: int, needed: int, reserved: int, is_writable: bool, path: Path) -> Bytes:
