@@ -28,7 +28,7 @@ FLOORS: tuple[set[str], ...] = (
     {"alive", "errors", "fixed", "health", "lazy"},
     {"kernels", "html", "grammar", "printable"},
     {"seeds", "files", "versions"},
-    {"schema", "runs", "fingerprints"},
+    {"schema", "runs", "fingerprints", "content"},
     {"guards"},
     {"rows", "tokens"},
     {"recipes", "serve", "load"},

@@ -63,6 +63,8 @@ _SINGLEDISPATCH = functools.singledispatch(lambda value: value).__code__  # type
 _TYPE_PARAMETERS = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
 #: Containers that are hashed by content, wherever they are.
 _CONTAINERS = (list, tuple, set, frozenset, dict, types.MappingProxyType)
+#: Data in memory is identified by its content up to this many values and bytes: about a second of hashing.
+MAX_VALUES, MAX_BYTES = 1_000_000, 1 << 28
 _PASS_VERSION = "pass version=1, and another number whenever it changes"
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poolish.recipes.content import content_of
+from poolish.content import content_of
 
 TYPES = st.recursive(
     st.sampled_from(

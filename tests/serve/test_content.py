@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
 
-from poolish import DataProviderBase, DatasetConsumer, DatasetProvider
+from poolish import DataProviderBase, DatasetBuffer, DatasetConsumer, DatasetProvider, StreamStore
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
-from poolish.serve import purge_queue, queue_log, queue_status
+from poolish.load import CompositeDataset, SubsettedDataset, TextDataset, TransformedDataset
+from poolish.serve import digests, purge_queue, queue_log, queue_status
 from poolish.serve.provider_notes import read_note
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import QueueMeta
@@ -104,6 +108,138 @@ def test_a_queue_of_an_earlier_version_gains_the_record(path):
         publish(path, 1, seed=6)
     with consumer(path) as reader:
         check_ledger([take(reader) for _ in range(2)])
+
+
+# The rows themselves ----------------------------------------------------------------------------------------------
+
+
+class Held:
+    """Rows below an object of the user's; with a lock it cannot be fingerprinted."""
+
+    def __init__(self, rows, lock=None) -> None:
+        self.rows, self.lock = rows, lock
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int):
+        return self.rows[i]
+
+
+class Declared(Held):
+    """One that says itself what it is."""
+
+    def __fingerprint__(self):
+        return self.rows
+
+
+def a_buffer(rows) -> DatasetBuffer:
+    buffer = DatasetBuffer()
+    buffer.append(rows)
+    return buffer
+
+
+def a_saved_buffer(rows, folder) -> DatasetBuffer:
+    place = folder / f"{rows[0]['x']}-{len(rows)}.poolish"
+    if not place.exists():
+        a_buffer(rows).save(place)
+    return DatasetBuffer.load(place)
+
+
+def windows(rows, folder):
+    place = folder / f"stream-{rows[0]['x']}"
+    if not place.exists():
+        with StreamStore(place, fields=["x"]) as store:
+            store.append(steps=list(range(len(rows) * 2)), names=["x"] * len(rows) * 2, values=[1] * len(rows) * 2)
+    return StreamStore.open(place).as_dataset(width=2)
+
+
+def a_text(rows, folder) -> TransformedDataset:
+    """The lines of a file; another order has the same name and size."""
+    place = folder / str(rows[0]["x"]) / "rows.txt"
+    if not place.exists():
+        place.parent.mkdir()
+        place.write_text("".join(f"{row['x']}\n" for row in rows))
+    return TransformedDataset(TextDataset(place), lambda row: {"x": int(row["text"])})
+
+
+KINDS = {
+    "list": lambda rows, folder: list(rows),
+    "tensors": lambda rows, folder: TensorDataset(*torch.tensor([[row["x"], 0] for row in rows]).T),
+    "text": a_text,
+    "pairs": lambda rows, folder: [(np.full(2, row["x"]), row["x"]) for row in rows],
+    "buffer": lambda rows, folder: a_buffer(rows),
+    "snapshot": lambda rows, folder: a_buffer(rows).snapshot(),
+    "saved buffer": a_saved_buffer,
+    "windows": windows,
+    "Hugging Face": lambda rows, folder: pytest.importorskip("datasets").Dataset.from_list(rows),
+    "torch": lambda rows, folder: Subset(rows, list(range(len(rows)))),
+    "object": lambda rows, folder: Held(rows),
+    "declared": lambda rows, folder: Declared(rows, threading.Lock()),
+    "transformed buffer": lambda rows, folder: TransformedDataset(a_buffer(rows), dict),
+    "subset": lambda rows, folder: SubsettedDataset(a_buffer(rows), list(range(100))),
+    "composite": lambda rows, folder: CompositeDataset([a_buffer(rows[:50]), rows[50:]]),
+}
+
+
+@pytest.mark.parametrize("order", ["shuffle", "sequential"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue_is_filled_with_the_same_rows_after_a_restart(path, tmp_path, kind, order):
+    """Equal rows continue the epoch, whatever object holds them; as many others, or in another order, are refused."""
+    path.mkdir(parents=True, exist_ok=True)
+    make = KINDS[kind]
+    serve(path, 3, rows=make(ROWS, tmp_path), order=order)
+
+    with pytest.raises(ConfigError, match=r"data='.*serve the rows from before.*queue purge"):
+        serve(path, 1, rows=make(ROWS[::-1], tmp_path), order=order)
+
+    serve(path, 7, rows=make(ROWS, tmp_path), order=order, epochs=1)
+    assert queue_status(path)["train"].published == 10
+
+
+def test_large_data_is_told_apart_too(path, monkeypatch):
+    """By evenly spaced rows: another order is never served as the same rows."""
+    monkeypatch.setattr(digests, "MAX_VALUES", 50)
+    monkeypatch.setattr(digests, "MAX_BYTES", 700)
+    monkeypatch.setattr(digests, "_SPACED_ROWS", (1_000, 8))
+    tensors = lambda rows: TensorDataset(*torch.tensor([[row["x"], 0] for row in rows]).T)  # noqa: E731
+    for place, make in ((path / "list", list), (path / "buffer", a_buffer), (path / "tensors", tensors)):
+        serve(place, 2, rows=make(ROWS))
+        with pytest.raises(ConfigError, match="data='"):
+            serve(place, 1, rows=make(ROWS[::-1]))
+        serve(place, 1, rows=make(ROWS))
+
+
+def test_what_cannot_be_fingerprinted_is_compared_by_length(path):
+    """And is not the same as what was."""
+    serve(path, 1, rows=Held(ROWS, threading.Lock()))
+    serve(path, 1, rows=Held(ROWS, threading.Lock()))
+    for rows in (ROWS, Held(ROWS[:90], threading.Lock())):
+        with pytest.raises((ConfigError, queue_log.StaleSchema), match="queue purge"):
+            serve(path, 1, rows=rows)
+
+
+def test_a_row_that_was_updated_is_another_row(path):
+    """The uuid and the counts of a buffer stay the same; its values do not."""
+    buffer = a_buffer(ROWS)
+    serve(path, 1, rows=buffer)
+    buffer.update([5], {"x": [1_000]})
+    with pytest.raises(ConfigError, match="data='"):
+        serve(path, 1, rows=buffer)
+
+
+def test_a_queue_without_the_digest_gains_it(path):
+    """One that was filled before there were digests."""
+    serve(path, 1)
+    split = path / "queue" / "train"
+    told = read_sealed(split / "meta.json")
+    del told["content"]["data"]
+    write_sealed(split / "meta.json", told, durable=False)
+
+    serve(path, 1)
+
+    with pytest.raises(ConfigError, match="data='"):
+        serve(path, 1, rows=ROWS[::-1])
 
 
 # The size of a batch ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolish.errors import ConfigError, Unfingerprintable
-from poolish.fingerprints import fingerprint, qualified_name
+from poolish.fingerprints import MAX_BYTES, MAX_VALUES, fingerprint, qualified_name
 from poolish.load.frozen import Frozen, NumberedRows
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from poolish.load.composite import CompositeDataset
     from poolish.load.materialised import Fit
 
-#: Data in memory is identified by its content up to this many values and bytes: about a second of hashing.
-MAX_VALUES, MAX_BYTES = 1_000_000, 1 << 28
 #: What to do about a dataset or a function that cannot be fingerprinted.
 ADVICE = (
     "pass version=1 to the CachedDataset, TransformedDataset, FilteredDataset or AdaptedDataset that uses it, and "

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish.content import is_rare
 from poolish.errors import CorruptDataError, SchemaError
-from poolish.recipes.content import is_rare
 from poolish.recipes.identity import Int64
 from poolish.schema import Schema
 from poolish.schema.arrow import spelled_out, unsliced

@@ -14,6 +14,7 @@ from poolish.rows.arrays import stored
 from poolish.rows.refusal import Refusal
 from poolish.schema import Field, Schema
 from poolish.seeds import KeyedPermutation, key
+from poolish.serve.digests import digest_of
 from poolish.serve.provider import DataProviderBase
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ class DatasetProvider(DataProviderBase):
     - ``"random"``: rows drawn with replacement from what the dataset holds at that moment: for data that grows.
 
     ``epochs`` ends the first two after so many passes. ``worker`` of ``n_workers`` serves every ``n_workers``-th batch,
-    under the name ``w<worker>``. All columns must be numbers or arrays of one shape; choose them with ``columns``.
+    under the name ``w<worker>``. A restart must serve the same rows: a digest of them is kept in the queue, except for
+    ``"random"`` and for datasets that cannot be fingerprinted (of these, the length). All columns must be numbers or
+    arrays of one shape; choose them with ``columns``.
 
     >>> rows = [{"x": np.full(3, i), "label": i % 2} for i in range(10)]
     >>> with DatasetProvider({"train": rows}, path=folder, batch_size=4, epochs=1) as provider:
@@ -70,6 +73,8 @@ class DatasetProvider(DataProviderBase):
             raise ConfigError(f"worker={worker} of n_workers={n_workers}: a worker is from 0 to n_workers - 1")
         self._datasets: dict[str, MapStyle] = {split: _map_style(each, split) for split, each in by_split.items()}
         self._lengths = {split: len(each) for split, each in self._datasets.items()}
+        # Before a row is read: some datasets remember that one was.
+        self._digests = {} if order == "random" else self._digests_now()
         self._order, self._epochs, self._columns = order, epochs, columns
         self._worker, self._n_workers = worker, n_workers
         known = {"dataset": os.path.basename(os.path.abspath(path)), "batch_size": batch_size, "block_size": 1}
@@ -108,8 +113,11 @@ class DatasetProvider(DataProviderBase):
         if self._order != "sequential":
             told["seed"] = self.config.seed
         if self._order != "random":
-            told |= {"rows": self._lengths[split], "workers": self._n_workers}
+            told |= {"rows": self._lengths[split], "workers": self._n_workers, "data": self._digests[split]}
         return told
+
+    def _digests_now(self) -> dict[str, str | None]:
+        return {split: digest_of(each, self._lengths[split]) for split, each in self._datasets.items()}
 
     def _numbers(self, split: str, rng: np.random.Generator) -> NDArray[np.int64]:
         size = self.config.batch_size

@@ -5,8 +5,8 @@
      "content": what else decides which batches come, "checksum": of all that}
 
 The fingerprint covers the schema and the rest of the meta data: a new vocabulary makes batches just as stale as a
-new shape does. The content (seed, batch size, how rows are dealt out) is what a provider must not change at a restart:
-half an epoch in one order and half in another is no epoch. Queues of 0.1.0 have none, and gain it.
+new shape does. The content (seed, batch size, how rows are dealt out, a digest of them) is what a provider must not
+change at a restart: half an epoch in one order and half in another is no epoch. Queues of 0.1.0 have none, and gain it.
 """
 
 from __future__ import annotations
@@ -83,10 +83,11 @@ class QueueMeta:
         for name, value in content.items():
             before = self.content.get(name, value)
             if before != value:
+                what = "serve the rows from before, in their order," if name == "data" else "use the value from before,"
                 raise ConfigError(
                     f"{directory}: this queue was filled with {name}={before!r}, this provider has {name}={value!r}, "
-                    "which would repeat some rows of an epoch and leave others out; use the value from before, or "
-                    f"discard the queue: poolish queue purge {directory}"
+                    f"which would repeat some rows of an epoch and leave others out; {what} or discard the queue: "
+                    f"poolish queue purge {directory}"
                 )
 
     @classmethod

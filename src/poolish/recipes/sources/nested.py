@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from poolish.content import content_of
 from poolish.recipes.cache import Cache
-from poolish.recipes.content import content_of
 from poolish.recipes.engine import Engine
 from poolish.recipes.identity import Int64, row_hashes
 from poolish.recipes.sources.source import FRAGMENT_ROWS, Fragment, selected

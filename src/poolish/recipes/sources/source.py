@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from poolish.content import content_of
 from poolish.errors import RecipeError
-from poolish.recipes.content import content_of
 from poolish.recipes.expressions import col
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import workable

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 import xxhash
+from numpy.typing import NDArray
 
 from poolish.files import checksum_hex
-from poolish.recipes.identity import Int64
 
 
-def content_of(table: pa.Table, ids: Int64 | None = None) -> str:
+def content_of(table: pa.Table, ids: NDArray[np.int64] | None = None) -> str:
     """A fingerprint of all values of a table and of its columns, and of the rows' ids where they have some.
 
     >>> numbers = pa.table({"n": [1, 2, None, 4]})
