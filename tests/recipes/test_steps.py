@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import math
 import statistics
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -374,6 +376,67 @@ def test_cast_and_fill_nulls():
     assert baked("fill_nulls", columns={"text": "none"}).table["text"].to_pylist()[5] == "none"
     assert "x" in refused("cast", pa.table({"x": [1.5]}), columns={"x": "int64"})
     assert "x" in refused("cast", pa.table({"x": [300]}), columns={"x": "int8"})
+
+
+NAIVE = datetime.datetime(2020, 1, 1, 5, 6, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        *((type_, value) for type_ in (pa.int64(), pa.uint8()) for value in (0.5, -1.9, 2**64, True, "7", math.nan)),
+        *((pa.int64(), value) for value in (np.float64(0.5), np.float32(2.5), Decimal("0.5"), np.True_, 1e300)),
+        *((pa.large_list(pa.int64()), value) for value in ([0.5], (1, 2.5), np.array([0.5]), [True])),
+        *((pa.struct([("a", pa.int64())]), value) for value in ({"a": 0.5}, {"a": 1, "b": 2})),
+        *((pa.float32(), value) for value in (1e300, 1e-300, True, 2**24 + 1)),
+        *((pa.float16(), value) for value in (70_000, 1e6)),
+        *((type_, NAIVE) for type_ in (pa.date32(), pa.timestamp("s"), pa.timestamp("us", "Europe/Berlin"))),
+        *((pa.timestamp("us"), value) for value in (1.5, NAIVE.astimezone(datetime.UTC))),
+        (pa.time32("s"), datetime.time(1, 2, 3, 4)),
+        (pa.duration("ms"), datetime.timedelta(microseconds=1_500)),
+        (pa.decimal128(5, 1), Decimal("1.23")),
+        (pa.bool_(), 1),
+    ],
+)
+def test_nulls_become_exactly_what_was_asked_for(type_, value):
+    """A value that the column's type would cut is refused, in lists and structs too."""
+    told = refused("fill_nulls", pa.table({"x": pa.nulls(2, type_)}), columns={"x": value})
+    assert f"column 'x' holds {type_}, its nulls cannot become" in told
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "expected"),
+    [
+        (pa.int64(), 2.0, 2),
+        (pa.int8(), np.int64(-3), -3),
+        (pa.float32(), 0.1, float(np.float32(0.1))),
+        (pa.float32(), math.inf, math.inf),
+        (pa.float64(), 3, 3.0),
+        (pa.list_(pa.float32()), [0.1, 2], [float(np.float32(0.1)), 2.0]),
+        (pa.struct([("a", pa.int64()), ("b", pa.int64())]), {"a": 1}, {"a": 1, "b": None}),
+        (pa.timestamp("us"), NAIVE, NAIVE),
+        (pa.date32(), 5, datetime.date(1970, 1, 6)),
+        (pa.decimal128(5, 1), 3, Decimal("3.0")),
+        (pa.large_binary(), "rye", b"rye"),
+    ],
+)
+def test_values_that_a_column_can_hold_fill_its_nulls(type_, value, expected):
+    """Equal values, in whatever type of Python; floats in the column's precision."""
+    assert baked("fill_nulls", pa.table({"x": pa.nulls(2, type_)}), columns={"x": value}).table["x"].to_pylist() == [
+        expected,
+        expected,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [([1.0, 1e300], "float32"), ([70_000], "float16"), (["1e400"], "float64"), (["1e39"], "float32")],
+)
+def test_a_cast_does_not_make_numbers_infinite(values, type_):
+    """Too large is an error of the row; what is infinite already stays so."""
+    assert "is too large" in refused("cast", pa.table({"x": values}), columns={"x": type_})
+    fine = baked("cast", pa.table({"x": [math.inf, -math.inf, 1.0]}), columns={"x": type_})
+    assert fine.table["x"].to_pylist() == [math.inf, -math.inf, 1.0]
 
 
 @pytest.mark.parametrize(

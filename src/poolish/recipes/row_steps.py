@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.fingerprints import options_fingerprint
 from poolish.lazy import cached_property
+from poolish.recipes.exact import exact_scalar
 from poolish.recipes.expressions import Expression, as_expression, as_value
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import INGREDIENT, Piece, canonical_table
@@ -196,10 +197,23 @@ def _cast(columns: Mapping[str, Any]) -> Change:
                 values = column.cast(type_)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
                 raise RecipeError(f"column {name!r} cannot be {type_}: {error}; filter or map it first") from error
+            _refuse_overflow(name, column, values)
             table = with_column(table, name, values)
         return table, None
 
     return change
+
+
+def _refuse_overflow(name: str, column: pa.ChunkedArray, values: pa.ChunkedArray) -> None:
+    """Raise where a finite number would become infinite: Arrow's cast allows that."""
+    if not pa.types.is_floating(values.type):
+        return
+    for i in pc.indices_nonzero(pc.is_inf(values.cast(pa.float64()))).to_pylist():
+        value = column[i].as_py()
+        if "inf" not in str(value).lower():
+            raise RecipeError(
+                f"column {name!r} cannot be {values.type}: {value!r} is too large; filter or map it first"
+            )
 
 
 #: Types of Python that are several in a column, and what to write for the one that holds all of their values.
@@ -225,9 +239,8 @@ def _fill_nulls(columns: Mapping[str, Any]) -> Change:
         for name, value in columns.items():
             column = table.column(known(table, [name])[0])
             try:
-                filler = pa.scalar(value, column.type)
-                values = pc.fill_null(column, filler)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+                values = pc.fill_null(column, exact_scalar(value, column.type))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise RecipeError(
                     f"column {name!r} holds {column.type}, its nulls cannot become {value!r}: {error}; cast it first"
                 ) from error
