@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextvars
 import functools
 import importlib.util
@@ -12,12 +13,14 @@ import re
 import subprocess
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from poolish.errors import RecipeError
 from poolish.fingerprints import _is_library, fingerprint, function_fingerprint
@@ -115,6 +118,26 @@ CHANGES = {
     "a builtin of the user's": (
         "import builtins\ndef f(x): return {k}\nbuiltins.kneaded = f\ndef step(row): return kneaded(row)"
     ),
+    "an attribute that pickling leaves out": (
+        "class C:\n    def __init__(self): self.k = {k}\n    def __getstate__(self): return dict()\nC = C()\n"
+        "def step(row): return C.k"
+    ),
+    "a slot that pickling leaves out": (
+        "class C:\n    __slots__ = ('k',)\n    def __init__(self): self.k = {k}\n"
+        "    def __reduce__(self): return C, ()\nD = C()\ndef step(row): return D.k"
+    ),
+    "what a base class leaves out": (
+        "class B:\n    def __reduce_ex__(self, n): return type(self), ()\nclass C(B): pass\nD = C()\nD.k = {k}\n"
+        "def step(row): return D.k"
+    ),
+    "what a registered function leaves out": (
+        "import copyreg\nclass C: pass\nD = C()\nD.k = {k}\ncopyreg.pickle(C, lambda c: (C, ()))\n"
+        "def step(row): return D.k"
+    ),
+    "a number on a module of Python": "import math\nmath.K = {k}\ndef step(row): return math.K",
+    "a function on a module of Python": (
+        "import math\ndef f(x): return {k}\nmath.knead = f\ndef step(row): return math.knead(row)"
+    ),
     "an attribute of the function": "def step(row): return step.k\nstep.k = {k}",
 }
 
@@ -162,6 +185,27 @@ class Kneader:
 
 
 KNEADER = Kneader(1)
+MODULES = sys.modules
+GENERATOR = torch.Generator()
+
+
+class Hiding:
+    """An object whose pickle leaves out a file, which decides what it does, and a lock, which does not."""
+
+    def __init__(self, *, with_file: bool = True) -> None:
+        self.file, self.lock = (x for x in ()) if with_file else 1, threading.Lock()
+
+    def __call__(self, row: Any) -> Any:
+        return row
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+def _imports_inside(row: Any) -> Any:
+    from importlib import import_module as load
+
+    return load("hid").K
 
 
 @pytest.mark.parametrize(
@@ -170,10 +214,17 @@ KNEADER = Kneader(1)
         *(Kneader(1), Kneader(1).knead, functools.partial(Kneader(1)), lambda row: KNEADER.knead(row)),
         *((x for x in ()).__next__, lambda row, k=KNEADER: row, random.Random(3).choice, np.frompyfunc(len, 1, 1)),
         *(lambda row: eval("K"), lambda row: globals()["K"], contextvars.ContextVar("k", default=1).get),
+        *(lambda row: importlib.import_module("hid").K, lambda row: import_module("hid").K),
+        *(lambda row: sys.modules["hid"].K, lambda row: MODULES["hid"].K, lambda row: Kneader.__subclasses__()[0].k),
+        *(lambda row: builtins.eval("K"), lambda row: print_of.__globals__["K"], lambda row: sys._getframe().f_globals),
+        *(_imports_inside, functools.partial(import_module), lambda row: GENERATOR, Hiding()),
     ],
     ids=[
         *("object", "bound method", "partial of an object", "global object", "method of a generator", "default"),
         *("random generator", "wrapped in C", "eval", "globals", "context variable"),
+        *("import_module", "import_module by its name", "sys.modules", "sys.modules by a name", "subclasses"),
+        *("builtins.eval", "globals of a function", "globals of a frame"),
+        *("import inside", "partial of import_module", "generator of torch", "an open file that pickling leaves out"),
     ],
 )
 def test_state_that_cannot_be_read_asks_for_a_version(function):
@@ -183,6 +234,24 @@ def test_state_that_cannot_be_read_asks_for_a_version(function):
     with pytest.raises(RecipeError, match=r"'knead'.*version=1"):
         _ = step.fingerprint
     assert "7" in CalledStep("knead", function, 7, False, {}).fingerprint
+
+
+def test_a_lock_that_pickling_leaves_out_decides_nothing():
+    """An object that hides nothing else needs no version."""
+    assert print_of(Hiding(with_file=False)) == print_of(Hiding(with_file=False))
+
+
+def test_a_member_of_a_module_is_found_by_a_text_too(tmp_path, monkeypatch):
+    """As getattr and vars ask for it."""
+    (tmp_path / "kneading_texts.py").write_text("K = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helpers = __import__("kneading_texts")
+    for source in ("getattr(helpers, 'K')", "vars(helpers)['K']", "helpers.__dict__['K']"):
+        helpers.K = 1
+        step = made(f"def step(row): return {source}", helpers=helpers)
+        before = print_of(step)
+        helpers.K = 2
+        assert print_of(step) != before
 
 
 def test_an_object_works_without_a_version():

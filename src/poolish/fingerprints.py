@@ -2,7 +2,8 @@
 
     function   code, defaults, closure, attributes, and the globals and modules that its code names
     class      its members, bases and metaclass
-    object     its class and its state, as pickle would save them; or what its ``__fingerprint__()`` returns
+    object     its class and its state, as pickle would save them, with attributes that pickling leaves out; or what its
+               ``__fingerprint__()`` returns
     data       its content, never its address
 
 User code is followed through every function, class and module it reaches. An installed package is identified by name
@@ -32,6 +33,7 @@ import platform
 import random
 import sys
 import sysconfig
+import threading
 import types
 import typing
 import uuid
@@ -59,6 +61,20 @@ _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _MOVING = (Iterator, random.Random, np.random.Generator, np.random.BitGenerator, np.random.RandomState)
 #: Built-in functions that reach names no analysis of the code can find.
 _DYNAMIC = ("globals", "eval", "exec", "__import__")
+#: Attributes that do, whatever they belong to.
+_DYNAMIC_ATTRIBUTES = {"__subclasses__", "__globals__", "f_globals", "f_back"}
+#: Members of modules that do.
+_DYNAMIC_MEMBERS = {
+    "importlib": {"import_module", "__import__"},
+    "sys": {"modules", "_getframe"},
+    "builtins": set(_DYNAMIC),
+    "inspect": {"currentframe", "stack"},
+    "gc": {"get_objects", "get_referrers"},
+    "pkgutil": {"resolve_name"},
+    "runpy": {"run_module", "run_path"},
+}
+#: They only keep threads apart, so an object may leave them out.
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore)
 _SINGLEDISPATCH = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
 _TYPE_PARAMETERS = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
 #: Containers that are hashed by content, wherever they are.
@@ -175,6 +191,8 @@ class _Digest:
         kind = type(value)
         if kind in _EXACT_REPR:
             self._say(kind.__name__, repr(value))
+        elif (dynamic := _dynamic_name(value)) is not None:
+            raise _Unknown(_reaches(dynamic))
         elif kind in _CONTAINERS:
             self._container(kind, value)
         elif (name := _library_name(value)) is not None:
@@ -293,7 +311,7 @@ class _Digest:
         self._say("object", kind)
         if isinstance(value, types.ModuleType):
             raise _Unknown(f"the module {value.__name__!r} as a value")
-        if isinstance(value, _MOVING):
+        if isinstance(value, _MOVING) or _is_torch_generator(value):
             raise _Unknown(f"{_described(value)}, whose state changes with every call")
         own = getattr(type(value), "__fingerprint__", None)
         stands_for = NotImplemented if own is None else own(value)
@@ -334,6 +352,8 @@ class _Digest:
             self.add(make)
             self.add((arguments, list(items or ()), [part for pair in pairs or () for part in pair]))
             self._attributes(state)
+            if _pickles_itself(type(value)):
+                self._attributes(_own_attributes(value))
         except _Unknown as unknown:
             raise _Unknown(f"{_described(value)}, which holds {unknown}") from None
 
@@ -377,6 +397,8 @@ class _Digest:
         self._code(function.__code__)
         self.add((function.__defaults__, function.__kwdefaults__, _annotations(function)))
         names = _all_names(function.__code__)
+        for name in sorted(_DYNAMIC_ATTRIBUTES & names):
+            raise _Unknown(_reaches(f"the attribute {name}"))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._say("closure", name)
             self._cell(name, cell, names)
@@ -406,7 +428,7 @@ class _Digest:
         if name in function.__globals__:
             self._reached(name, function.__globals__[name], names)
         elif name in _DYNAMIC:
-            raise _Unknown(f"{name}(), which reaches names that only a run finds")
+            raise _Unknown(_reaches(f"{name}()"))
         elif hasattr(builtins, name):
             self._reached(name, getattr(builtins, name), names)
         else:
@@ -421,8 +443,12 @@ class _Digest:
 
     def _module(self, module: types.ModuleType | None, names: set[str]) -> None:
         """Of a module of the user's, everything with a name that the code contains."""
-        if module is None or _is_library(module.__name__):
-            self._say("module", "" if module is None else _versioned(module.__name__))
+        if module is None:
+            self._say("module", "")
+            return
+        if _is_library(module.__name__):
+            self._say("module", _versioned(module.__name__))
+            self._library_members(module, names)
             return
         self._say("module", module.__name__)
         # By names too: another function may use other names of a package that is still being visited.
@@ -433,6 +459,17 @@ class _Digest:
         for name in sorted((names | lazily) & members.keys()):
             self._say("attribute", name)
             self._reached(name, members[name], names)
+
+    def _library_members(self, module: types.ModuleType, names: set[str]) -> None:
+        """What a library's module has under a name in the code and may have got from the user: numbers, functions."""
+        for name in sorted(names & vars(module).keys()):
+            if name in _DYNAMIC_MEMBERS.get(module.__name__, ()):
+                raise _Unknown(_reaches(f"{module.__name__}.{name}"))
+            value = vars(module)[name]
+            is_code = isinstance(value, (types.FunctionType, type)) and not _is_library(value.__module__)
+            if is_code or type(value) in _EXACT_REPR:
+                self._say("attribute", name)
+                self.add(value)
 
     def _code(self, code: types.CodeType) -> None:
         self._say("code", code.co_code + code.co_exceptiontable)
@@ -464,6 +501,40 @@ def _is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
+def _is_torch_generator(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Generator)
+
+
+def _pickles_itself(kind: type) -> bool:
+    """Whether code of the user's decides what pickle saves of an object, and so may leave something out."""
+    reduce = copyreg.dispatch_table.get(kind)
+    if reduce is not None and not _is_library(reduce.__module__):
+        return True
+    own = ("__getstate__", "__reduce__", "__reduce_ex__")
+    return any(name in vars(each) and not _is_library(each.__module__) for each in kind.__mro__ for name in own)
+
+
+def _own_attributes(value: Any) -> dict[str, Any]:
+    slots: Iterable[str] = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    return {name: each for name, each in found.items() if not isinstance(each, _LOCKS)}
+
+
+def _dynamic_name(value: Any) -> str | None:
+    """The name of something that gives access to every module or to any code."""
+    if value is sys.modules:
+        return "sys.modules"
+    is_function = isinstance(value, (types.FunctionType, types.BuiltinFunctionType))
+    module = getattr(value, "__module__", None) if is_function else None
+    is_dynamic = isinstance(module, str) and value.__name__ in _DYNAMIC_MEMBERS.get(module, ())
+    return f"{module}.{value.__name__}" if is_dynamic else None
+
+
+def _reaches(dynamic: str) -> str:
+    return f"{dynamic}, which reaches names that only a run finds"
+
+
 def _annotations(function: types.FunctionType) -> Any:
     try:
         return function.__annotations__
@@ -488,7 +559,9 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _all_names(code: types.CodeType) -> set[str]:
-    return {name for each in _codes(code) for name in each.co_names}
+    """The names in the code, and its text constants: ``getattr(module, "K")`` names K too."""
+    texts = {text for each in _codes(code) for text in each.co_consts if isinstance(text, str)}
+    return texts | {name for each in _codes(code) for name in each.co_names}
 
 
 def _instructions(code: types.CodeType) -> list[dis.Instruction]:
