@@ -18,6 +18,7 @@ class Drawing:
 
     def __init__(self, n=9, *, fails_at=None):
         self.rng, self._n, self.fails_at, self.epoch = np.random.default_rng(3), n, fails_at, None
+        self.error = RuntimeError
 
     def __len__(self):
         return self._n
@@ -26,7 +27,7 @@ class Drawing:
         drawn = float(self.rng.random())
         if index == self.fails_at:
             self.fails_at = None
-            raise RuntimeError("the disk is gone")
+            raise self.error("the disk is gone")
         return {"n": index, "drawn": drawn}
 
     def set_epoch(self, epoch):
@@ -98,6 +99,85 @@ def test_a_batch_that_failed_is_read_again_from_the_same_state():
         next(iterator)
 
     assert got + [plain(batch) for batch in iterator] == expected
+
+
+def _begun_plainly(loader):
+    return loader
+
+
+def _asked_for_its_length(loader):
+    len(loader)
+    return loader
+
+
+def _in_its_second_epoch(loader):
+    list(loader)
+    return loader
+
+
+def _with_another_epoch(loader):
+    loader.set_epoch(2)
+    return loader
+
+
+def _asked_and_with_another_epoch(loader):
+    len(loader)
+    return _with_another_epoch(loader)
+
+
+def _after_a_refused_state(loader):
+    with pytest.raises(ResumeError):
+        loader.load_state_dict(saved(load(Drawing(12), 2)))
+    return loader
+
+
+BEGINNINGS = [
+    _begun_plainly,
+    _asked_for_its_length,
+    _in_its_second_epoch,
+    _with_another_epoch,
+    _asked_and_with_another_epoch,
+    _after_a_refused_state,
+]
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS, ids=lambda begin: begin.__name__[1:])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_first_batch_that_failed_is_read_again_from_the_same_state(view, error, begin):
+    """However the epoch was begun, and whatever came: rows, values and states are those of a run without it."""
+    plainly = _with_another_epoch if "another" in begin.__name__ else begin
+    expected = plainly(load(VIEWS[view](Drawing()), 2))
+    dataset = Drawing()
+    loader = begin(load(VIEWS[view](dataset), 2))
+    expected_state = saved(expected)
+    dataset.fails_at, dataset.error = 1, error
+
+    iterator = iter(loader)
+    got = []
+    while dataset.fails_at is not None:
+        try:
+            got.append(plain(next(iterator)))
+        except error:
+            assert got or saved(loader) == expected_state
+    got += [plain(batch) for batch in iterator]
+
+    assert got == [plain(batch) for batch in expected]
+
+
+def test_an_epoch_set_after_a_failed_batch_begins_where_the_last_delivered_one_ended():
+    """What the failed batch drew is put back, also when another epoch comes instead of it."""
+    expected, loader = load(Drawing(), 2), load(Drawing(fails_at=3), 2)
+    next(iter(expected))
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        next(iterator)
+
+    for each in (expected, loader):
+        each.set_epoch(4)
+    assert saved(loader) == saved(expected)
+    assert [plain(batch) for batch in loader] == [plain(batch) for batch in expected]
 
 
 def test_a_dataset_state_and_a_loader_that_do_not_match_are_refused():

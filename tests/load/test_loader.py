@@ -483,6 +483,39 @@ def test_set_epoch_begins_an_epoch_unless_the_loader_is_in_it():
     assert told.epoch == 1
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("n_read", [0, 1])
+def test_set_epoch_is_about_the_next_iter(n_read, num_workers):
+    """An iterator that runs does not slip into another epoch, whose rows would be missing from its own: it raises."""
+    loader = load(buffer(6), 2, shuffle=True, num_workers=num_workers)
+    expected = [ids(load(buffer(6), 2, shuffle=True))]
+    list(loader)
+    expected.append(ids(loader))
+    loader.set_epoch(0)
+    running = iter(loader)
+    seen = [id_ for _ in range(n_read) for id_ in next(running).ids.tolist()]
+    loader.set_epoch(0)
+    seen += next(running).ids.tolist()
+    assert seen == expected[0][: len(seen)]
+
+    loader.set_epoch(1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"superseded: a later iter\(\) or set_epoch\(\)"):
+            next(running)
+    assert ids(loader) == expected[1]
+    loader.close()
+
+
+def test_set_epoch_leaves_an_iterator_over_that_is_over():
+    """Its epoch was complete."""
+    loader = load(buffer(6), 2)
+    over = iter(loader)
+    assert len(list(over)) == 3
+    loader.set_epoch(4)
+
+    assert list(over) == []
+
+
 @pytest.mark.parametrize("bad", [-1, 1.5, "1", None, True])
 def test_epochs_are_whole_numbers(bad):
     """The message says what was given."""

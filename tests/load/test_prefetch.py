@@ -103,9 +103,9 @@ def test_set_epoch_and_a_loaded_state_after_iter_count():
     plain.set_epoch(3)
     first, state, second = next(iter(plain)), saved(plain), next(iter(plain))
 
-    iterator = iter(loader)
+    iter(loader)
     loader.set_epoch(3)
-    assert next(iterator).ids.tolist() == first.ids.tolist()
+    assert next(iter(loader)).ids.tolist() == first.ids.tolist()
     loader.set_epoch(4)
     iterator = iter(loader)
     loader.load_state_dict(state)

@@ -187,7 +187,9 @@ class Loader:
             )
         self.guard = guard
         self._guard = None if guard is None else _guarding(guard, self.rank, self.world_size)
-        self._progress = self._dataset_at = Progress(guard=self._guard and self._guard.memory())
+        self._progress = Progress(guard=self._guard and self._guard.memory())
+        # The dataset's own state that the dataset is in now; _NOWHERE while a batch is read.
+        self._dataset_at: str | None = None
         self._has_entered = self._has_resumed = False
         self._flight = InFlight()
         self._begun_at: object = None
@@ -370,28 +372,33 @@ class Loader:
         batch = _LEFT_OUT if is_left_out else labelled(content, origin)
         if self._is_explicit and not is_left_out:
             self._flight.track(batch, ids, plan.place.step, before)
+        own = dataset_state.to_json(self.dataset) if self._has_dataset_state else None
         after = Progress(
             plan.after,
             stride - 1,
             True,
             before.n_skipped + len(read.gone),
-            dataset_state.to_json(self.dataset) if self._has_dataset_state else None,
+            own,
             before.origin if is_left_out else origin,
             self._guard and self._guard.memory(),
             before.n_left_out + is_left_out,
             before.n_dropped + n_dropped,
         )
-        self._dataset_at = after
+        self._dataset_at = own
         self._progress = after
         return batch
 
+    def _keep_dataset(self) -> None:
+        """Note the state of a dataset that has one, before anything changes it: an epoch that begins, or a read."""
+        if self._has_dataset_state and self._progress.dataset is None:
+            self._dataset_at = dataset_state.to_json(self.dataset)
+            self._progress = self._progress._replace(dataset=self._dataset_at)
+
     def _rewind_dataset(self) -> None:
         """Undo what a batch that was read and not delivered has changed in a dataset with a state of its own."""
-        progress = self._progress
-        if progress.dataset is None:
-            progress = self._progress = progress._replace(dataset=dataset_state.to_json(self.dataset))
-        elif self._dataset_at is not progress:
-            self._put_dataset(progress.place, progress.dataset)
+        place, text = self._progress.place, self._progress.dataset
+        if text is not None and self._dataset_at != text:
+            self._put_dataset(place, text)
         self._dataset_at = _NOWHERE
 
     def _put_dataset(self, place: Place, text: str) -> None:
@@ -418,7 +425,8 @@ class Loader:
         self._leave()
         self._supply.forget(keep_workers=self._keeps_workers)
         place = self._progress.place.next_epoch()
-        self._progress = self._dataset_at = self._progress._replace(place=place, n_skip=None)
+        self._dataset_at = self._progress.dataset
+        self._progress = self._progress._replace(place=place, n_skip=None)
         return _END
 
     def _enter(self) -> None:
@@ -443,6 +451,7 @@ class Loader:
     def _tell_epoch(self, epoch: int) -> None:
         """Before anything is frozen: views may be other rows in another epoch."""
         if self._told_epoch != epoch:
+            self._keep_dataset()
             pass_epoch(self.dataset, epoch)
             self._told_epoch = epoch
 
@@ -451,7 +460,7 @@ class Loader:
         self._begun_at = None
         self._flight.clear()
         self._leave()
-        self._progress = self._dataset_at = self._progress._replace(place=place, n_skip=n_skip, dataset=dataset)
+        self._progress = self._progress._replace(place=place, n_skip=n_skip, dataset=dataset)
 
     @property
     def _frontier(self) -> Progress:
@@ -535,12 +544,19 @@ class Loader:
         return found.plus(skipped, **figures, in_flight=self._flight.n_waiting(place.step))
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch`` with the next batch; nothing happens if the loader is in it already."""
-        epoch = check_epoch(epoch)
-        if epoch != self._progress.place.epoch:
-            self._go_to(Place(epoch, self._progress.place.step), dataset=self._progress.dataset)
-            if isinstance(self._walk, BatchWalk):
-                self._walk.forget()
+        """Begin ``epoch`` with the next ``iter()``; nothing happens if the loader is in it already.
+
+        An iterator of another epoch that still runs raises: it would go on in this one.
+        """
+        epoch, place = check_epoch(epoch), self._progress.place
+        if epoch == place.epoch:
+            return
+        self._n_iterations += 1
+        if not place.position and self._told_epoch == place.epoch:
+            self._dataset_at = _NOWHERE  # it has begun an epoch of which nothing was read
+        self._go_to(Place(epoch, place.step), dataset=self._progress.dataset)
+        if isinstance(self._walk, BatchWalk):
+            self._walk.forget()
 
     # -- state
 
@@ -587,9 +603,10 @@ class Loader:
             run_id(self._asked_run, restored=run, what="Loader")
         own = json.dumps(state["dataset"]) if "dataset" in state else None
         before = dataset_state.to_json(self.dataset) if self._has_dataset_state else None
-        told = self._told_epoch
+        was, told = (self._progress, self._dataset_at), self._told_epoch
         memory = self._guard and self._guard.memory()
         try:
+            self._keep_dataset()
             place = self._place_of(state, own)
             if self._guard is not None:
                 self._guard.restore(state)
@@ -601,11 +618,13 @@ class Loader:
             self._tell_epoch(self._progress.place.epoch if told is None else told)
             if before is not None:
                 dataset_state.restore(self.dataset, before)
+            (self._progress, self._dataset_at), self._told_epoch = was, told
             raise
         self._go_to(place, state.get("skip"), own)
         if isinstance(self._walk, BatchWalk):
             self._walk.become(self._resumed_walk)
-        self._progress = self._dataset_at = self._progress._replace(guard=self._guard and self._guard.memory())
+        self._progress = self._progress._replace(guard=self._guard and self._guard.memory())
+        self._dataset_at = own
         self._restored_run, self._run, self._has_resumed = run, None, True
 
     def _place_of(self, state: Mapping[str, Any], own: str | None) -> Place:
@@ -686,8 +705,8 @@ def _guarding(guard: Any, rank: int, world_size: int) -> LoaderGuard:
     return LoaderGuard(guard, rank, world_size)
 
 
-#: Where a dataset is while a batch is read.
-_NOWHERE = Progress()
+#: The state of a dataset while a batch is read: none that is known.
+_NOWHERE = ""
 
 
 class _Iteration:
@@ -706,9 +725,10 @@ class _Iteration:
         loader = self._loader
         if loader._n_iterations != self._number:
             raise RuntimeError(
-                "this iterator was superseded: a later iter() of the same loader goes on where it was; use the newer "
-                "one, or give each loop a loader of its own (loader.like())"
+                "this iterator was superseded: a later iter() or set_epoch() of the same loader moved it; use a new "
+                "iter(), or give each loop a loader of its own (loader.like())"
             )
+        loader._keep_dataset()
         before = loader._progress
         try:
             batch = loader._next()
