@@ -6,6 +6,8 @@ import random
 
 import numpy as np
 import pytest
+import torch
+from torch.utils import data as torch_data
 
 from poolish import DatasetBuffer, verify_resume
 from poolish.errors import ConfigError, ResumeError
@@ -52,6 +54,51 @@ VIEWS = {
     "filtered": lambda base: FilteredDataset(base, lambda sample: sample["n"] % 4),
     "composite": lambda base: CompositeDataset([rows_with_draws(3), base, TransformedDataset(Drawing(4), _same)]),
 }
+
+
+class Wrapped:
+    """A user's wrapper that knows nothing of states."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        return self.dataset[index]
+
+
+class Chained:
+    """The same, of several datasets of one length."""
+
+    def __init__(self, datasets):
+        self.datasets = datasets
+
+    def __len__(self):
+        return len(self.datasets[0])
+
+    def __getitem__(self, index):
+        return {"n": index, "drawn": [dataset[index]["drawn"] for dataset in self.datasets]}
+
+
+VIEWS |= {
+    "torch subset": lambda base: torch_data.Subset(base, range(len(base) - 1, 0, -1)),
+    "torch split": lambda base: torch_data.random_split(base, [5, 4], torch.Generator().manual_seed(1))[1],
+    "torch concatenation": lambda base: torch_data.ConcatDataset([rows_with_draws(3), base, Drawing(4)]),
+    "torch stack": lambda base: TransformedDataset(torch_data.StackDataset(a=base, b=Drawing(9)), _unstacked),
+    "torch stack of tuples": lambda base: TransformedDataset(torch_data.StackDataset(base, Drawing(9)), _unstacked),
+    "wrapper": Wrapped,
+    "wrapper of several": lambda base: Chained((base, Drawing(9))),
+    "deep": lambda base: TransformedDataset(
+        torch_data.Subset(Wrapped(TransformedDataset(base, _same)), range(7)), _same
+    ),
+}
+
+
+def _unstacked(sample):
+    first, second = sample.values() if isinstance(sample, dict) else sample
+    return {**first, "other": second["drawn"]}
 
 
 def rows_with_draws(n):
@@ -203,6 +250,8 @@ def test_threads_do_not_read_ahead_of_a_dataset_state():
     """Its state would be that of rows that were not delivered."""
     with pytest.raises(ConfigError, match="num_workers=2 on Drawing, which has a state_dict"):
         load(Drawing(), num_workers=2)
+    with pytest.raises(ConfigError, match="num_workers=2 on Subset, which has a state_dict, or looks at one that has"):
+        load(torch_data.Subset(Drawing(), [1, 2]), num_workers=2)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +283,27 @@ def test_a_refused_state_changes_neither_the_loader_nor_its_dataset():
         with pytest.raises(ResumeError):
             loader.load_state_dict(state)
         assert (saved(loader), dataset.epoch) == (before, epoch)
+
+
+def test_an_attribute_that_is_no_dataset_has_no_state():
+    """A name, a table or nothing may be called dataset as well."""
+    for value in ("imagenet", None, [1, 2], {"a": 1}, np.arange(3)):
+        for name in ("dataset", "datasets"):
+            named = type("Named", (list,), {name: value})
+            assert "dataset" not in saved(load(named(rows(3))))
+
+
+def test_a_wrapper_with_a_state_is_asked_itself():
+    """Not what it looks at: it knows what belongs to it."""
+
+    class Knowing(Wrapped):
+        def state_dict(self):
+            return {"inner": self.dataset.state_dict(), "mine": 7}
+
+        def load_state_dict(self, state):
+            self.dataset.load_state_dict(state["inner"])
+
+    assert saved(load(Knowing(Drawing())))["dataset"]["mine"] == 7
 
 
 def test_caches_and_buffers_have_no_state_of_their_own():

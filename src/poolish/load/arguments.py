@@ -125,8 +125,9 @@ def check_dataset_state(dataset: Any, num_workers: int) -> bool:
         return False
     if num_workers:
         raise ConfigError(
-            f"num_workers={num_workers} on {type(dataset).__name__}, which has a state_dict: threads read ahead, so "
-            "its state would be that of rows not delivered yet; use num_workers=0, or torch's DataLoader around it"
+            f"num_workers={num_workers} on {type(dataset).__name__}, which has a state_dict, or looks at one that has: "
+            "threads read ahead, so its state would be that of rows not delivered yet; use num_workers=0, or torch's "
+            "DataLoader around it"
         )
     return True
 

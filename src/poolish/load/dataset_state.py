@@ -1,7 +1,8 @@
 """The state that a dataset keeps itself, saved with the loader: that of ``state_dict`` and ``load_state_dict``.
 
-Views of poolish follow from what they look at, so they are looked through: it is the dataset below that is asked. A
-composite gives the states of its parts.
+A view without a state of its own is looked through: the dataset below it is asked. Views are those of poolish, and
+whatever holds a dataset as ``dataset`` or several as ``datasets``: torch's ``Subset``, ``ConcatDataset`` and
+``StackDataset``, and wrappers of users. Several give the states of all, in order.
 """
 
 from __future__ import annotations
@@ -12,12 +13,6 @@ from typing import Any
 
 from poolish.errors import ConfigError, ResumeError
 from poolish.load.adapted import AdaptedDataset
-from poolish.load.composite import CompositeDataset
-from poolish.load.joined import JoinedDataset
-from poolish.load.views import View
-
-#: Datasets of several parts, each of which may have a state.
-_SEVERAL = (CompositeDataset, JoinedDataset)
 
 
 def has_state(dataset: Any) -> bool:
@@ -74,14 +69,21 @@ def check_same(dataset: Any, state: Mapping[str, Any], rank: tuple[int, int]) ->
 
 
 def _below(dataset: Any) -> list[Any] | None:
-    """What a view of poolish looks at; None for what is no view, or keeps a state of its own."""
+    """What a view looks at; None for what is no view, or keeps a state of its own."""
     if _own_method(dataset) is not None:
         return None
-    if isinstance(dataset, View):
-        return [dataset.dataset]
-    if isinstance(dataset, AdaptedDataset):
-        return [dataset._object]
-    return dataset.datasets if isinstance(dataset, _SEVERAL) else None
+    inner = _inner(dataset)
+    if inner is not None:
+        return [inner]
+    parts = getattr(dataset, "datasets", None)
+    if isinstance(parts, Mapping):  # torch's StackDataset(image=..., text=...)
+        return list(parts.values())
+    return list(parts) if isinstance(parts, (list, tuple)) else None
+
+
+def _inner(dataset: Any) -> Any:
+    """The one dataset that a view looks at; None for what is none, or looks at several."""
+    return dataset._object if isinstance(dataset, AdaptedDataset) else getattr(dataset, "dataset", None)
 
 
 def _bases(dataset: Any) -> list[Any]:
@@ -109,7 +111,8 @@ def _collect(dataset: Any) -> Any:
     if below is None:
         own = _own_method(dataset)
         return None if own is None else own()
-    return _collect(below[0]) if not isinstance(dataset, _SEVERAL) else [_collect(part) for part in below]
+    states = [_collect(part) for part in below]
+    return states if _inner(dataset) is None else states[0]
 
 
 def _restore(dataset: Any, state: Any) -> None:
@@ -117,13 +120,12 @@ def _restore(dataset: Any, state: Any) -> None:
     if below is None:
         if _own_method(dataset) is not None:
             dataset.load_state_dict(state)
-    elif not isinstance(dataset, _SEVERAL):
-        _restore(below[0], state)
-    elif not isinstance(state, list) or len(state) != len(below):
+        return
+    states = state if _inner(dataset) is None else [state]
+    if not isinstance(states, list) or len(states) != len(below):
         raise ResumeError(f"the state of {_name(dataset)} is not one for each of its {len(below)} parts")
-    else:
-        for part, of_part in zip(below, state, strict=True):
-            _restore(part, of_part)
+    for part, of_part in zip(below, states, strict=True):
+        _restore(part, of_part)
 
 
 def _name(dataset: Any) -> str:
