@@ -95,6 +95,67 @@ def test_a_batch_of_another_loader_is_not_taken_for_one_of_this():
         loader.mark_trained(next(iter(other)))
 
 
+@pytest.mark.parametrize(
+    ("sample", "how"),
+    [
+        *((dict, how) for how in ("itself", *COPIES)),
+        *((tuple, how) for how in ("itself", "copy", "deepcopy", "pickle")),
+    ],
+)
+def test_a_batch_with_the_same_ids_of_another_loader_is_not_taken_for_one_of_this(sample, how):
+    """Two datasets count their rows alike, so ids, step and position agree: the batches are others all the same."""
+    copied = {"itself": lambda batch: batch, **COPIES}[how]
+    first, second = (
+        load([sample({"n": i, "of": name}.items()) for i in range(8)], 2, acknowledge="explicit") for name in (0, 1)
+    )
+    mine, other = next(iter(first)), next(iter(second))
+    assert (other.step, other.position, other.ids.tolist()) == (mine.step, mine.position, mine.ids.tolist())
+
+    with pytest.raises(ConfigError, match="not yielded by this loader"):
+        first.mark_trained(copied(other))
+    assert saved(first)["step"] == 0
+    first.mark_trained(copied(mine))
+    assert saved(first)["step"] == 1
+
+
+def test_a_batch_from_before_a_state_was_loaded_is_not_in_flight():
+    """The loader hands its rows out again, and that batch is not trained."""
+    loader, iterator = explicit()
+    state, old = saved(loader), next(iterator)
+    loader.load_state_dict(state)
+    new = next(iter(loader))
+    assert (new.step, new.ids.tolist()) == (old.step, old.ids.tolist())
+
+    with pytest.raises(ConfigError, match="not yielded by this loader, or is marked already"):
+        loader.mark_trained(old)
+    loader.mark_trained(new)
+    assert saved(loader)["step"] == 1
+
+
+def _in_place(batch, columns):
+    copied = batch.copy()
+    copied |= columns
+    return copied
+
+
+@pytest.mark.parametrize("join", [lambda batch, columns: batch | columns, _in_place], ids=["new", "in place"])
+def test_columns_of_another_length_do_not_have_the_ids_of_the_batch(join):
+    """Replaced by more or fewer rows, they are unknown; columns that are new, or no rows, change nothing."""
+    loader, iterator = explicit()
+    batch = next(iterator)
+    batch["scale"], batch["names"] = torch.tensor(2.0), ["a", "b", "c"]
+
+    for columns in ({"n": batch["n"][:1]}, {"n": [1, 2, 3]}, {"n": torch.tensor(1)}, {"new": [1, 2], "n": []}):
+        joined = join(batch, columns)
+        assert [joined.ids, joined.position, joined.step] == [None] * 3
+        with pytest.raises(ConfigError, match="rebuilt from its columns"):
+            loader.mark_trained(joined)
+    for columns in ({"n": batch["n"] + 1}, {"weights": [1, 2, 3]}, {"scale": [1]}, {"names": "abcd"}, {}):
+        assert join(batch, columns).ids.tolist() == [0, 1]
+    rebuilt = Batch(batch) | {"n": [1]}
+    assert rebuilt.ids is None
+
+
 def test_mark_trained_without_a_batch_acknowledges_the_oldest():
     """Those that are marked already are passed over; with none in flight it is an error."""
     loader, iterator = explicit()

@@ -8,21 +8,28 @@ from typing import Any, NamedTuple
 from poolish.load.frozen import Int64
 from poolish.load.structures import field_names, is_namedtuple, is_structure
 
+#: The random name of the loader that handed a batch out, and the number of the batch.
+Flight = tuple[str, int]
+
 
 class Batch(dict[str, Any]):
     """Columns of one batch, with the ids of its rows and its place in the order of all rows.
 
     ``ids[i]`` is the row that ``batch[name][i]`` came from; ``position`` counts the rows of this epoch that came before
     the step, over all ranks; ``step`` counts steps since training began. All three are None where they are unknown: in
-    a batch that a framework rebuilt as ``type(batch)(columns)``. Copies, pickles and ``batch | columns`` keep them.
+    a batch that a framework rebuilt as ``type(batch)(columns)``. Copies, pickles and ``batch | columns`` keep them, if
+    the columns that are replaced have as many rows as before.
 
     >>> import numpy as np
     >>> batch = Batch({"label": np.array([1, 0])}, ids=np.array([17, 4]), position=256, step=8)
     >>> batch["label"].tolist(), batch.ids.tolist(), batch.position, len(batch.ids)
     ([1, 0], [17, 4], 256, 2)
-    >>> (batch | {"weight": [0.5, 1.0]}).step, type(batch)({"label": [1, 0]}).step
-    (8, None)
+    >>> (batch | {"weight": [0.5, 1.0]}).step, type(batch)({"label": [1, 0]}).step, (batch | {"label": [1]}).step
+    (8, None, None)
     """
+
+    #: Which batch in flight this is, where batches are acknowledged; copies have the same.
+    flight: Flight | None = None
 
     def __init__(
         self, columns: Any = (), *, ids: Int64 | None = None, position: int | None = None, step: int | None = None
@@ -34,15 +41,37 @@ class Batch(dict[str, Any]):
 
     def copy(self) -> Batch:
         """The same columns of the same rows."""
-        return Batch(self, ids=self.ids, position=self.position, step=self.step)
+        copied = Batch(self, ids=self.ids, position=self.position, step=self.step)
+        copied.flight = self.flight
+        return copied
 
     def __or__(self, columns: Any) -> Any:
         """The same rows with more columns, or others."""
         if not isinstance(columns, dict):
             return NotImplemented
         both = self.copy()
-        both.update(columns)
+        both |= columns
         return both
+
+    def __ior__(self, columns: Any) -> Any:
+        """The same in place."""
+        new = dict(columns)
+        if self._has_other_rows(new):
+            self.ids = self.position = self.step = self.flight = None
+        return super().__ior__(new)
+
+    def _has_other_rows(self, columns: dict[str, Any]) -> bool:
+        """Whether a column of one value a row is replaced by one of another length."""
+        n_rows = None if self.ids is None else len(self.ids)
+        replaced = [name for name in self if name in columns and _length(self[name]) == n_rows]
+        return n_rows is not None and any(_length(columns[name]) != n_rows for name in replaced)
+
+
+def _length(column: Any) -> int | None:
+    try:
+        return len(column)
+    except TypeError:  # a number, or an array of no dimensions
+        return None
 
 
 class BatchTuple(tuple[Any, ...]):
@@ -51,6 +80,7 @@ class BatchTuple(tuple[Any, ...]):
     ids: Int64 | None = None
     position: int | None = None
     step: int | None = None
+    flight: Flight | None = None
 
 
 class Origin(NamedTuple):

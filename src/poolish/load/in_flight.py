@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections import deque
 from typing import Any
 
-import numpy as np
-
 from poolish.errors import ConfigError
-from poolish.load.batch import Batch, BatchTuple
-from poolish.load.frozen import Int64
+from poolish.load.batch import Batch, BatchTuple, Flight
 from poolish.load.progress import Progress
 
 
@@ -22,12 +21,19 @@ class InFlight:
 
     def __init__(self) -> None:
         self._flights: deque[_Flight] = deque()
+        self._name, self._numbers = secrets.token_hex(8), itertools.count()
 
-    def track(self, batch: Any, ids: Int64, step: int, before: Progress) -> None:
-        """A batch is about to be handed out; ``before`` is how far the loader is without it."""
+    def track(self, batch: Any, step: int, before: Progress) -> None:
+        """A batch is about to be handed out; ``before`` is how far the loader is without it.
+
+        It gets a name that no other batch has, of this loader or of another: two may have the same rows at one step.
+        """
+        name = (self._name, next(self._numbers))
+        if isinstance(batch, (Batch, BatchTuple)):
+            batch.flight = name
         while self._flights and self._flights[-1].step >= step:  # it was not handed out
             self._flights.pop()
-        self._flights.append(_Flight(batch, ids, step, before))
+        self._flights.append(_Flight(batch, name, step, before))
 
     def oldest(self, step: int) -> Progress | None:
         """How far the loader was before the oldest batch in flight; None if there is none."""
@@ -62,17 +68,12 @@ class InFlight:
 
 
 class _Flight:
-    __slots__ = ("batch", "before", "ids", "is_trained", "step")
+    __slots__ = ("batch", "before", "is_trained", "name", "step")
 
-    def __init__(self, batch: Any, ids: Int64, step: int, before: Progress) -> None:
-        self.batch, self.ids, self.step, self.before = batch, ids, step, before
+    def __init__(self, batch: Any, name: Flight, step: int, before: Progress) -> None:
+        self.batch, self.name, self.step, self.before = batch, name, step, before
         self.is_trained = False
 
     def is_of(self, batch: Any) -> bool:
-        """Whether this is the batch, or a copy of it that still knows its rows."""
-        if self.batch is batch:
-            return True
-        step = getattr(batch, "step", None)  # of another batch it may be a column of that name
-        if type(step) is not int or step != self.step or getattr(batch, "ids", None) is None:
-            return False
-        return batch.position == self.before.place.position and np.array_equal(np.asarray(batch.ids), self.ids)
+        """Whether this is the batch, or a copy of it that still knows which one it is."""
+        return self.batch is batch or getattr(batch, "flight", None) == self.name

@@ -371,7 +371,7 @@ class Loader:
         origin = Origin(ids, plan.place.position, plan.place.step)
         batch = _LEFT_OUT if is_left_out else labelled(content, origin)
         if self._is_explicit and not is_left_out:
-            self._flight.track(batch, ids, plan.place.step, before)
+            self._flight.track(batch, plan.place.step, before)
         own = dataset_state.to_json(self.dataset) if self._has_dataset_state else None
         after = Progress(
             plan.after,
