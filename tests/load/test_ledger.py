@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from poolish.load import FilteredDataset
 from poolish.load import ledger as ledger_module
 from poolish.load import order as order_module
 from poolish.load.frozen import freeze
-from poolish.load.ledger import Ledger, digest
-from poolish.load.order import NOTHING, Order
+from poolish.load.ledger import Ledger, _History, digest
+from poolish.load.order import NOTHING, Order, Seen
+from tests.faults import in_own_process, interrupted_at_line
 from tests.load.loaders import buffer, extend, ranks, rows, whole
 
 
@@ -62,6 +65,46 @@ def test_nothing_is_told_of_blocks_that_were_never_decided():
     assert ledger.seen(0, 0) is not None
     assert ledger.seen(0, 1) is None
     assert ledger.seen(1, 0) is None
+
+
+@in_own_process
+def test_an_interrupted_history_is_complete_after_the_next_attempt():
+    """Ctrl-C before any line leaves a block unknown, never paired with what another block saw."""
+    a, b, c = (Seen(((0, n),)) for n in (3, 4, 5))
+    history, expected, n_interrupts = _History(), _History(), 0
+    for number, seen in [(0, a), (1, b), (2, b), (3, c), (1, c), (2, a), (0, b), (1, a)]:
+        known, former = [history.at(i) for i in range(number)], history.at(number)
+        for k in range(1, 20):
+            try:
+                with interrupted_at_line(k, lambda path: path == ledger_module.__file__):
+                    history.add(number, seen)
+                break
+            except KeyboardInterrupt:
+                n_interrupts += 1
+                assert history.at(number) in (None, seen) or (k == 1 and history.at(number) == former)
+                assert [history.at(i) for i in range(number)] == known
+        expected.add(number, seen)
+        assert (
+            [history.at(i) for i in range(5)] == [expected.at(i) for i in range(5)] == [*known, seen, *[None] * 9][:5]
+        )
+    assert n_interrupts > 20
+
+
+def test_a_decision_that_was_interrupted_before_it_was_noted_is_noted_by_the_next_attempt(monkeypatch):
+    """Of several ranks, too: what is decided and not in the history could never be audited."""
+    ledger, interrupts, add = Ledger(2), [KeyboardInterrupt()], _History.add
+
+    def interrupted(self, number, seen):
+        if interrupts:
+            raise interrupts.pop()
+        add(self, number, seen)
+
+    monkeypatch.setattr(_History, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.settle(Order(1, 0), 0, NOTHING, freeze(rows(5)), "end")
+    block = ledger.settle(Order(1, 0), 0, NOTHING, freeze(rows(5)), "end")
+
+    assert ledger.seen(0, 0) == block.seen
 
 
 def test_a_ledger_in_memory_forgets_the_oldest(monkeypatch):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from poolish.errors import ConfigError
 from poolish.load import workers as workers_module
 from poolish.load.workers import ReadAhead, Workers
-from tests.faults import wait_until
+from tests.faults import in_own_process, interrupted_at_line, wait_until
 
 #: How long a test waits for what must happen. Nothing is judged by time: it only ends a test that would hang.
 PATIENCE_S = 30
@@ -480,6 +480,47 @@ def test_an_error_of_init_comes_to_the_caller():
     assert caught.value.__notes__ == ["while starting worker 1"]
     wait_until(lambda: running() == 0)
     fails.clear()
+    assert list(results) == [[1]]
+    workers.close()
+
+
+@in_own_process
+def test_ctrl_c_while_the_threads_start_comes_out_as_ctrl_c():
+    """Before any line of Python's own starting, and not as an error of its locks; the next attempt works."""
+    n_interrupts = 0
+    for k in range(1, 500):
+        workers = Workers(2)
+        with interrupted_at_line(k, lambda path: path == threading.__file__) as lines:
+            try:
+                workers.crew()
+            except KeyboardInterrupt:
+                n_interrupts += 1
+        assert list(ahead([[1]], workers=workers)) == [[1]]
+        workers.close()
+        if len(lines) < k:
+            break
+    assert 0 < n_interrupts < 499
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_of_the_caller(monkeypatch):
+    """As where a machine allows no more threads: nothing waits for it, and the next use tries again."""
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name == "poolish-worker-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    wait_until(lambda: running() == 0)
+    workers = Workers(3)
+    results = ahead([[1]], workers=workers)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="can't start new thread") as caught:
+            next(results)
+
+    assert caught.value.__notes__ == ["while starting worker 1"]
+    wait_until(lambda: running() == 0)
     assert list(results) == [[1]]
     workers.close()
 

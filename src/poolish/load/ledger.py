@@ -13,6 +13,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
 from poolish.files import checksum_hex
@@ -127,14 +128,14 @@ class Ledger:
             return block
 
     def _note(self, place: tuple[int, int, int, str], epoch: int, number: int, seen: Seen) -> None:
-        if self._world_size > 1:
-            self._decided[place] = seen
-            if len(self._decided) > MAX_DECISIONS:
-                del self._decided[next(iter(self._decided))]
         history = self._history.setdefault(epoch, _History())
         history.add(number, seen)
         if len(history) > MAX_DECISIONS or len(self._history) > 1024:
             del self._history[next(iter(self._history))]
+        if self._world_size > 1:  # last: what is decided is not noted again
+            self._decided[place] = seen
+            if len(self._decided) > MAX_DECISIONS:
+                del self._decided[next(iter(self._decided))]
 
     def seen(self, epoch: int, number: int) -> Seen | None:
         """What the decision on a block saw."""
@@ -170,30 +171,32 @@ class Ledger:
 
 
 class _History:
-    """What was seen block by block, kept where it is not simply the same again."""
+    """What was seen block by block, kept where it is not simply the same again.
+
+    Ctrl-C may come between any two lines: then the block is unknown until it is decided again.
+    """
 
     def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._seen: list[Seen] = []
+        self._kept: list[tuple[int, Seen]] = []
         self._last = -1
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._kept)
 
     def add(self, number: int, seen: Seen) -> None:
-        while self._numbers and self._numbers[-1] >= number:  # the epoch went on from an earlier place
-            self._numbers.pop()
-            self._seen.pop()
+        self._last = number - 1
+        while self._kept and self._kept[-1][0] >= number:  # the epoch went on from an earlier place
+            self._kept.pop()
+        if not self._kept or seen != Seen(self._kept[-1][1].spans):
+            self._kept.append((number, seen))
         self._last = number
-        if not self._seen or seen != Seen(self._seen[-1].spans):
-            self._numbers.append(number)
-            self._seen.append(seen)
 
     def at(self, number: int) -> Seen | None:
-        i = bisect_right(self._numbers, number) - 1
+        i = bisect_right(self._kept, number, key=itemgetter(0)) - 1
         if i < 0 or number > self._last:
             return None
-        return self._seen[i] if self._numbers[i] == number else Seen(self._seen[i].spans)
+        first, seen = self._kept[i]
+        return seen if first == number else Seen(seen.spans)
 
 
 _shared: weakref.WeakValueDictionary[tuple[Any, ...], Ledger] = weakref.WeakValueDictionary()

@@ -18,6 +18,7 @@ the result, never its order: a caller who must not lose it compares the next one
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 import time
@@ -113,10 +114,13 @@ class _Crew:
         ]
 
     def start(self) -> None:
-        """Start the threads and wait until each is ready to work."""
+        """Start the threads and wait until each is ready to work.
+
+        A thread of their own starts them. Python interrupts only the main thread, and inside ``Thread.start`` Ctrl-C
+        may come out as "release unlocked lock".
+        """
         try:
-            for thread in self._threads:
-                thread.start()
+            _thread.start_new_thread(self._start_all, ())
             for _ in self._threads:
                 worker_id, error = self._started.get()
                 if error is not None:
@@ -125,6 +129,13 @@ class _Crew:
         except BaseException:
             self.dismiss()
             raise
+
+    def _start_all(self) -> None:
+        for i, thread in enumerate(self._threads):
+            try:
+                thread.start()
+            except BaseException as error:  # no more threads: raised where they are waited for
+                self._started.put((i, error))
 
     def dismiss(self) -> None:
         """Tell the threads to go, without waiting for them."""
