@@ -491,11 +491,49 @@ def test_a_copy_of_the_directory_holds_what_was_committed(tmp_path):
         append(store, 10, 20)
         shutil.copytree(path, copy)
 
-        with StreamStore.open(copy, mode="a") as copied:
+        with pytest.warns(RuntimeWarning, match="a copy that was made"):
+            copied = StreamStore.open(copy, mode="a")
+        with copied:
             assert_holds(copied, recordings.tokens(0, 10))
             append(copied, 10, 15, salt=1)
             assert copied.uuid == store.uuid
         assert_holds(store, recordings.tokens(0, 20))
+
+
+@pytest.mark.parametrize("how", [{"mode": "r"}, {"mode": "r", "mmap": False}, {"mode": "a"}], ids=str)
+def test_a_copy_that_leaves_steps_out_warns_when_it_is_opened(tmp_path, how):
+    """It names the copy, the commit it ends with and what to do; what it advises brings every step over."""
+    path, copy = tmp_path / "stream", tmp_path / "copy"
+    abandon(path)  # killed with 20 steps, of which 10 were committed
+    shutil.copytree(path, copy)
+
+    with pytest.warns(RuntimeWarning, match=r"copy: .* commit 1 .* field-writes behind it do not count.*mode='a'"):
+        opened = StreamStore.open(copy, **how)
+    with opened:
+        assert opened.n_steps == 10
+        opened.refresh()  # which says nothing more: warnings are errors here
+
+    StreamStore.open(path, mode="a").close()
+    shutil.rmtree(copy)
+    shutil.copytree(path, copy)
+    with StreamStore.open(copy, **how) as opened:
+        assert_holds(opened, recordings.tokens(0, 20))
+
+
+def test_a_copy_warns_once_about_what_it_leaves_out(tmp_path):
+    """Not at a commit that was asked for, nor where nothing is left out, nor after a writer has settled it."""
+    path, copy = tmp_path / "stream", tmp_path / "copy"
+    abandon(path)
+    shutil.copytree(path, copy)
+
+    with StreamStore.open(copy, at=1) as old:
+        assert old.n_steps == 10
+    with pytest.warns(RuntimeWarning) as caught:
+        StreamStore.open(copy, mode="a").close()
+    assert len(caught) == 1
+    for mode in "ra":
+        with StreamStore.open(copy, mode=mode) as settled:
+            assert settled.n_steps == 10
 
 
 # A disk that fails ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import warnings
 from poolish.errors import CorruptDataError
 from poolish.tokens.commits import Commit, CommitLog
 from poolish.tokens.directory import Description
-from poolish.tokens.head import Head, boot_id
+from poolish.tokens.head import Head, Owner, boot_id
 from poolish.tokens.lanes import Lanes, State
 from poolish.tokens.verify import check_added
 
@@ -51,8 +51,26 @@ def _is_trusted(head: Head, lanes: Lanes, last: Commit, n_committed: int, descri
             stacklevel=2,
         )
         return False
-    is_same_file = owner.inode == os.fstat(lanes.data.file.fd).st_ino
-    return owner.boot == boot_id() and is_same_file and last.rows <= head.published and last.first <= head.first
+    is_current = owner.boot == boot_id() and not _is_copied(owner, lanes)
+    return is_current and last.rows <= head.published and last.first <= head.first
+
+
+def _is_copied(owner: Owner, lanes: Lanes) -> bool:
+    """Whether the page was written about another file of data than the one beside it."""
+    return owner.inode != os.fstat(lanes.data.file.fd).st_ino
+
+
+def warn_of_copy(head: Head, lanes: Lanes, last: Commit) -> None:
+    """Warn about what a copied directory leaves out: whatever was appended after its newest commit."""
+    owner, n_lost = head.owner, head.published - last.rows
+    if owner is not None and n_lost > 0 and _is_copied(owner, lanes):
+        warnings.warn(
+            f"{lanes.path}: a copy that was made before its newest steps were committed: it ends with commit "
+            f"{last.seq} ({last.tokens:,} tokens), and {n_lost:,} field-writes behind it do not count. To keep them, "
+            "open the original with mode='a' and close it, which commits, then copy it again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def published(head: Head, lanes: Lanes, n_fields: int) -> State:

@@ -56,6 +56,8 @@ class Reader:
                 rows = max(seen[1], self.state.first)  # what that handle saw may have left a bounded stream since
                 self.state = State(self.state.first, rows, self.lanes.tokens_at(rows), self.state.kinds)
             self._first_token = self._begin()
+            if at is None and seen is None and not self._is_live:
+                opening.warn_of_copy(self.head, self.lanes, self.log.last())
             opened.pop_all()
 
     def _checked(self) -> State:

@@ -28,6 +28,7 @@ def recover(
     if durable:
         lanes.secure(state.rows, state.tokens)
     if not is_trusted:
+        opening.warn_of_copy(head, lanes, last)
         opening.check_commit(lanes, log, last)
         lanes.index.room[state.rows, START] = state.tokens
     if not is_trusted or lanes.types.capacity < state.tokens:
