@@ -143,7 +143,7 @@ def test_the_stream_grows_beyond_any_chunk():
         store.append([i], ["n"], [np.arange(200_000.0) + i])
 
     assert store[np.array([0, 200_000, 599_999])]["values"].view(np.float64).tolist() == [0.0, 1.0, 200_001.0]
-    plain = MemmapBuffer("int64")
+    plain = MemmapBuffer(dtype="int64")
     plain.append(np.arange(10))
     assert (len(plain), plain[3:5].tolist()) == (10, [3, 4])
 
