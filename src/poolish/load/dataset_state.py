@@ -68,7 +68,7 @@ def check_same(dataset: Any, state: Mapping[str, Any], rank: tuple[int, int]) ->
         )
 
 
-def _below(dataset: Any) -> list[Any] | None:
+def below(dataset: Any) -> list[Any] | None:
     """What a view looks at; None for what is no view, or keeps a state of its own."""
     if _own_method(dataset) is not None:
         return None
@@ -87,8 +87,8 @@ def _inner(dataset: Any) -> Any:
 
 
 def _bases(dataset: Any) -> list[Any]:
-    below = _below(dataset)
-    return [dataset] if below is None else [base for part in below for base in _bases(part)]
+    parts = below(dataset)
+    return [dataset] if parts is None else [base for part in parts for base in _bases(part)]
 
 
 def _own_method(dataset: Any) -> Any:
@@ -107,24 +107,24 @@ def _has_own(dataset: Any) -> bool:
 
 
 def _collect(dataset: Any) -> Any:
-    below = _below(dataset)
-    if below is None:
+    parts = below(dataset)
+    if parts is None:
         own = _own_method(dataset)
         return None if own is None else own()
-    states = [_collect(part) for part in below]
+    states = [_collect(part) for part in parts]
     return states if _inner(dataset) is None else states[0]
 
 
 def _restore(dataset: Any, state: Any) -> None:
-    below = _below(dataset)
-    if below is None:
+    parts = below(dataset)
+    if parts is None:
         if _own_method(dataset) is not None:
             dataset.load_state_dict(state)
         return
     states = state if _inner(dataset) is None else [state]
-    if not isinstance(states, list) or len(states) != len(below):
-        raise ResumeError(f"the state of {_name(dataset)} is not one for each of its {len(below)} parts")
-    for part, of_part in zip(below, states, strict=True):
+    if not isinstance(states, list) or len(states) != len(parts):
+        raise ResumeError(f"the state of {_name(dataset)} is not one for each of its {len(parts)} parts")
+    for part, of_part in zip(parts, states, strict=True):
         _restore(part, of_part)
 
 

@@ -45,6 +45,7 @@ from poolish.load.order import Order
 from poolish.load.progress import Progress
 from poolish.load.reading import Reading
 from poolish.load.sampling import Draw, SampledBatches, sampled, weighted
+from poolish.load.spot_check import check_spots, kept_spots, spots_of
 from poolish.load.state import VERSION, check_belongs, check_rows, highest, sealed, to_order, to_place
 from poolish.load.supply import Supply, SupplyAhead
 from poolish.load.transformed import n_epochs
@@ -158,6 +159,7 @@ class Loader:
         self._about = {"source": rows.uuid, "choice": choice_of(dataset), "seed": self.seed, "shuffle": self.shuffle}
         self._about["batches"] = not (batches is None and weights is None and sampler is None)
         self._about["sampled"] = "weights" if weights is not None else "sampler" if sampler is not None else None
+        self._first_spots = spots_of(dataset)
         self._journal = arguments.check_journal(
             journal, world_size=self.world_size, changes=rows.changes, follow=self.follow
         )
@@ -583,6 +585,9 @@ class Loader:
         branch = branch_below(rows, seen)
         if branch is not None:
             state["branch"] = branch
+        spots = kept_spots(self._first_spots, self.dataset)
+        if spots:
+            state["spots"] = spots
         if self._worker[1] > 1:
             state["skip"] = frontier.n_skip
         if hasattr(self._faults, "state_dict"):
@@ -635,6 +640,7 @@ class Loader:
         self._tell_epoch(place.epoch)
         rows = freeze(self.dataset)
         check_rows(state, rows)
+        check_spots(self.dataset, state.get("spots", []))
         if isinstance(self._walk, Walk):
             return to_place(state, self._walk)
         assert isinstance(self._walk, BatchWalk)

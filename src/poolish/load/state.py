@@ -3,6 +3,7 @@
 format, version, check     what it is, and a checksum of all the rest
 source, seed, shuffle      which order it is a place in
 branch                     which branches of a buffer or stream wrote the rows that were seen
+spots                      a digest of some rows of data without an id, as spot_check takes it
 run                        which training run it belongs to, where that is known
 epoch, step, position      where, for people
 order                      where, exactly: the block, what was left before it, what was seen when it was decided;
