@@ -25,13 +25,16 @@ that a caller who does not know poolish would expect, so that code written for f
     |-- BudgetSpent            RuntimeError        more failures than the user allowed
     `-- CircuitOpen            ConnectionError     a source failed too often and is left alone for a while
 
-``str(error)`` is always the plain message. Sent to another process an error keeps its type, message and notes.
+``str(error)`` is always the plain message, with control characters escaped. Sent to another process an error keeps its
+type, message and notes.
 """
 
 from __future__ import annotations
 
 import errno as codes
 import os
+
+from poolish.printable import printable
 
 __all__ = [
     "BadText",
@@ -68,7 +71,8 @@ class PoolishError(Exception):
 
     def __str__(self) -> str:
         # KeyError would show the repr of the message, OSError would put "[Errno 28]" before it.
-        return Exception.__str__(self)
+        # Names, paths and values in it come from data: escaped here, they cannot drive a terminal.
+        return printable(Exception.__str__(self), keep="\n\t")
 
 
 class _FromSystem(PoolishError):

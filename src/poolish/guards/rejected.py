@@ -13,6 +13,7 @@ import pyarrow as pa
 from poolish.guards.leaves import Mask
 from poolish.guards.verdicts import Result
 from poolish.health import Health, Problem
+from poolish.printable import printable
 from poolish.schema.arrow import unsliced
 
 MAX_ROWS = 1_000
@@ -106,7 +107,7 @@ class Rejected:
         return self.n_rows > 0
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{title}: {n:,}" for title, n in self.reasons.most_common())
+        told = printable(", ".join(f"{title}: {n:,}" for title, n in self.reasons.most_common()))
         return f"<Rejected {self.n_rows:,} rows of {self.n_appends:,} appends{': ' if told else ''}{told}>"
 
     def __getstate__(self) -> dict[str, Any]:

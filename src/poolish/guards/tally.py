@@ -21,6 +21,7 @@ from typing import Any
 from poolish.errors import BudgetSpent, ConfigError, ResumeError
 from poolish.guards.blame import name_of
 from poolish.health import Health, Problem
+from poolish.printable import printable
 
 logger = logging.getLogger("poolish.guards")
 
@@ -107,7 +108,9 @@ class Tally:
         with self._lock:
             is_new = self._is_new(f"batch, {name_of(error)}")
         if is_new:
-            logger.warning("a batch failed, its rows did not, read one by one: %s: %s", name_of(error), error)
+            logger.warning(
+                "a batch failed, its rows did not, read one by one: %s: %s", name_of(error), printable(error)
+            )
 
     def count(self, n_samples: int, failures: Sequence[tuple[int, Exception]]) -> None:
         """Count a batch of samples of which these failed; log the kinds that are new.
@@ -123,7 +126,7 @@ class Tally:
             examples = {kind: list(self._examples.get(kind, ())) for kind in news}
         for kind in news:
             told = "; ".join(examples[kind]) or "see the summary"
-            logger.warning("%s: %s (more of this kind are counted and not logged)", kind, told)
+            logger.warning("%s: %s (more of this kind are counted and not logged)", kind, printable(told))
 
     def check(self, error: Exception) -> None:
         """Raise ``BudgetSpent`` if more failed than was allowed; ``error`` is the one that was too much."""
@@ -172,7 +175,8 @@ class Tally:
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts["kinds"].items(), key=lambda kind: -kind[1]))
         done = ", ".join(f"{policy} {n:,}" for policy, n in counts["done"].items())
         lines = [f"  {kind}: {line}" for kind, examples in counts["examples"].items() for line in examples]
-        return "\n".join([told + (f": {kinds}" if kinds else "") + (f"; {done}" if done else ""), *lines])
+        head = told + (f": {kinds}" if kinds else "") + (f"; {done}" if done else "")
+        return "\n".join(map(printable, [head, *lines]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}

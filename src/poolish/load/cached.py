@@ -40,6 +40,7 @@ from poolish.load.memory_cache import MemoryCache, check_policy
 from poolish.load.read_ahead import Runs
 from poolish.load.transformed import TransformedDataset
 from poolish.load.views import Through, View, freeze_with_version, has_numbers_for_ids
+from poolish.printable import printable
 
 Read = Callable[[list[int]], list[Any]]
 
@@ -462,7 +463,7 @@ class CachedDataset(Locked, View):
         return CachedRows(self, rows, version)
 
     def __repr__(self) -> str:
-        where = f"in {self._tier.path}" if isinstance(self._tier, DiskCache) else "in memory"
+        where = f"in {printable(self._tier.path)}" if isinstance(self._tier, DiskCache) else "in memory"
         return f"<{type(self).__name__} of {len(self):,} rows, {self._policy} {where}>"
 
     def __getstate__(self) -> dict[str, Any]:

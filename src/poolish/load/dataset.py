@@ -18,6 +18,7 @@ import numpy as np
 from poolish.errors import ConfigError, Unfingerprintable
 from poolish.fingerprints import MAX_BYTES, MAX_VALUES, fingerprint, qualified_name
 from poolish.load.frozen import Frozen, NumberedRows
+from poolish.printable import printable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.tokens.window_dataset import WindowDataset
@@ -70,7 +71,7 @@ class Dataset(ABC):
         return CompositeDataset([self, other])
 
     def __repr__(self) -> str:
-        columns = ", ".join(self.metadata["columns"] or ())
+        columns = printable(", ".join(map(str, self.metadata["columns"] or ())))
         return f"<{type(self).__name__} of {len(self):,} rows{': ' if columns else ''}{columns}>"
 
     @property

@@ -20,6 +20,7 @@ from poolish.load.frozen import freeze
 from poolish.load.ledger import Ledger
 from poolish.load.loader import Loader
 from poolish.load.structures import field_names, is_structure
+from poolish.printable import printable
 
 
 @dataclass
@@ -39,7 +40,7 @@ class ResumeReport:
 
     def __str__(self) -> str:
         lines = [f"checked: {what}" for what in self.checked] + [f"DIFFERS: {what}" for what in self.differences]
-        return "\n".join([*lines, "resumes exactly" if self.ok else "does not resume exactly"])
+        return "\n".join([*map(printable, lines), "resumes exactly" if self.ok else "does not resume exactly"])
 
 
 class _Step(NamedTuple):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from poolish.errors import RecipeError
 from poolish.fingerprints import function_fingerprint
+from poolish.printable import printable
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.expressions import Expression, as_expression
 from poolish.recipes.identity import Int64
@@ -116,7 +117,7 @@ class RecipeDifference:
         return bool(self.added or self.removed or self.changed or self.is_reordered)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines()) or "the same"
+        return "\n".join(map(printable, self._lines())) or "the same"
 
     def _lines(self) -> Iterator[str]:
         yield from (f"added    {name}" for name in self.added)
@@ -177,7 +178,7 @@ class Difference:
         order = ", in another order" if self.is_reordered else ""
         has_no_effect = self.because == "nothing" and changes
         because = "the same rows, although" if has_no_effect else f"cause: {self.because}"
-        return "\n  ".join([f"{counts}{order}; {because}", *changes])
+        return "\n  ".join(map(printable, [f"{counts}{order}; {because}", *changes]))
 
 
 def cause(n_different: int, is_other_recipe: bool, is_other_data: bool) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.lazy import cached_property
+from poolish.printable import printable
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.identity import Int64
 from poolish.recipes.sources import Source
@@ -37,7 +38,7 @@ class Why:
 
     def __str__(self) -> str:
         steps = f"prepared by {', '.join(self.steps)}" if self.steps else "as it was"
-        here = f"{self.ingredient}: {self.file or self.source}, row {self.row}; {steps}"
+        here = printable(f"{self.ingredient}: {self.file or self.source}, row {self.row}; {steps}")
         return here if self.inner is None else f"{here}\n  from {self.inner}"
 
 

@@ -18,6 +18,7 @@ from poolish.errors import ConfigError, RecipeError
 from poolish.files import checksum_hex
 from poolish.guards.guard import ask, check_guard
 from poolish.guards.suite import Suite
+from poolish.printable import printable
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.baking import Bake, Progress
 from poolish.recipes.cache import Cache
@@ -298,7 +299,7 @@ class DatasetRecipe:
         n_ingredients = sum(isinstance(each, AddIngredient) for each in self.instructions)
         n_steps = len(self.instructions) - n_ingredients
         ingredients = f"{n_ingredients} ingredient{'' if n_ingredients == 1 else 's'}"
-        return f"<DatasetRecipe {self.name}: {ingredients}, {n_steps} step{'' if n_steps == 1 else 's'}>"
+        return f"<DatasetRecipe {printable(self.name)}: {ingredients}, {n_steps} step{'' if n_steps == 1 else 's'}>"
 
 
 def bake(

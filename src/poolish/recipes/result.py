@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from poolish.printable import printable
 from poolish.recipes.differences import Difference, cause, is_other_order, matched, n_changed, recipe_difference
 from poolish.recipes.lineage import Lineage
 from poolish.recipes.report import Report
@@ -48,7 +49,7 @@ class BakeResult:
 
     def __repr__(self) -> str:
         report = self.report
-        return f"<BakeResult {report.recipe}: {report.n_rows:,} rows, {report.n_rejected:,} rejected>"
+        return f"<BakeResult {printable(report.recipe)}: {report.n_rows:,} rows, {report.n_rejected:,} rejected>"
 
 
 def rejects_table(rejects: list[dict[str, Any]]) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from poolish import html
+from poolish.printable import printable
 from poolish.schema import describe
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def text(name: str, rows: Snapshot, extra: str = "") -> str:
     columns = ", ".join(f"{field.name}: {describe(field.type)}" for field in rows.schema)
     n_rows = len(rows)
     counted = f"{n_rows:,} row" + ("" if n_rows == 1 else "s")
-    return (
+    return printable(
         f"{name}({counted}"
         + (f" of {{{columns}}}" if columns else ", no schema yet")
         + (f", {extra})" if extra else ")")

@@ -22,6 +22,7 @@ import xxhash
 from poolish import html
 from poolish.errors import BadText, LimitExceeded, SchemaError, UnknownColumn
 from poolish.lazy import cached_property
+from poolish.printable import printable
 from poolish.schema import features as hf
 from poolish.schema.arrow import canonical, check_names, describe
 from poolish.schema.tensor import (
@@ -128,7 +129,7 @@ class Field:
 
     def __repr__(self) -> str:
         extra = f", nullable={self.nullable}" if self.nullable else ""
-        return f"Field({self.name!r}, {describe(self.type)}{extra})"
+        return printable(f"Field({self.name!r}, {describe(self.type)}{extra})")
 
 
 class Schema:
@@ -195,7 +196,7 @@ class Schema:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        return "Schema(" + ", ".join(f"{field.name}: {describe(field.type)}" for field in self) + ")"
+        return printable("Schema(" + ", ".join(f"{field.name}: {describe(field.type)}" for field in self) + ")")
 
     def _repr_html_(self) -> str:
         rows = [(field.name, describe(field.type), "yes" if field.nullable else "", field.role or "") for field in self]

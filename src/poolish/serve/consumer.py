@@ -16,6 +16,7 @@ from poolish.errors import ConfigError, QueueError, ResumeError, Starved
 from poolish.files import check_name, local_path
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
+from poolish.printable import printable
 from poolish.runs import run_id
 from poolish.schema import readable
 from poolish.serve.dealing import Dealing
@@ -300,7 +301,7 @@ class DatasetConsumer:
         self._close(is_clean=kind is None)
 
     def __repr__(self) -> str:
-        return f"<DatasetConsumer of {self.path}, rank {self.rank} of {self.world_size}, {self.acknowledge}>"
+        return f"<DatasetConsumer of {printable(self.path)}, rank {self.rank} of {self.world_size}, {self.acknowledge}>"
 
     def __reduce__(self) -> str:
         raise TypeError(f"{self!r} cannot be copied or sent to a process; make one there, with a rank of its own")

@@ -21,6 +21,7 @@ import numpy as np
 from poolish.errors import ConfigError, DataRefused, QueueError, SchemaError, StoreFull
 from poolish.files import check_name, explain_full, local_path
 from poolish.health import Health, Problem
+from poolish.printable import printable
 from poolish.seeds import generator
 from poolish.serve.fitting import Promise
 from poolish.serve.producing import Limits, SplitProducer
@@ -299,7 +300,7 @@ class DataProviderBase:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} of {self.dataset_path}>"
+        return f"<{type(self).__name__} {self.name!r} of {printable(self.dataset_path)}>"
 
     # -- inside
 

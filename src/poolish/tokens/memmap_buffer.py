@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from poolish.errors import ConfigError, CorruptDataError, NumberTooLarge, SchemaError
 from poolish.files import local_path
+from poolish.printable import printable
 from poolish.tokens.mapping import MappedFile
 
 #: A file grows by a multiple of this.
@@ -160,7 +161,7 @@ class MemmapBuffer:
         return _reopen, (str(self._file.path.absolute()), self.dtype.str, self.shape, self._length)
 
     def __repr__(self) -> str:
-        where = f" in {self._file.path}" if self._is_named else ""
+        where = f" in {printable(self._file.path)}" if self._is_named else ""
         return f"<MemmapBuffer of {self._length:,} rows of {self.dtype}{list(self.shape) if self.shape else ''}{where}>"
 
     def _view(self) -> NDArray[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poolish import html as page
+from poolish.printable import printable
 from poolish.tokens.reader import Reader
 
 if TYPE_CHECKING:
@@ -15,10 +16,10 @@ def text(store: StreamStore) -> str:
     """What it holds and where."""
     where = f" at {store.path}" if store.path else ""
     if store._source is None:
-        return f"<StreamStore{where}, closed or without fields>"
+        return printable(f"<StreamStore{where}, closed or without fields>")
     reading = ", to read" if isinstance(store._source, Reader) else ""
     fields = ", ".join(map(str, store._fields[:8])) + (", ..." if len(store._fields) > 8 else "")
-    return f"<StreamStore of {len(store):,} tokens in {store.n_steps:,} steps ({fields}){where}{reading}>"
+    return printable(f"<StreamStore of {len(store):,} tokens in {store.n_steps:,} steps ({fields}){where}{reading}>")
 
 
 def html(store: StreamStore) -> str:
