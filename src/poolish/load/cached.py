@@ -6,6 +6,7 @@
 The version distinguishes states of one dataset: a row that a buffer has updated, or an epoch with other augmentations,
 has another version, so an old row is never served. (A dataset without a version is assumed not to change.) On disk the
 identity distinguishes datasets: a fingerprint of content, attributes and functions, taken when the cache is opened.
+Rows of lists and arrays are written once these are known not to have changed since (unverified).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import operator
 import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
@@ -39,6 +41,7 @@ from poolish.load.locked import Locked
 from poolish.load.memory_cache import MemoryCache, check_policy
 from poolish.load.read_ahead import Runs
 from poolish.load.transformed import TransformedDataset
+from poolish.load.unverified import Unverified
 from poolish.load.views import Through, View, freeze_with_version, has_numbers_for_ids
 from poolish.printable import printable
 
@@ -109,8 +112,9 @@ class CachedDataset(Locked, View):
     cache. Rows asked for at random are read alone.
 
     Files are found again only by an equal dataset: equal content of a list, equal attributes and code of an object and
-    of each function. A dataset that cannot be fingerprinted is refused until you pass ``version``, which then
-    identifies it: change it whenever a sample changes.
+    of each function. A list, tuple, array or tensor that is changed in place later writes nothing more. A dataset that
+    cannot be fingerprinted is refused until you pass ``version``, which then identifies it: change it whenever a sample
+    changes.
 
     >>> from poolish.load.adapted import AdaptedDataset
     >>> reads = []
@@ -136,14 +140,19 @@ class CachedDataset(Locked, View):
         bounds: Any = {"max_items": _n_items(max_items), "max_bytes": parse_bytes(max_bytes)}
         self._policy, self._version = policy, check_version(version)
         self._n_identified: int | None = None
+        self._unverified: Unverified | None = None
         self._memory: MemoryCache | None
         self._tier: MemoryCache | DiskCache
         if path is None:
             self._tier = self._memory = MemoryCache(policy, **bounds)
         else:
             place = local_path(path, "CachedDataset path", instead="the sources of a recipe")
+            # Hashed before the identity is, so that a change between the two is seen.
+            self._unverified = None if version is not None else Unverified(dataset)
             self._tier, self._memory = DiskCache(place, policy, identity=self._below(), **bounds), None
             self._n_identified = _n_listed(dataset)
+            if self._unverified is not None:
+                weakref.finalize(self, self._unverified.write, self._tier)
         self._by_number = has_numbers_for_ids(dataset)
         self._quick = self._memory if self._by_number else None
         # Asking for the version costs as much as the rest of a hit: those who have only the inherited one never change.
@@ -238,7 +247,7 @@ class CachedDataset(Locked, View):
             self._look_at_noted()
         found: dict[int, tuple[Any, How]] = {}
         for id_ in ids:
-            held = self._tier.get(version, id_)
+            held = self._held(version, id_)
             if held is not None:
                 found[id_] = held
         missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in found]
@@ -323,7 +332,7 @@ class CachedDataset(Locked, View):
     ) -> None:
         begin = perf_counter()
         # Another thread may have kept some of them between our look and our claim.
-        held = {id_: entry for id_ in ours if (entry := self._tier.get(version, id_)) is not None}
+        held = {id_: entry for id_ in ours if (entry := self._held(version, id_)) is not None}
         wanted = [id_ for id_ in ours if id_ not in held]
         more = [id_ for id_ in ahead if not self._tier.has(version, id_)]
         loaded = self._read_with(wanted, more, read) if wanted else {}
@@ -331,8 +340,7 @@ class CachedDataset(Locked, View):
         found.update(loaded)
         n_refused = 0
         if wanted and is_current() and self._is_identified():
-            for id_, (kept, how) in loaded.items():
-                n_refused += not self._put(version, id_, kept, how)
+            n_refused = self._store({(version, id_): entry for id_, entry in loaded.items()})
         for id_, loading in {**ours, **ahead}.items():
             loading.kept = found.get(id_)
         self._count(hits=len(held), misses=len(wanted), miss_s=perf_counter() - begin, refused=n_refused)
@@ -351,6 +359,15 @@ class CachedDataset(Locked, View):
     def _is_identified(self) -> bool:
         """Whether the identity on disk still describes the dataset; rows that a list got later are not in it."""
         return self._n_identified is None or self._n_identified == _n_listed(self._dataset)
+
+    def _held(self, version: str, id_: int) -> tuple[Any, How] | None:
+        waiting = None if self._unverified is None else self._unverified.get((version, id_))
+        return self._tier.get(version, id_) if waiting is None else waiting
+
+    def _store(self, rows: dict[tuple[str, int], tuple[Any, How]]) -> int:
+        """Keep rows; how many had no room."""
+        ready = rows if self._unverified is None else self._unverified.add(rows)
+        return sum(not self._put(version, id_, kept, how) for (version, id_), (kept, how) in ready.items())
 
     def _put(self, version: str, id_: int, kept: Any, how: How) -> bool:
         try:
@@ -452,6 +469,8 @@ class CachedDataset(Locked, View):
                         "bytes; raise max_bytes or max_items, or let rows be read when they are needed"
                     )
                 advance(len(chunk))
+        if self._unverified is not None and isinstance(self._tier, DiskCache):
+            self._unverified.write(self._tier)
         return self
 
     # -- what a loader asks
