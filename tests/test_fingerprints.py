@@ -22,8 +22,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from poolish.errors import RecipeError
+from poolish import DatasetRecipe
+from poolish.errors import ConfigError, RecipeError
 from poolish.fingerprints import _is_library, fingerprint, function_fingerprint
+from poolish.load import FilteredDataset, TransformedDataset
 from poolish.recipes.built_in import built_in
 from poolish.recipes.steps import CalledStep
 from tests.recipes.kitchen import called, made
@@ -252,6 +254,28 @@ def test_a_member_of_a_module_is_found_by_a_text_too(tmp_path, monkeypatch):
         before = print_of(step)
         helpers.K = 2
         assert print_of(step) != before
+
+
+class Knowing:
+    """An object that looks for unknown attributes in a dict."""
+
+    def __call__(self, row: Any) -> Any:
+        return row
+
+    def __getattr__(self, name: str) -> Any:
+        return {}[name]
+
+
+def test_an_object_that_has_no_attribute_says_so():
+    """Whatever is asked of it: the error names the place and the attribute, not an internal line."""
+    for make in (
+        lambda step: DatasetRecipe("r").prepare_step("knead", step),
+        lambda step: DatasetRecipe("r").prepare_step("knead", "drop", columns=["x"], where=step),
+        lambda step: TransformedDataset([1], step),
+        lambda step: FilteredDataset([1], step),
+    ):
+        with pytest.raises(ConfigError, match=r"Knowing.__getattr__\('__wrapped__'\) raises KeyError.*AttributeError"):
+            make(Knowing())
 
 
 def test_an_object_works_without_a_version():

@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from poolish.errors import Unfingerprintable
+from poolish.errors import ConfigError, Unfingerprintable
 
 #: Types whose repr is exact and the same in every process.
 _EXACT_REPR = {
@@ -150,6 +150,25 @@ def declared_version(function: Any) -> Any:
     """The attribute ``version`` of a function or callable object, where it is text or a number; else None."""
     own = getattr(function, "version", None)
     return own if isinstance(own, (str, int, float)) else None
+
+
+def check_attributes(function: Any, what: str) -> None:
+    """Raise a ConfigError if asking a callable for an attribute fails, as for a ``__getattr__`` that looks in a dict.
+
+    >>> class Step(dict):
+    ...     __getattr__ = dict.__getitem__
+    >>> check_attributes(Step(), "step 'knead'")
+    Traceback (most recent call last):
+    poolish.errors.ConfigError: step 'knead': Step.__getattr__('__wrapped__') raises KeyError('__wrapped__'); ...
+    """
+    try:
+        getattr(function, "__wrapped__", None)
+    except Exception as error:
+        kind = type(function).__qualname__
+        raise ConfigError(
+            f"{what}: {kind}.__getattr__('__wrapped__') raises {error!r}; let it raise AttributeError for names "
+            "that it does not have"
+        ) from error
 
 
 def unfingerprintable(what: str, uses: str, advice: str) -> Unfingerprintable:

@@ -486,13 +486,21 @@ def test_another_transform_on_the_same_object_is_another_version(tmp_path: Path)
 
 @pytest.mark.parametrize("url", ["s3://bucket/cache", "gs://bucket", "simplecache::s3://bucket"])
 def test_a_url_is_no_directory(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It would become a local one called ``s3:``."""
+    """It would become a local one called ``s3:``, or not be found; the error says what takes URLs."""
     monkeypatch.chdir(tmp_path)
     recipe = DatasetRecipe("r").add_ingredient("a", [{"n": 1}])
     for make in (
         lambda: CachedDataset([1], path=url),
         lambda: recipe.bake(cache=url),
         lambda: recipe.explain(cache=url),
+        lambda: recipe.save(f"{url}/r.yaml"),
+        lambda: DatasetRecipe.load(f"{url}/r.yaml"),
+        lambda: TextDataset(f"{url}/*.txt"),
+        lambda: TextDataset([f"{url}/a.txt"]),
+        lambda: ImageFolder(url),
+        lambda: CIFAR10(url),
+        lambda: AudioDataset(url),
+        lambda: AudioDataset([f"{url}/a.wav"]),
     ):
         with pytest.raises(ConfigError, match="must be a local path; URLs are accepted by"):
             make()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from poolish import DatasetRecipe
 from poolish.cli.app import app
-from poolish.errors import NumberTooLarge
+from poolish.errors import CorruptDataError, NumberTooLarge
 from poolish.recipes.sources import exact_numbers
 from poolish.recipes.sources.exact_numbers import check_exact
 from poolish.recipes.sources.formats import table_of
@@ -105,6 +105,21 @@ def test_csv_has_more_ways_to_write_a_number(tmp_path: Path, text: str):
 
     with pytest.raises(NumberTooLarge, match="row 1"):
         baked(path)
+
+
+@pytest.mark.parametrize("value", ["1e400", "-1e400", "[0.5, 1e999]", '{"b": [1e400]}', "9" * 400 + ".0"])
+def test_jsonl_has_no_number_beyond_all_floats(tmp_path: Path, value: str):
+    """It is no damage: the error names line, column and number."""
+    path = write(tmp_path / "x.jsonl", ["null", value])
+
+    with pytest.raises(NumberTooLarge, match=r"line 2, column 'id.*cannot be kept exactly"):
+        baked(path)
+
+
+def test_a_damaged_jsonl_file_is_damaged(tmp_path: Path):
+    """Whatever its numbers are."""
+    with pytest.raises(CorruptDataError):
+        baked(write(tmp_path / "x.jsonl", ["1", "{"]))
 
 
 def test_csv_keeps_what_is_written_otherwise(tmp_path: Path):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import ConfigError
-from poolish.load.base import BaseDataset, Transform, found_files
+from poolish.load.base import BaseDataset, Transform, found_files, local_file
 
 EXTENSIONS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".opus")
 
@@ -52,7 +52,7 @@ class AudioDataset(BaseDataset):
             super().__init__(source, transform)
             self.paths = found_files(self.root, tuple(extensions))
         else:
-            self.paths = [os.path.abspath(os.fspath(path)) for path in source]
+            self.paths = [os.path.abspath(local_file(path, type(self).__name__)) for path in source]
             super().__init__(os.path.commonpath([*map(os.path.dirname, self.paths)]) if self.paths else ".", transform)
         if not self.paths:
             raise FileNotFoundError(f"{self.root}: no sound files ({', '.join(extensions)}); check the folder")

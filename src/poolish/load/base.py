@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
-from poolish.files import is_rewritten, local_stamp
+from poolish.files import is_rewritten, local_path, local_stamp
 from poolish.lazy import cached_property
 from poolish.load.dataset import Dataset, check_index
 from poolish.load.transformed import function_identity
@@ -103,7 +103,7 @@ class BaseDataset(Dataset):
         transform: Transform | None = None,
         target_transform: Transform | None = None,
     ) -> None:
-        self.root = Path(root)
+        self.root = local_file(root, type(self).__name__)
         for name, function in (("transform", transform), ("target_transform", target_transform)):
             if function is not None and not callable(function):
                 raise ConfigError(f"{name} is called with each value, got {function!r}; pass a function")
@@ -229,6 +229,13 @@ def _replaced(sample: Any, name: str, place: int, function: Transform) -> Any:
         )
     values = [function(value) if k == place else value for k, value in enumerate(sample)]
     return sample._make(values) if hasattr(sample, "_make") else tuple(values)
+
+
+def local_file(path: str | os.PathLike[str], dataset: str) -> Path:
+    """A path that a dataset of files is given, if it is on this machine."""
+    return local_path(
+        path, f"{dataset} path", instead="the sources of a recipe; download the files first, or bake them"
+    )
 
 
 def found_files(root: Path, extensions: Sequence[str]) -> list[str]:

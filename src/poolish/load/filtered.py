@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolish.errors import ConfigError, ResumeError, Unfingerprintable
-from poolish.fingerprints import declared_version, qualified_name
+from poolish.fingerprints import check_attributes, declared_version, qualified_name
 from poolish.fixed import fixed_parameters
 from poolish.lazy import cached_property
 from poolish.load.dataset import check_index, check_version, identity_of, samples, version_of
@@ -69,6 +69,7 @@ class FilteredDataset(Locked, View):
         View.__init__(self, dataset)
         if not callable(predicate):
             raise ConfigError(f"predicate is called with each sample, got {predicate!r}; pass a function")
+        check_attributes(predicate, "FilteredDataset")
         self._predicate, self._version, self._epochs = predicate, check_version(version), n_epochs(epochs)
         self._has_stages = "progress" in asks(predicate, self._epochs)
         self._given = {"progress": 0.0} if self._has_stages else {}

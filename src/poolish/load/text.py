@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from poolish.errors import BadText, ConfigError
-from poolish.load.base import BaseDataset, Transform
+from poolish.load.base import BaseDataset, Transform, local_file
 from poolish.load.dataset import check_index
 from poolish.load.locked import Locked
 from poolish.load.text_index import TextIndex
@@ -161,6 +161,7 @@ def _found(paths: Any) -> list[str]:
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     found: list[str] = []
     for path in [os.fspath(item) for item in given]:
+        local_file(path, "TextDataset")
         # A file whose name has a bracket in it is that file, not a pattern.
         matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
         if not matches or os.path.isdir(path):

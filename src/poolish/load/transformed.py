@@ -13,7 +13,7 @@ from typing import Any
 
 from poolish import seeds
 from poolish.errors import ConfigError
-from poolish.fingerprints import declared_version, function_fingerprint
+from poolish.fingerprints import check_attributes, declared_version, function_fingerprint
 from poolish.fixed import fixed_parameters
 from poolish.load.dataset import ADVICE, check_version, identity_of, samples
 from poolish.load.frozen import Frozen, Int64, freeze
@@ -150,6 +150,7 @@ def n_epochs(epochs: int | None) -> int | None:
 def asks(fn: Callable[..., Any], epochs: int | None) -> frozenset[str]:
     """Which of the extra arguments a function names."""
     try:
+        check_attributes(fn, "TransformedDataset")
         names = inspect.signature(fn).parameters
     except (TypeError, ValueError):  # some builtins do not tell
         return frozenset()

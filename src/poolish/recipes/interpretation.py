@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from poolish.errors import PoolishError, RecipeError
+from poolish.fingerprints import check_attributes
 from poolish.recipes.built_in import BUILT_IN, built_in
 from poolish.recipes.callables import RowPredicate
 from poolish.recipes.expressions import Expression, as_expression
@@ -70,6 +71,7 @@ def as_filter(where: Any, what: str = "") -> Any:
     if where is None:
         return None
     if callable(where) and not isinstance(where, Expression):
+        check_attributes(where, f"{what}, where" if what else "where")
         return RowPredicate(where, what)
     try:
         return as_expression(where)

@@ -16,6 +16,7 @@ import numpy as np
 from poolish import seeds
 from poolish.errors import ConfigError, RecipeError
 from poolish.files import checksum_hex
+from poolish.fingerprints import check_attributes
 from poolish.guards.guard import ask, check_guard
 from poolish.guards.suite import Suite
 from poolish.printable import printable
@@ -139,6 +140,7 @@ class DatasetRecipe:
 
         A ``Suite`` is in use from here on: it refuses changes, and ``suite.copy()`` can be changed.
         """
+        check_attributes(step, f"step {name!r}")
         as_filter(where, f"step {name!r}")  # what it cannot be is told here, and not when it is baked
         if isinstance(step, str) and step == "validate" and not is_registered(step):
             step, options = _validating(name, options), {}

@@ -9,6 +9,7 @@ again, as text.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -114,14 +115,17 @@ def _is_inexact(integer: str) -> bool:
 
 
 class _Inexact(str):
-    """The digits of an integer that a float would round."""
+    """The digits of an integer that a float would round, or of a number beyond all floats."""
 
     __slots__ = ()
 
 
 def _check_jsonl(data: bytes, columns: list[pa.Field], where: str) -> None:
     text = data.decode("utf-8-sig", "replace")
-    decoder = json.JSONDecoder(parse_int=lambda digits: _Inexact(digits) if _is_inexact(digits) else 0, strict=False)
+    # Arrow reads a number of 400 digits and a point as infinity.
+    decoder = json.JSONDecoder(
+        parse_int=lambda digits: _Inexact(digits) if _is_inexact(digits) else 0, parse_float=_if_infinite, strict=False
+    )
     place = _SPACE.match(text).end()  # type: ignore[union-attr]  # it always matches
     line, counted = 1, 0
     while place < len(text):
@@ -138,6 +142,40 @@ def _check_jsonl(data: bytes, columns: list[pa.Field], where: str) -> None:
             for path, digits in _inexact(row.get(field.name) if row else None, field.type, field.name):
                 raise _too_large(f"{where}, line {line}", path, digits, "jsonl")
         place = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+
+
+def check_finite(data: bytes, kind: str, where: str) -> None:
+    """Raise ``NumberTooLarge`` if a jsonl text has a number beyond all floats, for which Arrow cannot read it.
+
+    >>> check_finite(b'{"mass": [1e400]}', "jsonl", "stars.jsonl")
+    Traceback (most recent call last):
+    poolish.errors.NumberTooLarge: stars.jsonl, line 1, column 'mass': 1e400 cannot be kept exactly: ...
+    """
+    if kind != "jsonl":
+        return
+    decoder = json.JSONDecoder(parse_int=_if_infinite, parse_float=_if_infinite, strict=False)
+    for line, text in enumerate(data.decode("utf-8-sig", "replace").split("\n"), 1):
+        try:
+            row = decoder.decode(text)
+        except (ValueError, RecursionError):
+            continue  # what else is wrong, Arrow has reported
+        for name, digits in _infinite(row, ""):
+            raise _too_large(f"{where}, line {line}", name, digits, kind)
+
+
+def _if_infinite(digits: str) -> _Inexact | int:
+    return _Inexact(digits) if math.isinf(float(digits)) else 0
+
+
+def _infinite(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, _Inexact):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _infinite(item, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _infinite(item, path)
 
 
 def _inexact(value: Any, type_: pa.DataType, path: str) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from poolish.errors import CorruptDataError, RecipeError
 from poolish.files import checksum_hex, local_stamp
 from poolish.recipes.identity import Int64
 from poolish.recipes.piece import workable
-from poolish.recipes.sources.exact_numbers import check_exact
+from poolish.recipes.sources.exact_numbers import check_exact, check_finite
 from poolish.recipes.sources.formats import counted_rows, table_of, unpacked
 from poolish.recipes.sources.paths import file_system
 from poolish.recipes.sources.source import Fragment, selected
@@ -84,7 +84,11 @@ class WholeFile(OneFile):
 
     def _table(self, text: bytes) -> pa.Table:
         with self._explained():
-            return workable(table_of(text, self.kind))
+            try:
+                return workable(table_of(text, self.kind))
+            except pa.ArrowInvalid:
+                check_finite(text, self.kind, f"{self.what}: {self.path}")
+                raise
 
     def look(self) -> tuple[pa.Schema, bool]:
         table = self._table(self._text())
