@@ -149,8 +149,8 @@ def n_epochs(epochs: int | None) -> int | None:
 
 def asks(fn: Callable[..., Any], epochs: int | None) -> frozenset[str]:
     """Which of the extra arguments a function names."""
+    check_attributes(fn, "TransformedDataset")
     try:
-        check_attributes(fn, "TransformedDataset")
         names = inspect.signature(fn).parameters
     except (TypeError, ValueError):  # some builtins do not tell
         return frozenset()
