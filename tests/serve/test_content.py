@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from poolish import DataProviderBase, DatasetBuffer, DatasetConsumer, DatasetPro
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
 from poolish.load import CompositeDataset, SubsettedDataset, TextDataset, TransformedDataset
 from poolish.serve import digests, purge_queue, queue_log, queue_status
+from poolish.serve.batch_file import decode, encode, read_file
+from poolish.serve.inspection import verify_queue
 from poolish.serve.provider_notes import read_note
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import QueueMeta
@@ -266,7 +269,59 @@ def test_batches_have_as_many_rows_as_configured(path, n_rows):
             running.run()
         assert queue_status(path)["train"].published == 0
         running.variable_rows = True
+        with pytest.raises(SchemaError, match="before the queue is opened"):
+            running.publish("train")
+    with Varying(config, path=path) as running:
         assert running.publish("train") == 0
+
+
+class Varying(Sized):
+    variable_rows = True
+
+
+def forge(path: Path, number: int, n_rows: int) -> None:
+    """Replace a batch by one of other rows, with a label and checksums as they should be."""
+    split = path / "queue" / "train"
+    label, columns = decode(read_file(split / f"{number:012d}.safetensors"), "a batch")
+    dtype, array = columns["x"]
+    forged = encode({"x": (dtype, np.resize(array, (n_rows, *array.shape[1:])))}, replace(label, rows=n_rows))
+    (split / f"{number:012d}.safetensors").write_bytes(b"".join(map(bytes, forged)))
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 5])
+def test_a_batch_of_another_size_is_not_handed_out(path, n_rows):
+    """However right its checksums are; where rows vary, all are."""
+    config = {"dataset": "d", "batch_size": 4, "block_size": 1, "splits": ("train",), "n_rows": 4}
+    for kind in (Sized, Varying):
+        with kind(config, path=path / kind.__name__) as running:
+            running.publish("train")
+        forge(path / kind.__name__, 0, n_rows)
+    assert verify_queue(path / "Sized")["train"] != []
+    assert verify_queue(path / "Varying")["train"] == []
+    told = rf"{n_rows} rows, the providers of this queue make 4"
+    with (
+        DatasetConsumer(path / "Sized", output="numpy", timeout_s=5) as reader,
+        pytest.raises(CorruptDataError, match=told),
+    ):
+        reader.get_batch()
+    with DatasetConsumer(path / "Varying", output="numpy", timeout_s=5) as reader:
+        assert len(reader.get_batch()["x"]) == n_rows
+
+
+def test_a_provider_whose_rows_vary_may_come_later(path):
+    """A consumer that runs already takes its batches, and those from before stay good."""
+    config = {"dataset": "d", "batch_size": 4, "block_size": 1, "splits": ("train",)}
+    with Sized({**config, "n_rows": 4}, path=path, name="a") as running:
+        running.publish("train")
+        with DatasetConsumer(path, output="numpy", timeout_s=5) as reader:
+            assert len(reader.get_batch()["x"]) == 4
+            with Varying({**config, "n_rows": 9}, path=path, name="b") as other:
+                other.publish("train")
+            running.publish("train")
+            assert [len(reader.get_batch()["x"]) for _ in range(2)] == [9, 4]
+    with Sized({**config, "n_rows": 4}, path=path, name="a") as running:
+        running.publish("train")
+    assert verify_queue(path)["train"] == []
 
 
 # Names that are used once -----------------------------------------------------------------------------------------

@@ -94,7 +94,14 @@ META = {
         ],
         "letters": ["a", "é"],
     },
-    "limits": {"max_backlog": 64, "max_backlog_bytes": 8589934592, "min_free_bytes": 67108864, "durable": 0},
+    "limits": {
+        "max_backlog": 64,
+        "max_backlog_bytes": 8589934592,
+        "min_free_bytes": 67108864,
+        "durable": 0,
+        "min_rows": 2,
+        "max_rows": 2,
+    },
     "content": {"seed": 0, "batch_size": 2},
 }
 
@@ -102,7 +109,7 @@ META = {
 def test_description(split: Path):
     """meta.json, to the letter."""
     assert (split / "meta.json").read_text() == sealed(META)
-    assert json.loads((split / "meta.json").read_text())["checksum"] == "79c50ea73f447c59"
+    assert json.loads((split / "meta.json").read_text())["checksum"] == "b33ad7ecd6e2f90b"
 
 
 def test_batch_file(split: Path):

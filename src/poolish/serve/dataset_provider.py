@@ -108,6 +108,9 @@ class DatasetProvider(DataProviderBase):
         numbers = self._numbers(split, rng).tolist()
         return _stacked(numbers, self._rows(split, numbers), self._columns or self.schema.names)
 
+    def _row_limits(self) -> dict[str, int]:
+        return {"min_rows": 1 if self.guard is None else 0, "max_rows": self.config.batch_size}
+
     def _content(self, split: str) -> dict[str, Any]:
         told: dict[str, Any] = {"order": self._order, "batch_size": self.config.batch_size}
         if self._order != "sequential":

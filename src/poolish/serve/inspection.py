@@ -19,7 +19,7 @@ from poolish.serve.provider_notes import providers
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import FILE, not_found
 from poolish.serve.repair import purge
-from poolish.serve.split_reader import Buried, decoded
+from poolish.serve.split_reader import Buried, check_rows, decoded
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def read_batches(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 continue
             file = log.path_of(number)
             with suppress(CorruptDataError, SchemaError, FileNotFoundError):
-                columns = decoded(log.meta, promise, read_file(file), file)[1]
+                label, columns = decoded(log.meta, promise, read_file(file), file)
+                check_rows(log, label.rows, file)
                 yield {name: readable(array, dtype) for name, (dtype, array) in columns.items()}
 
 
@@ -124,7 +125,8 @@ def _problems(log: QueueLog, on_file: Callable[[], object]) -> list[str]:
     for number in kept:
         file = log.path_of(number)
         try:
-            decoded(log.meta, promise, read_file(file), file)
+            label, _ = decoded(log.meta, promise, read_file(file), file)
+            check_rows(log, label.rows, file)
         except Buried as error:
             problems.append(str(error))
         except FileNotFoundError:

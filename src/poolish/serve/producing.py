@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from poolish.errors import QueueError, StoreFull
+from poolish.errors import QueueError, SchemaError, StoreFull
 from poolish.serve.batch_file import Columns, Label, encode
 from poolish.serve.marks import Progress
 from poolish.serve.provider_notes import ProviderNotes
@@ -80,6 +80,11 @@ class SplitProducer:
 
     def publish(self, columns: Columns, rows: int) -> int:
         """Put a batch into the queue; its number. On a full disk nothing happened."""
+        if not self.log.meta.allows(rows):
+            raise SchemaError(
+                f"{self.log.path}: a batch of {rows} rows, consumers expect others; set variable_rows or guard before "
+                "the queue is opened"
+            )
         counter = self.counter
         buffers = encode(columns, self.label(rows))
         # If this is interrupted nobody knows whether the batch is out; then the log itself is asked.

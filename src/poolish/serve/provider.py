@@ -322,10 +322,15 @@ class DataProviderBase:
                 queue.mkdir(mode=0o755, parents=True, exist_ok=True)
             sweep_purged(queue)
             limits = Limits(self.config.max_backlog, self.config.max_backlog_bytes, self.config.min_free_bytes)
-            told = {**vars(limits), "durable": int(self.config.durability == "power")}
+            told = {**vars(limits), "durable": int(self.config.durability == "power"), **self._row_limits()}
             log = QueueLog.create(queue / split, QueueMeta.of(split, self.meta, told, self._content(split)))
             self._producers[split] = SplitProducer(log, self.name, limits)
         return self._producers[split]
+
+    def _row_limits(self) -> dict[str, int]:
+        """How many rows a batch has, where that is known: a consumer refuses any other. A guard may drop some."""
+        size = self.config.batch_size
+        return {} if self.variable_rows else {"min_rows": size if self.guard is None else 0, "max_rows": size}
 
     def _content(self, split: str) -> dict[str, Any]:
         """What decides which batches come and may not change at a restart, beside what ``build_meta`` says."""

@@ -118,7 +118,7 @@ class QueueLog:
             meta.write(path)
             return cls(path, meta)
         found.check_content(meta.content, path)
-        newest = replace(found, limits=meta.limits, content={**found.content, **meta.content})
+        newest = replace(found, limits=found.limits_with(meta.limits), content={**found.content, **meta.content})
         if newest != found:  # the newest provider's limits count
             found = newest
             found.write(path)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from poolish.serve.batch_file import NAMES
 from poolish.serve.sealed import read_sealed, write_sealed
 
 FILE = "meta.json"
+#: Limits of the rows of a batch, and which of two is the wider one.
+_ROWS: dict[str, Callable[[set[int]], int]] = {"min_rows": min, "max_rows": max}
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,16 @@ class QueueMeta:
     def is_durable(self) -> bool:
         """Whether what was published survives a power cut too (``durability="power"``)."""
         return bool(self.limits.get("durable", 0))
+
+    def allows(self, rows: int) -> bool:
+        """Whether a batch of this queue may have this many rows; any number where its providers have not said."""
+        return self.limits.get("min_rows", rows) <= rows <= self.limits.get("max_rows", rows)
+
+    def limits_with(self, limits: Mapping[str, int]) -> dict[str, int]:
+        """The newest provider's limits; of rows, what this queue allowed stays allowed, as its batches may be there."""
+        both = {name: {self.limits[name], limits[name]} for name in _ROWS if name in self.limits and name in limits}
+        rows = {name: _ROWS[name](values) for name, values in both.items()}
+        return {name: value for name, value in limits.items() if name not in _ROWS} | rows
 
     def write(self, directory: Path) -> None:
         """Publish the description."""

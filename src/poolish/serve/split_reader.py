@@ -245,7 +245,9 @@ class SplitReader:
         path = self.log.file_of(number)
         with missing_told(self.log):
             data = read_file(path, allocate)
-        return self._decoded(number, data, path)
+        batch = self._decoded(number, data, path)
+        check_rows(self.log, batch.label.rows, path)
+        return batch
 
     def _decoded(self, number: int, data: mmap.mmap | Array, path: Path | str) -> Batch:
         label, columns = decoded(self.log.meta, self._promise, data, path)
@@ -455,6 +457,15 @@ def _smallest_batch(meta: QueueMeta) -> Array | None:
 
 class Buried(CorruptDataError):
     """A tombstone stands in the place of the batch."""
+
+
+def check_rows(log: QueueLog, rows: int, path: Path | str) -> None:
+    """Raise if a batch has a number of rows that no provider of its queue makes."""
+    # Read anew before it is refused: a provider that makes others may have come since this side was started.
+    if not log.meta.allows(rows) and not (meta := QueueMeta.read(log.path)).allows(rows):
+        low, high = meta.limits["min_rows"], meta.limits["max_rows"]
+        expected = high if low == high else f"{low} to {high}"
+        raise SchemaError(f"{path}: {rows} rows, the providers of this queue make {expected} (batch_size)")
 
 
 def decoded(
