@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -59,7 +60,7 @@ def proven(line: bytes) -> Any:
         return None
 
 
-class LogFile(Generic[AnyRecord]):
+class LogFile(ABC, Generic[AnyRecord]):
     """An open log. Readers only read it (``"r"``); the one writer appends (``"a"``), or creates it (``"w"``)."""
 
     def __init__(self, path: Path, uuid: UUID, *, mode: str) -> None:
@@ -95,13 +96,13 @@ class LogFile(Generic[AnyRecord]):
     #: What a record is called in messages.
     noun = "record"
 
+    @abstractmethod
     def parse(self, line: bytes) -> AnyRecord | None:
         """The record in a line, if the line proves it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def follows(self, before: AnyRecord | None, record: AnyRecord) -> bool:
         """Whether a record is the one behind another."""
-        raise NotImplementedError
 
     def remedy(self, seq: int) -> str:
         """What to do when a record is damaged."""
