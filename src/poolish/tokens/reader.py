@@ -151,6 +151,10 @@ class Reader:
             return self._first_token
         return self.lanes.tokens_at(first) if first <= self.state.rows else self.state.tokens
 
+    def kept_row(self) -> int:
+        """The first index row that is kept now: steps without tokens leave the stream at the position they had."""
+        return max(self.state.first, self.head.first if self._is_live else 0)
+
     def refresh(self) -> None:
         """Move to what is published now; at a commit only the beginning moves, where a bounded stream does."""
         before = self.branches.name_below(self.state.rows)

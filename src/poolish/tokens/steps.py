@@ -40,7 +40,7 @@ def read_steps(store: StreamStore, view: View, low: int, high: int) -> Iterator[
         rows = np.array(view.lanes.index.room[begin : end + 1])
         first = int(rows[0, START])
         tokens = np.array(view.lanes.data.room[first : int(rows[-1, START])])
-        store._check_kept(rows[:1, START])
+        store._check_row_kept(begin)
         for (start, type_, number), stop in zip(rows[:-1].tolist(), rows[1:, START].tolist(), strict=True):
             field = fields[type_ & 0xFF]
             if current is None or current.number != number:

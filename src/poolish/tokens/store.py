@@ -606,6 +606,12 @@ class StreamStore(kernels.Appender):
         if starts.size and starts.min() < kept:
             raise IndexError(f"index {starts.min()} has left the stream, which is kept from {kept:,} on; refresh()")
 
+    def _check_row_kept(self, row: int) -> None:
+        """The same for an index row."""
+        source = self._read()
+        if row < source.kept_row():
+            raise IndexError(f"a step has left the stream, which is kept from {source.kept_from():,} on; refresh()")
+
     def _become_reader(self) -> None:
         """In a forked child the writer is the parent; here the same maps are only read."""
         if isinstance(self._source, Writer):

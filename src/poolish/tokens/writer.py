@@ -194,6 +194,10 @@ class Writer:
         """The same; another thread may have moved it since somebody looked."""
         return int(self.recorder.first_token)
 
+    def kept_row(self) -> int:
+        """The first index row that is kept."""
+        return int(self.recorder.first_row)
+
     def refresh(self) -> None:
         """Nothing to do: the writer sees what it writes."""
 
