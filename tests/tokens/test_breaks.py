@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import random
 import shutil
 from itertools import pairwise
@@ -151,6 +152,38 @@ def test_a_break_waits_for_the_step_that_is_being_written(tmp_path):
         extend(store, 4, 8)
 
         assert episodes(store) == runs(0, 4, 8)
+
+
+@pytest.mark.parametrize("is_sampled_before", [False, True])
+def test_a_break_behind_a_step_without_tokens_excludes_no_window(tmp_path, is_sampled_before):
+    """A step without tokens begins where the next one does: both are starts of one window, whenever it was counted."""
+    with StreamStore(tmp_path / "s", ["notes", "done"]) as store:
+        store.append(0, ["notes", "done"], [np.ones(2), 0.0])
+        store.append(1, ["notes"], [np.ones(0)])
+    with StreamStore(tmp_path / "s", ["notes", "done"]) as store:
+        if is_sampled_before:
+            store.coverage(3, start="step", within="done")
+        store.append(2, ["notes", "done"], [np.ones(2), 0.0])
+        store.append(3, ["notes", "done"], [np.ones(2), 0.0])
+
+        coverage = store.coverage(3, start="step", within="done")
+
+    assert (coverage.windows, coverage.episodes) == (4, 2)  # step 0; steps 1 and 2, at one token; step 3
+
+
+def test_a_reader_that_arrived_empty_counts_the_steps_it_sees(tmp_path):
+    """All steps of a handle left while it travelled: after refresh its windows are those of the stream, no more."""
+    with StreamStore(tmp_path / "s", FIELDS, max_tokens=4) as store:
+        extend(store, 0, 2)
+        parcel = pickle.dumps(StreamStore.open(tmp_path / "s"))
+        extend(store, 2, 6)
+        reader = pickle.loads(parcel)
+        n_before = reader.coverage(2, start="step", within="done").windows
+
+        reader.refresh()
+
+        assert (n_before, reader.coverage(2, start="step", within="done").windows) == (0, 2)
+        reader.close()
 
 
 def test_an_older_commit_has_the_breaks_of_its_time(tmp_path):

@@ -215,6 +215,8 @@ class Episodes:
         """Look at what was appended since."""
         if view.rows == self._seen_rows or view.rows == view.first_row:
             return
+        if self._seen_rows < 0:  # a view without rows does not know the number of its first step
+            self.base, self._scanned = (view.first_token, view.first_ordinal), view.first_token
         last_begin = view.begin_of(view.lanes.ordinal(view.rows - 1))
         begin = max(self._scanned, view.first_token)
         breaks = view.breaks()
@@ -239,8 +241,13 @@ class Episodes:
         return view.ordinals_of(np.maximum(rows, view.first_row)) + 1
 
     def _add(self, view: View, ordinals: Int64) -> None:
-        """Let episodes end where steps begin; those that begin at the same token are one end, the first of them."""
+        """End episodes where steps begin; ends at the same token are one, and the next episode has every step there.
+
+        A step without tokens begins where the next one does, so a window from either holds the same tokens: a break
+        between them must not exclude one of the two.
+        """
         begins = view.begins_of(ordinals)
+        ordinals = view.steps_before_each(begins)
         is_new = np.diff(begins, prepend=self.begin(self.n)[0]) > 0
         ends = np.stack([begins[is_new], ordinals[is_new]], axis=1)
         self.table = _with_room(self.table, self.n, self.n + len(ends))
