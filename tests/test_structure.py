@@ -26,7 +26,7 @@ SRC = ROOT / "src"
 #: The ground is finer than "the shared modules": seeds permute and files checksum with the kernels, all may raise.
 FLOORS: tuple[set[str], ...] = (
     {"printable"},
-    {"alive", "errors", "fixed", "health", "lazy"},
+    {"concurrency", "errors", "fixed", "health"},
     {"kernels", "html", "grammar"},
     {"seeds", "files", "versions"},
     {"schema", "runs", "fingerprints", "content"},

@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poolish.concurrency import close_locked_fd, open_locked_fd, try_lock
 from poolish.errors import ConfigError
-from poolish.files.held import let_go, open_held, try_lock
 from poolish.files.publishing import sync, sync_directory
 from poolish.files.space import explain_full
 
@@ -60,7 +60,7 @@ def publish_directory(path: str | os.PathLike[str], *, check: Callable[[Path], o
     finally:
         # What still has the temporary name is what was not finished, or the directory that was replaced.
         shutil.rmtree(folder, ignore_errors=True)
-        let_go(fd)
+        close_locked_fd(fd)
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -113,10 +113,10 @@ def _create(target: Path) -> tuple[Path, int]:
             os.mkdir(folder)
         # Gone or locked: a sweeper came between our calls and took the directory for a dead one.
         with suppress(FileNotFoundError):
-            fd = open_held(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fd = open_locked_fd(folder, os.O_RDONLY | os.O_DIRECTORY)
             if try_lock(fd) and _is_at(fd, folder):
                 return folder, fd
-            let_go(fd)
+            close_locked_fd(fd)
 
 
 def _is_at(fd: int, path: Path) -> bool:
@@ -131,9 +131,9 @@ def _sweep(target: Path) -> None:
     leftover = re.compile(rf"\.{re.escape(target.name[:50])}\.[0-9a-f]{{16}}\.partial")
     for path in [target.parent / name for name in os.listdir(target.parent) if leftover.fullmatch(name)]:
         with suppress(OSError):  # finished meanwhile, or somebody else's
-            fd = open_held(path, os.O_RDONLY | os.O_DIRECTORY)
+            fd = open_locked_fd(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 if try_lock(fd):
                     shutil.rmtree(path, ignore_errors=True)
             finally:
-                let_go(fd)
+                close_locked_fd(fd)

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from poolish.concurrency import close_locked_fd, open_locked_fd, owns_fd, try_lock
 from poolish.errors import StoreLocked
-from poolish.files.held import is_held, let_go, open_held, try_lock
 from poolish.files.space import check_one_name, explain_full
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Lock:
     @property
     def is_held(self) -> bool:
         """Whether this object, in this process, holds the lock."""
-        return is_held(self._fd)
+        return owns_fd(self._fd)
 
     def acquire(self) -> None:
         """Take the lock, or raise ``StoreLocked``."""
@@ -78,7 +78,7 @@ class Lock:
         except BaseException:
             if fd is not None:  # an interrupt came between taking it and noting it
                 self._fd = -1
-                let_go(fd)
+                close_locked_fd(fd)
             raise
 
     def release(self) -> None:
@@ -87,15 +87,15 @@ class Lock:
         fd = self._fd
         try:
             self._fd = -1
-            if is_held(fd):
+            if owns_fd(fd):
                 # Unlock before closing: a copy of the descriptor that we do not know of then loses the lock too.
                 fcntl.flock(fd, fcntl.LOCK_UN)
                 if self._keep_open and self._kept < 0:
                     self._kept = fd
                 else:
-                    let_go(fd)
+                    close_locked_fd(fd)
         except BaseException:
-            if is_held(fd) and self._fd < 0 and self._kept != fd:  # interrupted: release() can be called again
+            if owns_fd(fd) and self._fd < 0 and self._kept != fd:  # interrupted: release() can be called again
                 self._fd = fd
             raise
 
@@ -103,13 +103,13 @@ class Lock:
         """Give the lock up, and the file that was kept open."""
         self.release()
         fd, self._kept = self._kept, -1
-        if is_held(fd):
-            let_go(fd)
+        if owns_fd(fd):
+            close_locked_fd(fd)
 
     def _take(self) -> int | None:
         """A descriptor that holds the lock, or None if another one does."""
         fd, self._kept = self._kept, -1
-        if not is_held(fd):  # none was kept, or by the process that this one was forked from
+        if not owns_fd(fd):  # none was kept, or by the process that this one was forked from
             return _take(self.path)
         try:
             if not try_lock(fd):
@@ -118,9 +118,9 @@ class Lock:
             if _is_still_at(self.path, fd):
                 return fd
         except BaseException:
-            let_go(fd)
+            close_locked_fd(fd)
             raise
-        let_go(fd)
+        close_locked_fd(fd)
         return _take(self.path)
 
     def __enter__(self) -> Self:
@@ -138,7 +138,7 @@ def _take(path: Path) -> int | None:
     """A descriptor that holds the lock, or None if another one does."""
     for _ in range(100):
         with explain_full(path):
-            fd = open_held(path, os.O_RDWR | os.O_CREAT)
+            fd = open_locked_fd(path, os.O_RDWR | os.O_CREAT)
         try:
             is_ours = try_lock(fd)
             if is_ours and _is_still_at(path, fd):
@@ -146,9 +146,9 @@ def _take(path: Path) -> int | None:
                 _sign(fd)
                 return fd
         except BaseException:
-            let_go(fd)
+            close_locked_fd(fd)
             raise
-        let_go(fd)
+        close_locked_fd(fd)
         if not is_ours:
             break
         # Somebody removed the file between our two calls; what we locked is nobody's lock any more.

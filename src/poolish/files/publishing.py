@@ -25,10 +25,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
+from poolish.concurrency import cached_property, close_locked_fd, open_locked_fd, owns_fd, try_lock
 from poolish.errors import DurabilityLost
-from poolish.files.held import is_held, let_go, open_held, try_lock
 from poolish.files.space import explain_full
-from poolish.lazy import cached_property
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,13 +123,13 @@ class Partial:
 
     def close(self) -> None:
         """Remove the temporary name, if it is still there, and let the file go."""
-        if is_held(self._fd):
+        if owns_fd(self._fd):
             with suppress(OSError):  # renamed already, or a broken disk: then sweep() comes after us
                 os.unlink(self.path)
             # Not file.close(): it would write what is still in its buffer.
             if self._raw is not None:
                 self._raw.close()
-            let_go(self._fd)
+            close_locked_fd(self._fd)
         self._fd = -1
 
     def __enter__(self) -> Self:
@@ -140,7 +139,7 @@ class Partial:
         self.close()
 
     def _check_ours(self) -> None:
-        if not is_held(self._fd):
+        if not owns_fd(self._fd):
             raise ValueError(f"{self.path}: closed, or written by the process that this one was forked from")
 
 
@@ -165,7 +164,7 @@ def _take_over(over: str, directory: str, name: str) -> tuple[Path, int] | None:
     path = _partial_name(directory, name)
     try:
         os.rename(over, path)  # this decides who has it
-        fd = open_held(path, os.O_RDWR)
+        fd = open_locked_fd(path, os.O_RDWR)
     except OSError:
         return None
     try:
@@ -173,11 +172,11 @@ def _take_over(over: str, directory: str, name: str) -> tuple[Path, int] | None:
         if try_lock(fd) and os.fstat(fd).st_nlink == 1 and stat.S_ISREG(os.fstat(fd).st_mode):
             return path, fd
     except BaseException:
-        let_go(fd)
+        close_locked_fd(fd)
         raise
     with suppress(FileNotFoundError):
         os.unlink(path)
-    let_go(fd)
+    close_locked_fd(fd)
     return None
 
 
@@ -185,16 +184,16 @@ def _create(directory: str, name: str) -> tuple[Path, int]:
     while True:
         path = _partial_name(directory, name)
         with explain_full(path):
-            fd = open_held(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            fd = open_locked_fd(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             if try_lock(fd) and os.fstat(fd).st_nlink:
                 return path, fd
         except BaseException:
             os.unlink(path)
-            let_go(fd)
+            close_locked_fd(fd)
             raise
         # A sweeper came between our two calls and took the file for a dead one. It removes it; we take another name.
-        let_go(fd)
+        close_locked_fd(fd)
 
 
 def sweep(directory: str | os.PathLike[str]) -> list[Path]:
@@ -205,7 +204,7 @@ def sweep(directory: str | os.PathLike[str]) -> list[Path]:
 
 def _remove_if_dead(path: Path) -> bool:
     try:
-        fd = open_held(path, os.O_RDWR | os.O_NONBLOCK)
+        fd = open_locked_fd(path, os.O_RDWR | os.O_NONBLOCK)
     except OSError:
         return False  # finished meanwhile, or somebody else's
     try:
@@ -216,7 +215,7 @@ def _remove_if_dead(path: Path) -> bool:
     except FileNotFoundError:
         return False  # another sweeper was quicker
     finally:
-        let_go(fd)
+        close_locked_fd(fd)
 
 
 def sync(fd: int, path: str | os.PathLike[str]) -> None:

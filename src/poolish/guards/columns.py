@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from poolish.concurrency import cached_property
 from poolish.errors import SchemaError, UnknownColumn
 from poolish.guards.bins import MAX_DISCRETE, N_BINS, Bins, Histogram, histogram_of_values
 from poolish.kernels import scan, sort, tally
-from poolish.lazy import cached_property
 
 Kind = Literal["number", "bool", "text", "list", "tensor", "null", "other"]
 Array = NDArray[Any]

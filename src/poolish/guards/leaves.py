@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, SchemaError
-from poolish.lazy import cached_property
 from poolish.schema import canonical, describe, dtype_and_shape, is_tensor, readable, tensor_type
 from poolish.schema.tensor import NATIVE, TENSOR_DTYPES, carriers_per_value, numpy_dtype
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from poolish.concurrency import cached_property
 from poolish.errors import CorruptDataError
 from poolish.guards.arrays_file import load_arrays, save_arrays
 from poolish.guards.detector import Arrays, Detector
 from poolish.guards.fitted_outliers import DETECTORS
 from poolish.guards.profile import Profile
-from poolish.lazy import cached_property
 
 _KIND = "suite reference"
 _PROFILE = "profile"

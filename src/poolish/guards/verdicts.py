@@ -28,9 +28,9 @@ import numpy as np
 import pyarrow as pa
 
 from poolish import html
+from poolish.concurrency import cached_property
 from poolish.errors import DataRefused
 from poolish.guards.leaves import Mask, Rows, Unfit
-from poolish.lazy import cached_property
 from poolish.printable import printable
 
 Severity = Literal["warn", "error", "fatal"]

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
 from poolish.files import is_rewritten, local_path, local_stamp
-from poolish.lazy import cached_property
 from poolish.load.dataset import Dataset, check_index
 from poolish.load.transformed import function_identity
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from poolish.concurrency import Locked
 from poolish.errors import ConfigError, LimitExceeded
 from poolish.files import local_path, parse_bytes
 from poolish.fingerprints import qualified_name
@@ -37,7 +38,6 @@ from poolish.load.disk_cache import DiskCache
 from poolish.load.frozen import Frozen, Int64, freeze, ids_of
 from poolish.load.hit_curve import AccessTrace, CacheAdvice
 from poolish.load.joined import JoinedDataset
-from poolish.load.locked import Locked
 from poolish.load.memory_cache import MemoryCache, check_policy
 from poolish.load.read_ahead import Runs
 from poolish.load.transformed import TransformedDataset

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from poolish.concurrency import cached_property
 from poolish.errors import CorruptDataError
-from poolish.lazy import cached_property
 from poolish.load.base import Transform
 from poolish.load.vision import VisionDataset
 

@@ -31,11 +31,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from poolish.concurrency import Locked
 from poolish.errors import ConfigError, CorruptDataError, StoreFull, StoreLocked
 from poolish.files import Lock, checksum, publish, read_json, sweep, write_json
 from poolish.health import Problem
 from poolish.load.copies import How
-from poolish.load.locked import Locked
 from poolish.load.memory_cache import check_policy
 from poolish.load.sample_codec import decode, encode
 

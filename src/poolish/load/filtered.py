@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from poolish.concurrency import Locked, cached_property
 from poolish.errors import ConfigError, ResumeError, Unfingerprintable
 from poolish.fingerprints import check_attributes, declared_version, qualified_name
 from poolish.fixed import fixed_parameters
-from poolish.lazy import cached_property
 from poolish.load.dataset import check_index, check_version, identity_of, samples, version_of
 from poolish.load.frozen import Frozen, Int64, Mask, Span, fixed_by, freeze
-from poolish.load.locked import Locked
 from poolish.load.transformed import asks, function_identity, n_epochs, name_of, progress_at
 from poolish.load.verdicts import UNKNOWN, YES, Verdicts
 from poolish.load.views import Renumbered, Through, View, all_ids, check_epoch, freeze_with_version

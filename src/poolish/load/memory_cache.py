@@ -12,9 +12,9 @@ from typing import Any
 
 import cachetools
 
+from poolish.concurrency import Locked
 from poolish.errors import ConfigError
 from poolish.load.copies import How
-from poolish.load.locked import Locked
 from poolish.load.sizes import nbytes
 
 #: A private copy of a sample, how to copy it, and its bytes.

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from poolish.concurrency import Locked
 from poolish.errors import BadText, ConfigError
 from poolish.load.base import BaseDataset, Transform, local_file
 from poolish.load.dataset import check_index
-from poolish.load.locked import Locked
 from poolish.load.text_index import TextIndex
 
 _UNITS = ("line", "document")

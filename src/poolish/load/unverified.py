@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from poolish.concurrency import Locked
 from poolish.fingerprints import MAX_BYTES, MAX_VALUES, fingerprint
 from poolish.load.composite import CompositeDataset
 from poolish.load.copies import How
 from poolish.load.dataset import ADVICE
 from poolish.load.disk_cache import DiskCache
-from poolish.load.locked import Locked
 from poolish.load.views import View
 
 Key = tuple[str, int]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from poolish.concurrency import cached_property
 from poolish.errors import SchemaError
-from poolish.lazy import cached_property
 from poolish.recipes.identity import Int64
 from poolish.recipes.joining import TypesDiffer, joined_tables
 from poolish.recipes.piece import Mask, Origin, Piece, canonical_table

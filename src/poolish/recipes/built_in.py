@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.fingerprints import options_fingerprint
-from poolish.lazy import cached_property
 from poolish.recipes.identity import Int64, mixed, row_hashes
 from poolish.recipes.piece import Mask, Piece, canonical_table, selected_rows
 from poolish.recipes.row_steps import ROW_STEPS, RowStep, known, with_column

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from poolish.concurrency import cached_property
 from poolish.fingerprints import function_fingerprint
-from poolish.lazy import cached_property
 from poolish.recipes.piece import Mask, Piece
 from poolish.recipes.steps import Rejected, place_of, raise_at, reason_of
 from poolish.rows import DatasetBuffer

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
-from poolish.lazy import cached_property
 from poolish.recipes.cache import Baked, Cache, is_one_to_one, key_of
 from poolish.recipes.expressions import Expression
 from poolish.recipes.filters import asked_for, filtered, reject_of

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
-from poolish.alive import Alive
+from poolish.concurrency import WeakRegistry
 from poolish.errors import ConfigError
 
 Task = TypeVar("Task")
@@ -33,7 +33,7 @@ GRACE_S = 1.0
 LOOK_S = 0.2
 
 #: Crews at work, for the moment when the process ends.
-_crews: Alive[_Crew[Any, Any]] = Alive()
+_crews: WeakRegistry[_Crew[Any, Any]] = WeakRegistry()
 
 
 class Engine(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from poolish.lazy import cached_property
+from poolish.concurrency import cached_property
 from poolish.printable import printable
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.identity import Int64

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from poolish import html
+from poolish.concurrency import cached_property
 from poolish.guards import ColumnProfile, Profile
 from poolish.guards.bins import Bins
-from poolish.lazy import cached_property
 from poolish.printable import printable
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.baking import Line

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.fingerprints import options_fingerprint
-from poolish.lazy import cached_property
 from poolish.recipes.exact import exact_scalar
 from poolish.recipes.expressions import Expression, as_expression, as_value
 from poolish.recipes.identity import Int64

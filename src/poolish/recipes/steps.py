@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 import pyarrow as pa
 
+from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, SchemaError
 from poolish.fingerprints import function_fingerprint, options_fingerprint
-from poolish.lazy import cached_property
 from poolish.recipes.identity import Int64
 from poolish.recipes.joining import TypesDiffer, joined_tables
 from poolish.recipes.made_rows import RowsDisagree, RowsRefused, table_of, table_of_columns

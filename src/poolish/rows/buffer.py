@@ -25,9 +25,10 @@ import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 from poolish import seeds
+from poolish.concurrency import ForkGuard
 from poolish.errors import ConfigError
 from poolish.health import Health
-from poolish.rows import arrays, forks, normalizers, retention, show
+from poolish.rows import arrays, normalizers, retention, show
 from poolish.rows.codec import RowCodec, kept_types
 from poolish.rows.draft import Draft, joined, runs_of
 from poolish.rows.limits import Limits
@@ -94,7 +95,7 @@ class DatasetBuffer(ReadsSnapshots):
         if schema is not None:
             declared = Schema.of(schema)
             self._declare(declared, may_be_missing=frozenset(field.name for field in declared if field.nullable))
-        forks.protect(self)
+        self._fork_guard = ForkGuard(self, self._lock, DatasetBuffer._become_copy)
 
     def _declare(self, schema: Schema, may_be_missing: frozenset[str]) -> None:
         self._may_be_missing = may_be_missing

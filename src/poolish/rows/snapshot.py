@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from poolish import kernels, seeds
+from poolish.concurrency import cached_property
 from poolish.errors import UnknownColumn
-from poolish.lazy import cached_property
 from poolish.rows import show
 from poolish.rows.fit import one_chunk
 from poolish.rows.gather import Taker, taker

@@ -20,8 +20,8 @@ import pyarrow.types as kinds
 import xxhash
 
 from poolish import html
+from poolish.concurrency import cached_property
 from poolish.errors import BadText, LimitExceeded, SchemaError, UnknownColumn
-from poolish.lazy import cached_property
 from poolish.printable import printable
 from poolish.schema import features as hf
 from poolish.schema.arrow import canonical, check_names, describe

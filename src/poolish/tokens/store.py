@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from poolish import kernels
-from poolish.alive import Alive
+from poolish.concurrency import WeakRegistry
 from poolish.errors import ConfigError, SchemaError
 from poolish.files import local_path
 from poolish.health import Health, Problem
@@ -41,7 +41,7 @@ _NO_BOUND = 2**62
 _TAKES_URLS = "save_dataset() and load_dataset(), and by the sources of a recipe"
 
 #: Stores that write, for the moment after a fork.
-_writing: Alive[StreamStore] = Alive()
+_writing: WeakRegistry[StreamStore] = WeakRegistry()
 
 
 class StreamStore(kernels.Appender):

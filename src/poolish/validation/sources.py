@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, PoolishError, SchemaError
 from poolish.files import checksum_hex, local_path
 from poolish.guards.leaves import Rows
 from poolish.guards.levels import Findings
-from poolish.lazy import cached_property
 
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"POOLROW1": "saved buffer", b"\xff\xff\xff\xff": "arrow stream"}
 _ENDINGS = {

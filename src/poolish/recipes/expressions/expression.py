@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
 from poolish.grammar import WORDS, Node, parse_node, walk
-from poolish.lazy import cached_property
 from poolish.recipes.expressions.binding import bound, is_bool
 from poolish.recipes.expressions.evaluation import build, column_names, plain, type_at
 from poolish.recipes.expressions.nodes import (

@@ -1,4 +1,4 @@
-"""Finding all objects that are still there."""
+"""What threads and forks must not break: finding all objects that are still alive."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import sys
 import threading
 
 from poolish import DatasetBuffer
-from poolish.alive import Alive
+from poolish.concurrency import WeakRegistry
 
 
 class Loaf:
     """Something that can be referred to weakly."""
 
 
-def test_who_is_gone_is_not_found():
+def test_dead_objects_are_not_found():
     """Whatever came before and after."""
-    alive, loaves = Alive(), [Loaf() for _ in range(1000)]
+    alive, loaves = WeakRegistry(), [Loaf() for _ in range(1000)]
     for loaf in loaves:
         alive.add(loaf)
     del loaf
@@ -29,18 +29,18 @@ def test_who_is_gone_is_not_found():
 
 def test_the_dead_take_no_room():
     """However many there were."""
-    alive, kept = Alive(), Loaf()
+    alive, kept = WeakRegistry(), Loaf()
     alive.add(kept)
     for _ in range(10_000):
         alive.add(Loaf())
 
     assert list(alive) == [kept]
-    assert len(alive._known) < 200
+    assert len(alive._references) < 200
 
 
 def test_no_code_runs_when_one_goes():
     """A Ctrl-C that comes while Python code runs there would be lost."""
-    alive, loaf, calls = Alive(), Loaf(), []
+    alive, loaf, calls = WeakRegistry(), Loaf(), []
     alive.add(loaf)
     buffer = DatasetBuffer()
     buffer.append([{"x": 1}, {"x": 2}])
@@ -55,7 +55,7 @@ def test_no_code_runs_when_one_goes():
 
 def test_one_may_be_added_while_somebody_looks():
     """From another thread, as often as it likes."""
-    alive, is_over = Alive(), threading.Event()
+    alive, is_over = WeakRegistry(), threading.Event()
 
     def add() -> None:
         kept = []
