@@ -15,6 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from poolish import DataProviderBase, DatasetBuffer, DatasetConsumer, DatasetProvider, StreamStore
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
+from poolish.files.state_files import SLOT_BYTES, DoubleBufferedJson, read_checksummed_json, write_checksummed_json
 from poolish.load import CompositeDataset, SubsettedDataset, TextDataset, TransformedDataset
 from poolish.serve import digests, purge_queue, queue_log, queue_status
 from poolish.serve.batch_file import decode, encode, read_file
@@ -22,8 +23,6 @@ from poolish.serve.inspection import verify_queue
 from poolish.serve.provider_notes import read_note
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import QueueMeta
-from poolish.serve.sealed import read_sealed, write_sealed
-from poolish.serve.slots import SLOT_BYTES, Slots
 from tests.serve.queues import check_ledger, consumer, provider, publish, take
 
 pytestmark = pytest.mark.usefixtures("few_together")
@@ -100,9 +99,9 @@ def test_a_queue_of_an_earlier_version_gains_the_record(path):
     """It opens as it is, and from then on a change is refused."""
     publish(path, 1)
     split = path / "queue" / "train"
-    told = read_sealed(split / "meta.json")
+    told = read_checksummed_json(split / "meta.json")
     del told["content"]
-    write_sealed(split / "meta.json", told, durable=False)
+    write_checksummed_json(split / "meta.json", told, durable=False)
 
     assert QueueMeta.read(split).content == {}
     publish(path, 1)
@@ -235,9 +234,9 @@ def test_a_queue_without_the_digest_gains_it(path):
     """One that was filled before there were digests."""
     serve(path, 1)
     split = path / "queue" / "train"
-    told = read_sealed(split / "meta.json")
+    told = read_checksummed_json(split / "meta.json")
     del told["content"]["data"]
-    write_sealed(split / "meta.json", told, durable=False)
+    write_checksummed_json(split / "meta.json", told, durable=False)
 
     serve(path, 1)
 
@@ -340,7 +339,7 @@ def test_names_that_are_used_once_fill_nothing(path, monkeypatch):
         publish(path, 1, name=name)
         note = path / "queue" / "train" / "providers" / f"w{name}.json"
         if name % 2:  # as a kill before the note was written
-            write_sealed(note, {"counter": 0, "number": 0, "finished": False}, durable=False)
+            write_checksummed_json(note, {"counter": 0, "number": 0, "finished": False}, durable=False)
         with consumer(path, acknowledge="on_read") as reader:
             ledger.append(take(reader))
     check_ledger(ledger)
@@ -373,7 +372,7 @@ def test_a_queue_that_an_earlier_version_filled_with_names_goes_on(path):
     """Not one more fitted in: all but the living go into their notes."""
     publish(path, 2)
     names = {f"{i:05d}".ljust(100, "x"): i for i in range(int(SLOT_BYTES / 111))}
-    slots = Slots(path / "queue" / "train" / "consumed")
+    slots = DoubleBufferedJson(path / "queue" / "train" / "consumed")
     slots.write({"watermark": 0, "counters": names})
     assert len(json.dumps(slots.read())) > SLOT_BYTES * 0.95
 

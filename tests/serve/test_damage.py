@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.errors import CorruptDataError, LimitExceeded, PoolishError, QueueError
+from poolish.files.state_files import SLOT_BYTES
 from poolish.serve import purge_queue, queue_status, verify_queue
 from poolish.serve.batch_file import Label, decode, encode, read_file, read_label
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import QueueMeta
-from poolish.serve.slots import SLOT_BYTES
 from tests.effort import IS_SOAK, times
 from tests.faults import in_child
 from tests.serve.damage import (

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 from poolish import DatasetConsumer
 from poolish.errors import ConfigError, QueueError, ResumeError, StoreLocked
 from poolish.files import Lock
+from poolish.files.state_files import ChecksummedCounters, write_checksummed_json
 from poolish.serve import marks, queue_status
 from poolish.serve.dealing import Dealing
 from poolish.serve.queue_log import QueueLog
-from poolish.serve.sealed import write_sealed
-from poolish.serve.words import Words
 from tests.effort import times
 from tests.faults import ended, fork, kill
 from tests.serve import queues
@@ -270,9 +269,9 @@ def test_marks_of_an_earlier_version_count(path):
     publish(path, 12)
     split = path / "queue" / "train"
     (split / "marks" / "0-2").mkdir()
-    write_sealed(split / "run.json", {"start": 0, "world_size": 2}, durable=False)
+    write_checksummed_json(split / "run.json", {"start": 0, "world_size": 2}, durable=False)
     for rank, done in enumerate((6, 4)):
-        with closing(Words(split / "marks" / "0-2" / str(rank), 2)) as mark:
+        with closing(ChecksummedCounters(split / "marks" / "0-2" / str(rank), 2)) as mark:
             mark.write(done, done)
 
     assert queue_status(path)["train"].acknowledged == 4

@@ -8,6 +8,7 @@
     documents    small JSON files and names that come from outside
     yaml_toml    files that people write, read strictly; imported by name, because PyYAML takes long to load
     sizes        "8gb" as a number of bytes
+    state_files  small checksummed files that are rewritten often; imported by name
     stamps       has a file changed?
 
 All of it works on paths and descriptors alone and knows nothing of rows, tokens or queues.

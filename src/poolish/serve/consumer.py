@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from poolish.errors import ConfigError, QueueError, ResumeError, Starved
 from poolish.files import check_name, local_path
+from poolish.files.state_files import MAX_COUNTER
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.printable import printable
@@ -25,7 +26,6 @@ from poolish.serve.queue_meta import FILE, QueueMeta, not_found
 from poolish.serve.reading_ahead import ReadingAhead
 from poolish.serve.split_reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.watching import Watch
-from poolish.serve.words import MAX_NUMBER
 
 if TYPE_CHECKING:
     from poolish.guards.guard import Guard
@@ -478,7 +478,7 @@ def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             for split, told in state["splits"].items()
         }
         are_positions = all(
-            isinstance(told["queue"], str) and type(told["position"]) is int and 0 <= told["position"] < MAX_NUMBER
+            isinstance(told["queue"], str) and type(told["position"]) is int and 0 <= told["position"] < MAX_COUNTER
             for told in splits.values()
         )
         if not are_positions or not all(isinstance(split, str) for split in splits):

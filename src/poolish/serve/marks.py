@@ -31,12 +31,11 @@ from pathlib import Path
 
 from poolish.errors import CorruptDataError, PoolishError, QueueError, StoreLocked
 from poolish.files import Lock, explain_full
+from poolish.files.state_files import ChecksummedCounters, read_checksummed_json, write_checksummed_json
 from poolish.serve.dealing import Dealing
 from poolish.serve.joining import Join, Mark, Rank, Refuse, decide
 from poolish.serve.provider_notes import is_alive
 from poolish.serve.queue_log import QueueLog
-from poolish.serve.sealed import read_sealed, write_sealed
-from poolish.serve.words import Words
 
 _RUN = "run.json"
 _FOLDER = re.compile(r"[0-9]{1,18}-[0-9]{1,7}-[0-9a-f]{16}")
@@ -59,10 +58,10 @@ class Attempt:
         """Where it began."""
         return self.dealing.start
 
-    def words(self, marks: Path) -> list[Words]:
+    def words(self, marks: Path) -> list[ChecksummedCounters]:
         """The files of its marks, by rank."""
         n = 2 if self.run is None else 3
-        return [Words(marks / self.folder / str(rank), n) for rank in range(self.world_size)]
+        return [ChecksummedCounters(marks / self.folder / str(rank), n) for rank in range(self.world_size)]
 
     def rest(self, done: list[int], watermark: int) -> Dealing:
         """What is left for the next attempt, where each rank has done its share of all below ``done``."""
@@ -75,7 +74,7 @@ class Attempt:
         start = self.start
         told = {"run": self.run, "start": start, "world_size": self.world_size, "acknowledge": self.acknowledge}
         told |= {"skip": self.dealing.skip(start), "marks": self.folder}
-        write_sealed(path / _RUN, told, durable=False)
+        write_checksummed_json(path / _RUN, told, durable=False)
 
 
 class RunMarks:
@@ -85,7 +84,7 @@ class RunMarks:
         self.log, self.rank, self.world_size, self.acknowledge = log, rank, world_size, acknowledge
         self._folder = log.path / "marks"
         self._lock = Lock(self._folder / f"{rank}.lock")
-        self._marks: list[Words] = []
+        self._marks: list[ChecksummedCounters] = []
         self._seen: tuple[int, int] | None = None
         self.dealing = Dealing(0)
 
@@ -188,7 +187,7 @@ class Progress:
     def __init__(self, log: QueueLog) -> None:
         self.log = log
         self._seen: tuple[int, int] | None = None
-        self._marks: list[Words] = []
+        self._marks: list[ChecksummedCounters] = []
         self._start = 0
         self.folder: Path | None = None
 
@@ -221,7 +220,7 @@ def newest_attempt(log: QueueLog) -> Attempt | None:
     """The newest attempt; None where no rank ever read."""
     path = log.path / _RUN
     try:
-        told = read_sealed(path)
+        told = read_checksummed_json(path)
     except FileNotFoundError:
         return None
     try:
@@ -275,7 +274,7 @@ def _identity(log: QueueLog) -> tuple[int, int] | None:
     return None
 
 
-def lowest(marks: list[Words], start: int) -> tuple[int, int]:
+def lowest(marks: list[ChecksummedCounters], start: int) -> tuple[int, int]:
     """The lowest of all marks; one that is missing is at the start."""
     found = [mark.read() or (start, start) for mark in marks]
     return min(numbers[0] for numbers in found), min(numbers[1] for numbers in found)

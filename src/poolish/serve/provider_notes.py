@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from poolish.errors import ConfigError, CorruptDataError, StoreLocked
 from poolish.files import Lock, check_name, open_regular
+from poolish.files.state_files import read_checksummed_json, write_checksummed_json
 from poolish.serve.batch_file import read_label
-from poolish.serve.sealed import read_sealed, write_sealed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +79,7 @@ class ProviderNotes:
     def _check_whole(self) -> None:
         """Raise if the note is damaged where it alone may know the counter: all would be published again."""
         try:
-            read_sealed(self._path)
+            read_checksummed_json(self._path)
         except FileNotFoundError:
             pass  # a name that was not here before
         except CorruptDataError as error:
@@ -93,7 +93,7 @@ class ProviderNotes:
         clock = time.monotonic()
         if not now and clock - self._written_at < _EVERY_S:
             return False
-        write_sealed(self._path, asdict(Note(counter, number, finished)), durable=False)
+        write_checksummed_json(self._path, asdict(Note(counter, number, finished)), durable=False)
         self._written_at = clock
         return True
 
@@ -105,7 +105,7 @@ class ProviderNotes:
 def read_note(path: Path) -> Note:
     """What a provider noted down; nothing, if nothing can be read: the log itself knows."""
     try:
-        told = read_sealed(path)
+        told = read_checksummed_json(path)
         note = Note(told["counter"], told["number"], told["finished"])
     except (FileNotFoundError, CorruptDataError, KeyError, TypeError):
         return Note()
@@ -124,7 +124,7 @@ def _moved(folder: Path, name: str, counter: int, durable: bool) -> bool:
         with Lock(path.with_suffix(".lock")):  # so that it cannot start while its counter is in neither place
             note = read_note(path)
             if note.counter <= counter:
-                write_sealed(path, asdict(replace(note, counter=counter + 1)), durable=durable)
+                write_checksummed_json(path, asdict(replace(note, counter=counter + 1)), durable=durable)
             return True
     except StoreLocked:
         return False

@@ -37,11 +37,10 @@ from typing import TYPE_CHECKING, Any
 
 from poolish.errors import CorruptDataError, QueueError, StaleSchema
 from poolish.files import Lock, Partial, explain_full, sync_directory, write_all
+from poolish.files.state_files import MAX_COUNTER, SLOT_BYTES, ChecksummedCounters, DoubleBufferedJson
 from poolish.serve.batch_file import COPIED_BYTES, Label, read_label
 from poolish.serve.provider_notes import move_to_notes
 from poolish.serve.queue_meta import FILE, QueueMeta
-from poolish.serve.slots import SLOT_BYTES, Slots
-from poolish.serve.words import MAX_NUMBER, Words
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -79,8 +78,8 @@ class QueueLog:
         self._seen = _identity(self.meta_file)
         self._tmp = path / "tmp"
         self._free_folder, self._free = f"{path}/free", list[str]()
-        self._next = Words(path / "next", 1)
-        self._consumed = Slots(path / "consumed")
+        self._next = ChecksummedCounters(path / "next", 1)
+        self._consumed = DoubleBufferedJson(path / "consumed")
         self._lock = _QueueLock(self)
         for folder in FOLDERS:
             _check_folder(path / folder)
@@ -107,7 +106,7 @@ class QueueLog:
     @classmethod
     def _create(cls, path: Path, meta: QueueMeta) -> QueueLog:
         if not (path / FILE).exists():
-            Slots(path / "consumed").reserve()
+            DoubleBufferedJson(path / "consumed").reserve()
             meta.write(path)
             return cls(path, meta)
         found = QueueMeta.read(path)
@@ -407,7 +406,7 @@ def _identity(path: str) -> tuple[int, int, int]:
 
 
 def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < MAX_NUMBER:
+    if type(value) is not int or not 0 <= value < MAX_COUNTER:
         raise TypeError(f"{value!r} is no number")
     return value
 

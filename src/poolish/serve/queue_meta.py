@@ -20,9 +20,9 @@ from typing import Any
 
 from poolish.errors import ConfigError, CorruptDataError, QueueNotFound, SchemaError
 from poolish.files import checksum_hex
+from poolish.files.state_files import read_checksummed_json, write_checksummed_json
 from poolish.schema import Schema
 from poolish.serve.batch_file import NAMES
-from poolish.serve.sealed import read_sealed, write_sealed
 
 FILE = "meta.json"
 #: Limits of the rows of a batch, and which of two is the wider one.
@@ -88,7 +88,7 @@ class QueueMeta:
             "limits": self.limits,
             "content": self.content,
         }
-        write_sealed(directory / FILE, value, durable=self.is_durable)
+        write_checksummed_json(directory / FILE, value, durable=self.is_durable)
 
     def check_content(self, content: Mapping[str, Any], directory: Path) -> None:
         """Raise if a provider would fill the queue with something else than those before it."""
@@ -107,7 +107,7 @@ class QueueMeta:
         """The description in a queue's directory."""
         path = directory / FILE
         try:
-            told = read_sealed(path)
+            told = read_checksummed_json(path)
         except (FileNotFoundError, NotADirectoryError):
             raise not_found(directory) from None
         try:
