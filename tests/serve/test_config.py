@@ -13,7 +13,7 @@ import pytest
 
 from poolish.errors import ConfigError
 from poolish.serve.config import SharedConfig, check_config, config_from_command_line, load_config
-from poolish.serve.config_files import names_in, read_source
+from poolish.serve.workspace import names_in, read_source
 
 ENOUGH = {"dataset": "char", "batch_size": 32, "block_size": 256}
 PYTHON = "dataset = 'char'\nbatch_size = 32\nblock_size = 256\n"
@@ -388,7 +388,7 @@ def test_code_of_another_user_is_not_run(workspace, monkeypatch, which):
     config, path, mark = workspace_with_mark(workspace, which)
     give_away(path, monkeypatch)
 
-    with pytest.raises(ConfigError, match=r"must be yours .* but it is that of user id \d+; .*copy it or chown"):
+    with pytest.raises(ConfigError, match=r"must be yours .* but user id \d+ owns it; .*copy it or chown"):
         load_config(config)
 
     assert not mark.exists()
@@ -805,8 +805,8 @@ def test_a_bug_in_the_validator_is_not_taken_for_a_problem(workspace):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("class Config: ...", "Config is to be a subclass of SharedConfig, got <class"),
-        ("Config = 7", "Config is to be a subclass of SharedConfig, got 7"),
+        ("class Config: ...", "Config must subclass SharedConfig, got <class"),
+        ("Config = 7", "Config must subclass SharedConfig, got 7"),
         ("def validate_config(config): ...", r"checks nothing; define validate\(config\), or Config"),
     ],
 )

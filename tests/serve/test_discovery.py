@@ -101,9 +101,9 @@ def test_the_provider_is_the_only_subclass_or_the_one_named_so(folder, base, tex
         ("", "defines no subclass of Base; write one, or import one as Provider"),
         ("class Provided: ...", "defines no subclass of Base; "),
         ("class B(Base): ...\nclass A(Base): ...", r"defines 2 subclasses of Base \(A, B\); name one of them Provider"),
-        ("Provider = Base", "Provider is to be a subclass of Base, got <class .*Base'>; name that one so"),
-        ("class Provider: ...", "Provider is to be a subclass of Base, got <class"),
-        ("class A(Base): ...\nProvider = A()", "Provider is to be a subclass of Base, got <.*A object"),
+        ("Provider = Base", "Provider must subclass Base, got <class .*Base'>; rename one of them"),
+        ("class Provider: ...", "Provider must subclass Base, got <class"),
+        ("class A(Base): ...\nProvider = A()", "Provider must subclass Base, got <.*A object"),
     ],
 )
 def test_none_or_several_is_an_error_that_names_them(folder, base, text, reason):

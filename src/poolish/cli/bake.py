@@ -139,7 +139,7 @@ def _target(order: Order) -> Path:
 
 def load_steps(name: str) -> None:
     """Run a file, or import a module, that registers steps: the user's own code, named by the user and not by data."""
-    from poolish.serve.config_files import read_source, run_source
+    from poolish.serve.workspace import read_source, run_source
 
     if name.endswith(".py"):
         path = Path(name).absolute()

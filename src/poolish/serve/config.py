@@ -8,7 +8,7 @@ It is TOML, or a Python file of plain names. What is set higher up wins::
     SharedConfig                           defaults of poolish
 
 Then all of it is checked together, by ``SharedConfig`` or by what the workspace's own ``config/validator.py`` makes of
-it, and every problem is listed at once. Names that nobody knows pass through to the provider, but one that is almost a
+it, and every problem is listed at once. Unknown names pass through to the provider, but one that is almost a
 known name (of poolish, of the workspace, or of a file lower down) is an error, because it would have no effect.
 """
 
@@ -20,19 +20,104 @@ import hashlib
 import keyword
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from poolish.errors import ConfigError
-from poolish.files import check_name
-from poolish.serve.config_files import names_in, read_source, run_source
-from poolish.serve.shared_config import SharedConfig
-from poolish.serve.spelling import near_miss
-from poolish.serve.workspaces import candidates, default_files, find_workspace
+from poolish.files import check_name, parse_bytes
+from poolish.serve.workspace import (
+    candidates,
+    dataset_folder,
+    default_files,
+    find_workspace,
+    names_in,
+    no_such_dataset,
+    read_source,
+    run_source,
+)
 
 __all__ = ["SharedConfig", "check_config", "config_from_command_line", "load_config"]
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+def _as_tuple(splits: object) -> object:
+    """TOML has lists only. Nothing else becomes a tuple: a set has no order."""
+    return tuple(splits) if isinstance(splits, list) else splits
+
+
+def _check_splits(splits: tuple[str, ...]) -> tuple[str, ...]:
+    for split in splits:
+        check_name(split, "split")
+    if not splits or len(set(splits)) < len(splits):
+        raise ValueError("should name at least one split, and each once")
+    return splits
+
+
+Splits = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), AfterValidator(_check_splits)]
+
+
+class SharedConfig(BaseModel):
+    """The settings of one run, shared by its provider and its trainer; immutable.
+
+    Unknown settings are attributes too. To validate its own settings, a workspace defines a subclass named ``Config``
+    in ``config/validator.py``.
+
+    >>> config = SharedConfig(dataset="char", batch_size=32, block_size=256, mask_probability=0.15)
+    >>> config.batch_size, config.mask_probability, config.splits
+    (32, 0.15, ('train', 'val'))
+    """
+
+    # Strict: "32" and 32.0 are no batch sizes.
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow", protected_namespaces=())
+
+    dataset: Annotated[str, AfterValidator(check_name)]
+    batch_size: int = Field(ge=1)
+    block_size: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**64)
+    splits: Splits = ("train", "val")
+    max_backlog: int = Field(default=64, ge=1)
+    max_backlog_bytes: Annotated[Bytes, Field(ge=1)] = parse_bytes("8gb")
+    min_free_bytes: Bytes = parse_bytes("64mb")
+    durability: Literal["process", "power"] = "process"
+    max_batches: int | None = Field(default=None, ge=1)
+
+    _workspace: Path | None = PrivateAttr(default=None)
+    _looked_in: tuple[Path, ...] = PrivateAttr(default=())
+    _sha256: str | None = PrivateAttr(default=None)
+
+    @property
+    def workspace(self) -> Path | None:
+        """The folder that holds ``data/<dataset>``; None where there is none, as with a trainer that only reads."""
+        return self._workspace
+
+    @property
+    def sha256(self) -> str | None:
+        """Of the bytes of the config file; None for a config that did not come from one."""
+        return self._sha256
+
+    @property
+    def dataset_path(self) -> Path:
+        """``<workspace>/data/<dataset>``, whether or not it is there."""
+        if self._workspace is not None:
+            return dataset_folder(self._workspace, self.dataset)
+        if self._looked_in:
+            raise ConfigError(no_such_dataset(self.dataset, self._looked_in))
+        raise ConfigError(
+            f"dataset {self.dataset!r}: this config has no workspace; use load_config(path, workspace=...)"
+        )
+
+    def names(self) -> dict[str, Any]:
+        """All settings, those that poolish knows and the others; the values are not copied.
+
+        >>> list(SharedConfig(dataset="char", batch_size=32, block_size=256, lr=0.1).names())[-2:]
+        ['max_batches', 'lr']
+        """
+        return {name: getattr(self, name) for name in type(self).model_fields} | (self.model_extra or {})
 
 
 class Layer(NamedTuple):
@@ -176,7 +261,7 @@ def _read_rules(workspace: Path | None) -> Rules:
     module = run_source(path, read_source(path), "poolish_validator")
     model = getattr(module, "Config", SharedConfig)
     if not (isinstance(model, type) and issubclass(model, SharedConfig)):
-        raise ConfigError(f"{path}: Config is to be a subclass of SharedConfig, got {model!r}; change or rename it")
+        raise ConfigError(f"{path}: Config must subclass SharedConfig, got {model!r}; change or rename it")
     if not hasattr(module, "Config") and not callable(getattr(module, "validate", None)):
         raise ConfigError(f"{path}: checks nothing; define validate(config), or Config, a subclass of SharedConfig")
     return Rules(model, frozenset(), getattr(module, "validate", Rules().validate), str(path))
@@ -209,8 +294,8 @@ def _wrong_name(name: object, known: Iterable[str], model: type[SharedConfig]) -
         return "not a name that a provider could use; write letters, digits and _, a letter first"
     if name not in model.model_fields and any(name in vars(parent) for parent in model.__mro__):
         return "taken by the config object itself; choose another name"
-    meant = near_miss(name, known)
-    return meant and f"unknown, did you mean {meant}? A setting of your own is declared in config/validator.py"
+    nearest = near_miss(name, known)
+    return nearest and f"unknown, did you mean {nearest}? A setting of your own is declared in config/validator.py"
 
 
 def _ask(rules: Rules, config: SharedConfig) -> list[str]:
@@ -256,3 +341,50 @@ def _settle(config: SharedConfig | None, problems: Sequence[str], what: str) -> 
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+# Misspelt names -----------------------------------------------------------------------------------------------
+#
+# Unknown settings pass through to the provider, so a typo would pass as well and the run would use the default. A near
+# miss is a known name with other capitals or underscores, or with one typo in one of its words. Similarity (difflib)
+# does not tell typos from names: dataest is 0.86 like dataset, but so is val_batch_size like batch_size, and
+# encoder_layers is 0.92 like decoder_layers.
+
+#: One letter away from a setting of ours, and settings of their own in many a config.
+_ESTABLISHED = {"feed", "patch_size", "speed"}
+
+#: Shorter words are names in themselves: ``n_head`` and ``d_head``, ``lr`` and ``wr``.
+_MIN_LETTERS = 3
+
+
+def near_miss(name: str, known: Iterable[str]) -> str | None:
+    """The known name that ``name`` probably misspells; None if it is known, or a name of its own.
+
+    >>> near_miss("bacth_size", ["block_size", "batch_size"])
+    'batch_size'
+    >>> near_miss("val_batch_size", ["block_size", "batch_size"])
+    """
+    known = list(known)
+    if name in known or name in _ESTABLISHED:
+        return None
+    return next((other for other in known if _is_near(name, other)), None)
+
+
+def _is_near(name: str, other: str) -> bool:
+    words, other_words = name.lower().split("_"), other.lower().split("_")
+    if "".join(words) == "".join(other_words):
+        return True
+    if len(words) != len(other_words):
+        return False
+    different = [(word, right) for word, right in zip(words, other_words, strict=True) if word != right]
+    return len(different) == 1 and min(map(len, different[0])) >= _MIN_LETTERS and _is_one_typo(*different[0])
+
+
+def _is_one_typo(word: str, right: str) -> bool:
+    i = next(i for i, (a, b) in enumerate(zip_longest(word, right)) if a != b)
+    # beta1 and beta2 are two settings.
+    if word[i : i + 1].isdigit() or right[i : i + 1].isdigit():
+        return False
+    too_many, missing, wrong = word[i + 1 :] == right[i:], word[i:] == right[i + 1 :], word[i + 1 :] == right[i + 1 :]
+    swapped = word[i : i + 2] == right[i : i + 2][::-1] and word[i + 2 :] == right[i + 2 :]
+    return too_many or missing or wrong or swapped

@@ -1,4 +1,4 @@
-"""From the name of a dataset to its provider class: ``data/<dataset>/prepare_streaming.py`` is run as a module.
+"""Find the provider class of a dataset: ``data/<dataset>/prepare_streaming.py`` is run as a module.
 
 The settings of the shared config are globals of that module before its first line runs, so a provider may use
 ``mask_probability`` as if it were defined there. The class is the one named ``Provider``, else the only subclass of
@@ -16,14 +16,13 @@ from typing import Any
 
 from poolish.errors import ConfigError
 from poolish.serve.config import SharedConfig
-from poolish.serve.config_files import read_source, run_source
-from poolish.serve.workspaces import PROVIDER_FILE, no_such_dataset
+from poolish.serve.workspace import PROVIDER_FILE, no_such_dataset, read_source, run_source
 
 
 def find_provider(config: SharedConfig, base: type[Any]) -> type[Any]:
     """The provider class of the config's dataset.
 
-    The file may import its neighbours. It is run only if it is the user's own or root's and not writable for everyone.
+    The file may import its neighbours. It is run only if the user or root owns it and not everyone may write to it.
     An error in it keeps its type and gains a note with the place, and no trace of the module is left.
 
     >>> from poolish.serve.config import load_config
@@ -84,4 +83,4 @@ def _choose(module: ModuleType, path: Path, base: type[Any]) -> type[Any]:
 def _check_named(provider: object, path: Path, base: type[Any]) -> type[Any]:
     if isinstance(provider, type) and issubclass(provider, base) and provider is not base:
         return provider
-    raise ConfigError(f"{path}: Provider is to be a subclass of {base.__name__}, got {provider!r}; name that one so")
+    raise ConfigError(f"{path}: Provider must subclass {base.__name__}, got {provider!r}; rename one of them")

@@ -29,7 +29,7 @@ from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import QueueMeta, batch_schema_of
 from poolish.serve.repair import sweep_purged
 from poolish.serve.watching import Watch
-from poolish.serve.workspaces import refuse_direct_run
+from poolish.serve.workspace import refuse_direct_run
 
 if TYPE_CHECKING:
     from poolish.guards.guard import Guard
