@@ -15,8 +15,7 @@ from poolish import DataProviderBase, DatasetBuffer, DatasetRecipe
 from poolish.cli.app import app
 from poolish.errors import ConfigError
 from poolish.guards import CircuitBreaker, OneClassSVMOutliers, Retry, StreamGuard, Suite, register_check
-from poolish.guards.outliers_autoencoder import AutoencoderOutliers
-from poolish.guards.outliers_forest import IsolationForestOutliers
+from poolish.guards.stats.detectors import AutoencoderOutliers, IsolationForestOutliers
 
 ROWS = {"x": np.array([1.0, 2.0, 3.0])}
 

@@ -9,7 +9,7 @@ import pytest
 
 from poolish import DatasetBuffer, DatasetRecipe, bake
 from poolish.errors import BudgetSpent, ConfigError, DataRefused, PoolishError, RecipeError
-from poolish.guards.suite import Suite
+from poolish.guards.checks.suite import Suite
 from tests.recipes.kitchen import line, numbers, xs
 
 

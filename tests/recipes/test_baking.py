@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from poolish import DatasetBuffer, DatasetRecipe, bake, col
 from poolish.errors import ConfigError, DataRefused, RecipeError, SchemaError
-from poolish.guards.suite import Suite
+from poolish.guards.checks.suite import Suite
 from poolish.recipes.engine import LocalEngine
 from tests.effort import times
 from tests.recipes.kitchen import Model, content, cut, line, numbers, origins, shelf, write, xs

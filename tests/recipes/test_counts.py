@@ -10,7 +10,7 @@ import pytest
 
 from poolish import DatasetRecipe
 from poolish.errors import BudgetSpent
-from poolish.guards.suite import Suite
+from poolish.guards.checks.suite import Suite
 from poolish.recipes import baking, chain
 from poolish.recipes.engine import LocalEngine
 from poolish.recipes.report import N_REASONS, reasons_of

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from poolish import DatasetBuffer, DatasetRecipe, StreamStore, col, register_step
 from poolish.errors import RecipeError
-from poolish.guards.suite import Suite
+from poolish.guards.checks.suite import Suite
 from poolish.recipes.cache import Cache
 from poolish.recipes.chain import Chain
 from tests.canary import Canary

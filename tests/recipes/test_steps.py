@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from poolish import DatasetRecipe, col, register_step
 from poolish.errors import BudgetSpent, PoolishError, RecipeError, SchemaError, UnknownColumn
-from poolish.guards.suite import Suite
+from poolish.guards.checks.suite import Suite
 from poolish.recipes.built_in import built_in
 from poolish.recipes.engine import LocalEngine
 from poolish.recipes.interpretation import as_filter

@@ -10,7 +10,7 @@ from rich.console import Console
 from poolish.cli.failures import FAILED
 from poolish.cli.screen import one_line
 from poolish.files import publish
-from poolish.guards.levels import Validation
+from poolish.guards.checks.levels import Validation
 from poolish.validation import validate
 
 

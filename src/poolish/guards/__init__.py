@@ -1,136 +1,93 @@
-"""Guards: what happens when a sample, a source or a whole batch fails, by policies that the user chose.
+"""Guards: policies for samples, sources and batches that fail, and checks of what good data is.
 
-A stage takes a guard as an argument. ``Retry`` asks again, ``CircuitBreaker`` stops asking a source that is down, and
-``Faults`` decides what stands in for what could not be read, counts it, and ends the run when its budget is spent. A
-``Suite`` says what good data is; doors ask it before they let rows pass. A ``Profile`` holds the statistics of rows,
-``drift`` and its tests compare two of them, and the outliers find rows that are unlike the others.
+A stage takes a guard as an argument. ``Retry`` calls again, ``CircuitBreaker`` stops calling a source that is down, and
+``Faults`` decides what replaces a sample that could not be read, counts it, and ends the run when its budget is spent.
+A ``Suite`` states what good data is and checks it at every boundary. A ``Profile`` holds the statistics of rows,
+``drift`` compares two of them, and the outlier detectors find rows unlike the others.
 
-Faults need no Arrow; what looks at rows does, and is loaded when it is first used.
+    faults/   fault policies, retry, breaker: no Arrow needed
+    checks/   suites, verdicts, guards
+    stats/    profiles, distances, drift, outliers
+
+Modules that need Arrow are loaded on first use.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from poolish.errors import CircuitOpen
-from poolish.guards.blame import DATA_ERRORS
-from poolish.guards.breaker import CircuitBreaker
-from poolish.guards.drift import drift  # now, so that the name is the function, not the module that it lives in
-from poolish.guards.faults import Faults
-from poolish.guards.retry import Retry, RetryStats
+from poolish.errors import CircuitOpen as CircuitOpen
+from poolish.guards.faults.blame import DATA_ERRORS as DATA_ERRORS
+from poolish.guards.faults.breaker import CircuitBreaker as CircuitBreaker
+from poolish.guards.faults.faults import Faults as Faults
+from poolish.guards.faults.retry import Retry as Retry
+from poolish.guards.faults.retry import RetryStats as RetryStats
 
 if TYPE_CHECKING:
-    from poolish.guards.column_profile import ColumnProfile as ColumnProfile
-    from poolish.guards.comparison import Comparison as Comparison
-    from poolish.guards.custom import register_check as register_check
-    from poolish.guards.distances import chi2 as chi2
-    from poolish.guards.distances import js as js
-    from poolish.guards.distances import kl as kl
-    from poolish.guards.distances import ks as ks
-    from poolish.guards.distances import psi as psi
-    from poolish.guards.distances import wasserstein as wasserstein
-    from poolish.guards.drift_report import DriftReport as DriftReport
-    from poolish.guards.guard import Guard as Guard
-    from poolish.guards.inferring import infer as infer
-    from poolish.guards.levels import LevelReport as LevelReport
-    from poolish.guards.levels import Validation as Validation
-    from poolish.guards.moments import Moments as Moments
-    from poolish.guards.outliers import Outliers as Outliers
-    from poolish.guards.outliers import iqr as iqr
-    from poolish.guards.outliers import modified_zscore as modified_zscore
-    from poolish.guards.outliers import zscore as zscore
-    from poolish.guards.outliers_autoencoder import AutoencoderOutliers as AutoencoderOutliers
-    from poolish.guards.outliers_forest import IsolationForestOutliers as IsolationForestOutliers
-    from poolish.guards.outliers_svm import OneClassSVMOutliers as OneClassSVMOutliers
-    from poolish.guards.profile import Profile as Profile
-    from poolish.guards.reference import Reference as Reference
-    from poolish.guards.rejected import Rejected as Rejected
-    from poolish.guards.stream_guard import StreamGuard as StreamGuard
-    from poolish.guards.suite import Suite as Suite
-    from poolish.guards.verdicts import Result as Result
-    from poolish.guards.verdicts import Verdict as Verdict
+    from poolish.guards.checks.checks import register_check as register_check
+    from poolish.guards.checks.guard import Guard as Guard
+    from poolish.guards.checks.guard import Rejected as Rejected
+    from poolish.guards.checks.infer import infer as infer
+    from poolish.guards.checks.levels import LevelReport as LevelReport
+    from poolish.guards.checks.levels import Validation as Validation
+    from poolish.guards.checks.reference import Reference as Reference
+    from poolish.guards.checks.stream import StreamGuard as StreamGuard
+    from poolish.guards.checks.suite import Suite as Suite
+    from poolish.guards.checks.verdicts import Result as Result
+    from poolish.guards.checks.verdicts import Verdict as Verdict
+    from poolish.guards.stats.column_profile import ColumnProfile as ColumnProfile
+    from poolish.guards.stats.detectors import AutoencoderOutliers as AutoencoderOutliers
+    from poolish.guards.stats.detectors import IsolationForestOutliers as IsolationForestOutliers
+    from poolish.guards.stats.detectors import OneClassSVMOutliers as OneClassSVMOutliers
+    from poolish.guards.stats.distances import chi2 as chi2
+    from poolish.guards.stats.distances import js as js
+    from poolish.guards.stats.distances import kl as kl
+    from poolish.guards.stats.distances import ks as ks
+    from poolish.guards.stats.distances import psi as psi
+    from poolish.guards.stats.distances import wasserstein as wasserstein
+    from poolish.guards.stats.drift import DriftReport as DriftReport
+    from poolish.guards.stats.drift import drift as drift
+    from poolish.guards.stats.outliers import Outliers as Outliers
+    from poolish.guards.stats.outliers import iqr as iqr
+    from poolish.guards.stats.outliers import modified_zscore as modified_zscore
+    from poolish.guards.stats.outliers import zscore as zscore
+    from poolish.guards.stats.profile import Profile as Profile
+    from poolish.guards.stats.significance import Comparison as Comparison
+    from poolish.guards.stats.sketches import Moments as Moments
     from poolish.validation import validate as validate
 
-#: Name -> the module it lives in, for those that are loaded late. The imports above say the same to type checkers.
-_HOMES = {
-    "AutoencoderOutliers": "outliers_autoencoder",
-    "ColumnProfile": "column_profile",
-    "Comparison": "comparison",
-    "DriftReport": "drift_report",
-    "Guard": "guard",
-    "IsolationForestOutliers": "outliers_forest",
-    "LevelReport": "levels",
-    "Moments": "moments",
-    "OneClassSVMOutliers": "outliers_svm",
-    "Outliers": "outliers",
-    "Profile": "profile",
-    "Reference": "reference",
-    "Rejected": "rejected",
-    "Result": "verdicts",
-    "StreamGuard": "stream_guard",
-    "Suite": "suite",
-    "Validation": "levels",
-    "Verdict": "verdicts",
-    "chi2": "distances",
-    "infer": "inferring",
-    "iqr": "outliers",
-    "js": "distances",
-    "kl": "distances",
-    "ks": "distances",
-    "modified_zscore": "outliers",
-    "psi": "distances",
-    "register_check": "custom",
-    "wasserstein": "distances",
-    "zscore": "outliers",
-}
+_LOADED = ("DATA_ERRORS", "CircuitBreaker", "CircuitOpen", "Faults", "Retry", "RetryStats")
 
-#: Named here for users and home in a room above, which reads files, streams and queues. No guard may import it.
+#: Module -> the names loaded from it on first use. The imports above say the same to type checkers.
+_HOMES = {
+    "checks.checks": ("register_check",),
+    "checks.guard": ("Guard", "Rejected"),
+    "checks.infer": ("infer",),
+    "checks.levels": ("LevelReport", "Validation"),
+    "checks.reference": ("Reference",),
+    "checks.stream": ("StreamGuard",),
+    "checks.suite": ("Suite",),
+    "checks.verdicts": ("Result", "Verdict"),
+    "stats.column_profile": ("ColumnProfile",),
+    "stats.detectors": ("AutoencoderOutliers", "IsolationForestOutliers", "OneClassSVMOutliers"),
+    "stats.distances": ("chi2", "js", "kl", "ks", "psi", "wasserstein"),
+    "stats.drift": ("DriftReport", "drift"),
+    "stats.outliers": ("Outliers", "iqr", "modified_zscore", "zscore"),
+    "stats.profile": ("Profile",),
+    "stats.significance": ("Comparison",),
+    "stats.sketches": ("Moments",),
+}
+_HOME_OF = {name: f"poolish.guards.{module}" for module, names in _HOMES.items() for name in names}
+
+#: Public here, but defined in a package above, which reads files, streams and queues. No guard may import it.
 _UPSTAIRS = {"validate": "poolish.validation"}
 
-__all__ = [
-    "DATA_ERRORS",
-    "AutoencoderOutliers",
-    "CircuitBreaker",
-    "CircuitOpen",
-    "ColumnProfile",
-    "Comparison",
-    "DriftReport",
-    "Faults",
-    "Guard",
-    "IsolationForestOutliers",
-    "LevelReport",
-    "Moments",
-    "OneClassSVMOutliers",
-    "Outliers",
-    "Profile",
-    "Reference",
-    "Rejected",
-    "Result",
-    "Retry",
-    "RetryStats",
-    "StreamGuard",
-    "Suite",
-    "Validation",
-    "Verdict",
-    "chi2",
-    "drift",
-    "infer",
-    "iqr",
-    "js",
-    "kl",
-    "ks",
-    "modified_zscore",
-    "psi",
-    "register_check",
-    "validate",
-    "wasserstein",
-    "zscore",
-]
+__all__ = sorted([*_LOADED, *_HOME_OF, *_UPSTAIRS])
 
-if not TYPE_CHECKING:  # hidden from type checkers, so that they see a misspelt name for what it is
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report a misspelt name
 
     def __getattr__(name: str) -> object:
-        home = _UPSTAIRS.get(name) or f"poolish.guards.{_HOMES.get(name, '')}"
-        if home == "poolish.guards.":
+        home = _HOME_OF.get(name) or _UPSTAIRS.get(name)
+        if home is None:
             raise AttributeError(f"module 'poolish.guards' has no attribute {name!r}")
         value = getattr(import_module(home), name)
         globals()[name] = value  # so that each name is looked up once

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from poolish.concurrency import cached_property
 from poolish.errors import SchemaError, UnknownColumn
-from poolish.guards.bins import MAX_DISCRETE, N_BINS, Bins, Histogram, histogram_of_values
+from poolish.guards.stats.bins import MAX_DISCRETE, N_BINS, Bins, Histogram, histogram_of_values
 from poolish.kernels import scan, sort, tally
 
 Kind = Literal["number", "bool", "text", "list", "tensor", "null", "other"]

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import ConfigError
-from poolish.guards.guard import Guard, ask, check_guard, passed
+from poolish.guards.checks.guard import Guard, ask, check_guard, passed
+from poolish.guards.checks.stream import StreamGuard
+from poolish.guards.checks.suite import Suite
 from poolish.guards.leaves import Rows
-from poolish.guards.stream_guard import StreamGuard
-from poolish.guards.suite import Suite
 from poolish.load.frozen import Int64
 from poolish.load.structures import field_names, field_values, is_structure
 from poolish.rows.arrays import is_torch_tensor

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import BudgetSpent, RecipeError, UnknownColumn
-from poolish.guards.guard import ask, passed
+from poolish.guards.checks.guard import ask, passed
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.built_in import Barrier, Fitted, Shuffle
 from poolish.recipes.cache import Baked, Cache, total

@@ -17,8 +17,8 @@ from poolish import seeds
 from poolish.errors import ConfigError, RecipeError
 from poolish.files import checksum_hex
 from poolish.fingerprints import check_attributes
-from poolish.guards.guard import ask, check_guard
-from poolish.guards.suite import Suite
+from poolish.guards.checks.guard import ask, check_guard
+from poolish.guards.checks.suite import Suite
 from poolish.printable import printable
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.baking import Bake, Progress

@@ -18,7 +18,7 @@ import pyarrow as pa
 from poolish import html
 from poolish.concurrency import cached_property
 from poolish.guards import ColumnProfile, Profile
-from poolish.guards.bins import Bins
+from poolish.guards.stats.bins import Bins
 from poolish.printable import printable
 from poolish.recipes.baked_rows import Rows
 from poolish.recipes.baking import Line

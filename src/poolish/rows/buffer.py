@@ -40,8 +40,7 @@ from poolish.schema import Schema
 from poolish.schema.arrow import unsliced
 
 if TYPE_CHECKING:
-    from poolish.guards.guard import Guard
-    from poolish.guards.rejected import Rejected
+    from poolish.guards.checks.guard import Guard, Rejected
 
 #: Rows appended one by one wait until there are this many, or until they are read.
 PENDING_ROWS = 1024
@@ -149,7 +148,7 @@ class DatasetBuffer(ReadsSnapshots):
             self._publish(self._committed(draft, retain_prior, retain_prior_by))
 
     def _append_guarded(self, draft: Draft, retain_prior: float, retain_prior_by: str, guard: Guard | None) -> None:
-        from poolish.guards.guard import check_guard
+        from poolish.guards.checks.guard import check_guard
         from poolish.rows.guarding import admit
 
         asked = check_guard(guard, "append") or self._state.guard
@@ -278,7 +277,7 @@ class DatasetBuffer(ReadsSnapshots):
 
     @guard.setter
     def guard(self, guard: Guard | None) -> None:
-        from poolish.guards.guard import check_guard
+        from poolish.guards.checks.guard import check_guard
 
         with self._lock:
             self._state = self._state.but(guard=check_guard(guard, "DatasetBuffer"))
@@ -288,7 +287,7 @@ class DatasetBuffer(ReadsSnapshots):
         """The rows that guards kept out of this buffer, counted, the newest of them with their reasons."""
         with self._lock:
             if self._rejected is None:
-                from poolish.guards.rejected import Rejected
+                from poolish.guards.checks.guard import Rejected
 
                 self._rejected = Rejected()
             return self._rejected

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from poolish.guards.guard import Guard, ask, passed
+from poolish.guards.checks.guard import Guard, ask, passed
+from poolish.guards.checks.verdicts import Result
 from poolish.guards.leaves import Mask
-from poolish.guards.verdicts import Result
 from poolish.rows.draft import Draft
 
 #: The rows of an append, what the guard found in them, and which of them may not enter.

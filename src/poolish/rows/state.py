@@ -25,7 +25,7 @@ from poolish.rows.stored import StoredRows
 from poolish.schema import Schema
 
 if TYPE_CHECKING:
-    from poolish.guards.guard import Guard
+    from poolish.guards.checks.guard import Guard
 
 
 #: Branches that a lineage keeps, the newest; a state that names an older one is refused.

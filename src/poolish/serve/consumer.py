@@ -28,7 +28,7 @@ from poolish.serve.split_reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.watching import Watch
 
 if TYPE_CHECKING:
-    from poolish.guards.guard import Guard
+    from poolish.guards.checks.guard import Guard
     from poolish.serve.guarding import ConsumerGuard
 
 ACKNOWLEDGE = ("on_read", "on_step", "on_checkpoint")
@@ -379,7 +379,7 @@ def _copied_before(begin: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
 
 
 def _guard(guard: Guard, rank: int, world_size: int) -> ConsumerGuard:
-    from poolish.guards.guard import check_guard
+    from poolish.guards.checks.guard import check_guard
 
     checked = check_guard(guard, "DatasetConsumer")
     assert checked is not None

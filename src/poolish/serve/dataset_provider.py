@@ -18,7 +18,7 @@ from poolish.serve.digests import digest_of
 from poolish.serve.provider import DataProviderBase
 
 if TYPE_CHECKING:
-    from poolish.guards.guard import Guard
+    from poolish.guards.checks.guard import Guard
 
 ORDERS = ("shuffle", "sequential", "random")
 

@@ -32,7 +32,7 @@ from poolish.serve.watching import Watch
 from poolish.serve.workspace import refuse_direct_run
 
 if TYPE_CHECKING:
-    from poolish.guards.guard import Guard
+    from poolish.guards.checks.guard import Guard
     from poolish.schema import Schema
     from poolish.serve.batch_file import Columns
     from poolish.serve.config import SharedConfig
@@ -193,7 +193,7 @@ class DataProviderBase:
             guard.check_budget(place)
 
     def _take_guard(self, guard: Guard | None, max_rejected: float | None) -> None:
-        from poolish.guards.guard import check_guard
+        from poolish.guards.checks.guard import check_guard
         from poolish.serve.guarding import check_max_rejected
 
         if guard is not None:
@@ -202,7 +202,7 @@ class DataProviderBase:
             self.max_rejected = check_max_rejected(max_rejected)
 
     def _checked_guard(self) -> Guard:
-        from poolish.guards.guard import check_guard
+        from poolish.guards.checks.guard import check_guard
 
         guard = check_guard(self.guard, f"{type(self).__name__}.guard")
         assert guard is not None

@@ -1,7 +1,7 @@
 """Validation in four levels. Programs call it as ``poolish.guards.validate``; ``poolish check`` prints its result.
 
     data --sources--> file? --> format? --> statistics? --> meaning?      stops at the first level that fails
-                      look      parse       suite, reference              guards/levels.py
+                      look      parse       suite, reference              guards/checks/levels.py
 
 What is wrong with rows is for guards to say. To read a stream, a queue or a text as ``bake`` reads it takes the rooms
 above guards, so the function lives here and ``poolish.guards`` only names it.
@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 from poolish.errors import ConfigError
-from poolish.guards.arrays_file import is_arrays_file
-from poolish.guards.inferring import infer
-from poolish.guards.levels import Findings, LevelReport, Validation, climb, level_named
-from poolish.guards.profile import Profile
-from poolish.guards.reference import Reference
-from poolish.guards.suite import Suite
-from poolish.guards.verdicts import Level
+from poolish.guards.checks.infer import infer
+from poolish.guards.checks.levels import Findings, LevelReport, Validation, climb, level_named
+from poolish.guards.checks.reference import Reference
+from poolish.guards.checks.suite import Suite
+from poolish.guards.checks.verdicts import Level
+from poolish.guards.stats.profile import Profile
+from poolish.guards.stats.serialization import is_arrays_file
 from poolish.validation.sources import Source, sources
 
 __all__ = ["validate"]

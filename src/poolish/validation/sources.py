@@ -27,8 +27,8 @@ import pyarrow as pa
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, PoolishError, SchemaError
 from poolish.files import checksum_hex, local_path
+from poolish.guards.checks.levels import Findings
 from poolish.guards.leaves import Rows
-from poolish.guards.levels import Findings
 
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"POOLROW1": "saved buffer", b"\xff\xff\xff\xff": "arrow stream"}
 _ENDINGS = {

@@ -231,7 +231,7 @@ def _unknown_step(use: str) -> str:
 
 
 def _suite(told: Any, place: Place) -> Any:
-    from poolish.guards.suite import Suite
+    from poolish.guards.checks.suite import Suite
 
     try:
         if isinstance(told, str):

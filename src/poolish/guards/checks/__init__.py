@@ -1,0 +1,1 @@
+"""What good data is: suites of checks, their verdicts, and the guards that ask them."""

@@ -1,0 +1,558 @@
+"""Suite: what you expect of your data, said once, and asked at every door.
+
+A suite is plain values: names, numbers and text. So it is written to a file and read back without a change, compared,
+edited by hand, and nothing in it is ever executed. What the values mean is in ``checks`` (rows, one by one) and
+``distributions`` (columns as a whole).
+
+    Suite --check(rows)--> Result            all at once: a file, a buffer, a batch
+          --guard(window=)--> StreamGuard    batch after batch, statistics over windows, with state
+          itself, called                     a guard without memory, for any door that takes one
+
+What can only be judged against good data (drift, outliers by a fitted detector) needs a reference. ``fit`` gives a copy
+of the suite that carries one, for doors and recipes; its values stay plain, and the reference is a file of its own.
+
+A suite is built in place until a door, a ``StreamGuard`` or a recipe uses it. From then on it refuses changes, so no
+door is disarmed by a change made for another one; ``copy`` gives one that can be changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import xxhash
+
+from poolish import html
+from poolish.errors import ConfigError
+from poolish.guards.checks.checks import Holds, RowCheck, Unique
+from poolish.guards.checks.column_checks import OUTLIER_METHODS, DistributionCheck
+from poolish.guards.checks.entries import (
+    DEFAULT_ACTIONS,
+    KEYS,
+    NORMALIZED,
+    TOP,
+    VERSION,
+    Entry,
+    check_keys,
+    distribution_checks,
+    fitted_entries,
+    is_within,
+    one_of,
+    plain,
+    row_checks,
+    schema_entry,
+    shortened,
+)
+from poolish.guards.checks.levels import level_named
+from poolish.guards.checks.verdicts import ACTIONS, SEVERITIES, Action, Level, Result, Severity, Verdict, examples_of
+from poolish.guards.leaves import Mask, Rows, Unfit
+from poolish.printable import printable
+from poolish.schema import Schema
+
+if TYPE_CHECKING:
+    from poolish.guards.checks.reference import Reference
+    from poolish.guards.checks.stream import StreamGuard
+
+
+class Suite:
+    """Expectations of rows, columns and their distributions; each method adds some and returns the suite itself.
+
+    >>> suite = (
+    ...     Suite("rollouts")
+    ...     .expect("reward", finite=True, between=(-10, 10))
+    ...     .expect("text", matches=r"[a-z ]+", max_length=20)
+    ...     .expect_rows("end >= start")
+    ... )
+    >>> result = suite.check({"reward": [0.5, 99.0], "text": ["go left", "wait"], "start": [0, 7], "end": [3, 9]})
+    >>> print(result)
+    rollouts: not ok, 1 of 5 checks failed, 1 of 2 rows bad
+      error: reward is between -10 and 10: 1 of 2 rows are bad; row 1: 99.0
+
+    A suite that guards something cannot be changed any more, only copied: ``suite.copy().on(error="drop")``.
+
+    A null passes all checks but ``nullable=False``. Rows may be a ``pa.Table``, a buffer, a data frame, a dict of
+    columns (arrays, tensors, lists) or a list of dicts.
+    """
+
+    def __init__(self, name: str = "suite") -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"name: a suite is called by text that is not empty, got {name!r}")
+        self._name = name
+        self._entries: dict[str, list[Entry]] = {kind: [] for kind in KEYS}
+        self._is_closed = False
+        self._actions: dict[Severity, Action] = dict(DEFAULT_ACTIONS)
+        self._persist = 1
+        self._made: tuple[list[tuple[RowCheck, Severity]], list[DistributionCheck]] | None = None
+
+    #: What uses it, once something does.
+    _user: str | None = None
+    #: What it was fitted on, once it is.
+    _reference: Reference | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in verdicts and logs."""
+        return self._name
+
+    @property
+    def persist(self) -> int:
+        """In how many windows in a row a statistic has to fail before it acts."""
+        return self._persist
+
+    def copy(self) -> Self:
+        """A suite that says the same and can be changed, whatever uses this one.
+
+        >>> from poolish import DatasetBuffer
+        >>> strict = Suite("rewards").expect("reward", finite=True)
+        >>> buffer = DatasetBuffer(guard=strict)
+        >>> lenient = strict.copy().on(error="drop")
+        >>> buffer.append([{"reward": 1.0}, {"reward": float("nan")}], guard=lenient)
+        >>> len(buffer), strict == lenient
+        (1, False)
+        """
+        copied = type(self).__new__(type(self))
+        vars(copied).update(deepcopy(vars(self) | {"_made": None}), _user=None)
+        return copied
+
+    __copy__ = copy
+
+    def in_use(self, user: str, reference: Any = None) -> Self:
+        """Itself, as ``user`` (a door, a guard, a recipe) keeps it: from now on every change is an error.
+
+        A suite that asks for drift, or for outliers by a fitted method, needs a reference; without one those checks
+        would always pass.
+        """
+        lacking = [f"outliers by {entry['method']}" for entry in self._unfitted()]
+        lacking += ["drift"] if self._entries["drift"] and self._reference is None else []
+        if lacking and reference is None:
+            raise ConfigError(
+                f"{user}: suite {self.name!r} asks for {' and '.join(lacking)}, and there is no reference to judge by; "
+                "pass suite.fit(reference), or suite.guard(reference, window=...), which watches windows"
+            )
+        self._user = self._user or user
+        return self
+
+    # -- saying what is expected
+
+    def schema(self, schema: Any, *, closed: bool = True) -> Self:
+        """Columns, types, shapes and nullability as a schema says; anything that describes one is taken.
+
+        A nullable column may be missing. ``closed``: there are no other columns.
+        """
+        self._check_changeable()
+        entries = [schema_entry(field) for field in Schema.of(schema)]
+        self._entries["schema"], self._is_closed = entries, closed
+        return self._changed()
+
+    def expect(self, column: str, *, severity: Severity = "error", **rules: Any) -> Self:
+        """Rules for the values of a column.
+
+        ``type``, ``dtype``, ``shape``, ``nullable``, ``finite``, ``between`` (both ends included), ``at_least``,
+        ``at_most``, ``above``, ``below``, ``one_of``, ``matches`` (a whole text, in RE2's language), ``min_length``,
+        ``max_length``, ``unique``, ``check`` (a function by its registered name).
+        """
+        return self._add("expect", {"column": column, **rules, "severity": severity})
+
+    def expect_rows(self, rule: str, *, severity: Severity = "error") -> Self:
+        """An expression that every row makes true: ``"end >= start and price > 0"``; see poolish/grammar.py."""
+        return self._add("rows", {"rule": rule, "severity": severity})
+
+    def expect_unique(self, *columns: str, severity: Severity = "error") -> Self:
+        """No two rows, of those that are checked together, agree in all these columns; the first of them is good."""
+        return self._add("unique", {"columns": list(columns), "severity": severity})
+
+    def expect_check(self, check: str, columns: Sequence[str] = (), *, severity: Severity = "error") -> Self:
+        """A function of your own, by its registered name: it gets these columns, or the whole table."""
+        return self._add("checks", {"check": check, "columns": list(columns), "severity": severity})
+
+    def stat(self, column: str, *, severity: Severity = "warn", **ranges: Any) -> Self:
+        """Ranges ``(low, high)`` for statistics of a column: mean, std, min, max, median, q01 to q99, null_share ..."""
+        return self._add("stat", {"column": column, **ranges, "severity": severity})
+
+    def drift(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        method: str = "psi",
+        alpha: float = 0.05,
+        effect_min: float | None = None,
+        min_rows: int = 50,
+        severity: Severity = "warn",
+    ) -> Self:
+        """Columns (all, if none are named) have not drifted from the reference that ``check`` or ``guard`` is given.
+
+        ``method`` is psi, kl, js, ks, wasserstein or chi2, or several joined by "+"; the columns are judged together.
+        """
+        entry = {"columns": None if columns is None else list(columns), "method": method, "alpha": alpha}
+        return self._add("drift", {**entry, "effect_min": effect_min, "min_rows": min_rows, "severity": severity})
+
+    def outliers(
+        self,
+        column: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        method: str = "modified_zscore",
+        threshold: float | None = None,
+        most: float | None = None,
+        severity: Severity = "warn",
+        **options: Any,
+    ) -> Self:
+        """Values, or rows, are not far from the others.
+
+        ``zscore``, ``iqr`` and ``modified_zscore`` judge each column by itself: at most a share ``most`` (0.01) of its
+        numbers are outliers among the others, else they are the bad rows.
+
+        ``isolation_forest``, ``one_class_svm`` and ``autoencoder`` judge a row by all ``columns`` together (all that
+        hold numbers, if none are named), against the reference they are fitted on: ``suite.fit(reference)``. Each
+        outlier is a bad row. ``contamination`` (0.01) is the share of the reference beyond the threshold; ``seed`` and
+        the other options are those of ``guards.IsolationForestOutliers``, ``OneClassSVMOutliers`` and
+        ``AutoencoderOutliers``. A null passes; NaN and infinities are outliers.
+
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=1_000)
+        >>> suite = Suite("pairs").outliers(columns=["x", "y"], method="one_class_svm", severity="error")
+        >>> fitted = suite.fit({"x": x, "y": x + rng.normal(0, 0.1, 1_000)})
+        >>> fitted.check({"x": [0.0, 2.0], "y": [0.0, -2.0]}).mask
+        array([ True, False])
+        """
+        all_given = {"method": method, "threshold": threshold, "most": most, **options, "severity": severity}
+        given = {name: value for name, value in all_given.items() if value is not None}
+        names = [column] if column is not None else None if columns is None else list(columns)
+        if method not in OUTLIER_METHODS:
+            return self._add("outliers", {**given, "columns": names})
+        if not names:
+            raise ConfigError(f"outliers: {method} judges columns by themselves; name one, or columns=[...]")
+        for name in names:
+            self._add("outliers", {"column": name, **given})
+        return self
+
+    def on(
+        self,
+        *,
+        error: Action | None = None,
+        warn: Action | None = None,
+        fatal: Action | None = None,
+        persist: int | None = None,
+    ) -> Self:
+        """What doors do when a check of a severity fails: log, drop, skip, refuse or raise (guards/checks/verdicts.py).
+
+        Until told otherwise: ``error="refuse"``, ``warn="log"``, ``fatal="raise"``. ``persist=k``: a statistic, a drift
+        or a share of outliers acts only when it has failed in k windows in a row, which is what tells a change from a
+        bad hour; until then it is logged. Checks of rows always act at once: a bad row is bad.
+        """
+        self._check_changeable()
+        given: dict[Severity, Action | None] = {"error": error, "warn": warn, "fatal": fatal}
+        for severity, action in given.items():
+            if action is not None:
+                self._actions[severity] = one_of(action, ACTIONS, f"on({severity}=)")
+        persist = plain(persist)
+        if persist is not None:
+            if type(persist) is not int or persist < 1:
+                raise ConfigError(f"persist: a number of windows from 1, got {persist!r}")
+            self._persist = persist
+        return self
+
+    # -- asking
+
+    def check(self, rows: Any, reference: Any = None, *, level: str | int = "meaning") -> Result:
+        """What is wrong with rows, by all checks up to a level.
+
+        ``reference`` is what drift is measured from and detectors are fitted on; fit once (``fit``) to check often.
+        """
+        wanted, asked = level_named(level), self.fitted_on(reference)
+        seen = Rows.of(rows)
+        verdicts = [*asked.check_rows(seen, wanted), *asked.check_columns(seen, reference, wanted)]
+        return Result(verdicts, seen, name=self.name)
+
+    def __call__(self, rows: Any, /) -> Result:
+        """As a guard without memory: ``check`` of the rows."""
+        return self.check(rows)
+
+    def guard(self, reference: Any = None, *, window: int = 1_000) -> StreamGuard:
+        """A guard for a stream of batches, which judges statistics and drift over windows of rows, and has a state."""
+        from poolish.guards.checks.stream import StreamGuard
+
+        return StreamGuard(self, reference, window=window)
+
+    def fit(self, reference: Any) -> Self:
+        """A copy of the suite that carries its reference, so that doors, recipes and ``check`` need no other.
+
+        ``reference`` is good rows, which are profiled and learnt from, or the ``Reference`` that an earlier fit saved.
+        isolation_forest and one_class_svm need ``poolish[guards]`` to fit, autoencoder ``poolish[torch]``; a fitted
+        suite needs neither.
+
+        >>> suite = Suite("watch").drift(["x"], severity="error")
+        >>> fitted = suite.fit({"x": np.arange(1_000.0)})
+        >>> fitted.reference
+        <Reference of 1 columns>
+        >>> fitted.check({"x": np.arange(500.0, 1_500.0)}).ok
+        False
+        """
+        from poolish.guards.checks.reference import reference_of
+
+        fitted = self.copy()
+        fitted._reference = reference_of(reference, dict(fitted_entries(self._entries)), self.profile)
+        return fitted
+
+    @property
+    def reference(self) -> Reference | None:
+        """What the suite was fitted on; None before ``fit``. ``reference.save(path)`` keeps it."""
+        return self._reference
+
+    def fitted_on(self, reference: Any) -> Self:
+        """Itself, or a copy fitted on the reference where a check of this suite still needs that."""
+        return self if reference is None or not self._unfitted() else self.fit(reference)
+
+    def _unfitted(self) -> list[Entry]:
+        known = {} if self._reference is None else self._reference.detectors
+        return [entry for key, entry in fitted_entries(self._entries) if key not in known]
+
+    def profile(self, rows: Any) -> Any:
+        """A ``Profile`` of the columns that this suite is about, or of all, to be kept as a reference."""
+        from poolish.guards.stats.profile import Profile
+
+        seen = Rows.of(rows)
+        names = [name for name in self.columns if name in seen] or seen.names
+        return Profile.of(seen.to_arrow(names))
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the suite speaks of."""
+        row_checks, others = self._checks()
+        named = [name for check, _ in row_checks for name in check.columns]
+        named += [name for other in others for name in other.columns or ()]
+        return list(dict.fromkeys(named))
+
+    def check_rows(self, rows: Rows, level: Level = "meaning", *, only: bool = False) -> list[Verdict]:
+        """The verdicts of the checks of rows up to a level, or of that level only."""
+        asked = [
+            (check, severity)
+            for check, severity in self._checks()[0]
+            if check.level == level or (not only and is_within(check.level, level))
+        ]
+        extra = self._extra_columns(rows) if level == "format" or not only else []
+        return [*extra, *(self._judged(check, severity, rows) for check, severity in asked)]
+
+    def check_columns(self, rows: Rows, reference: Any = None, level: Level = "meaning") -> list[Verdict]:
+        """The verdicts of the checks of whole columns."""
+        if not is_within("statistics", level):
+            return []
+        checks, known = self._checks()[1], self._measured_from(reference)
+        return [v for check in checks for v in check.judge(rows, known, self._actions[check.severity])]
+
+    def _measured_from(self, reference: Any) -> Any:
+        """Rows or a profile: the reference that is passed, else its own."""
+        from poolish.guards.checks.reference import Reference
+
+        known = self._reference if reference is None else reference
+        return known.profile if isinstance(known, Reference) else known
+
+    def has_distributions(self) -> bool:
+        """Whether anything is asked of columns as a whole."""
+        return bool(self._checks()[1])
+
+    def distribution_columns(self) -> list[str] | None:
+        """The columns of which something is asked as a whole; None for all of them."""
+        named = [check.columns for check in self._checks()[1]]
+        if any(columns is None for columns in named):
+            return None
+        return list(dict.fromkeys(name for columns in named for name in columns or ()))
+
+    # -- as plain values, and in files
+
+    def to_dict(self) -> dict[str, Any]:
+        """The suite as plain values, without what is as it would be anyway."""
+        told: dict[str, Any] = {"suite": self.name, "version": VERSION}
+        for kind, entries in self._entries.items():
+            if entries:
+                told[kind] = deepcopy([shortened(kind, entry) for entry in entries])
+        if self._entries["schema"] and not self._is_closed:
+            told["closed"] = False
+        # Not "on", as the method: YAML of 2009 takes that word for true.
+        actions: dict[str, Any] = {s: a for s, a in self._actions.items() if a != DEFAULT_ACTIONS[s]}
+        if self.persist != 1:
+            actions["persist"] = self.persist
+        return told | ({"actions": actions} if actions else {})
+
+    @classmethod
+    def from_dict(cls, told: Any, *, source: str = "suite") -> Suite:
+        """The suite that ``to_dict`` told of; every key and value is checked, and a wrong one named with its place."""
+        if not isinstance(told, Mapping):
+            raise ConfigError(f"{source}: a suite is a table of names and values, got {type(told).__name__}")
+        check_keys(told, TOP, source)
+        if told.get("version", VERSION) != VERSION:
+            raise ConfigError(f"{source}: version {told['version']!r} of suites is not known here, only {VERSION}")
+        try:
+            suite = cls(told.get("suite", "suite"))
+        except ConfigError as error:
+            raise ConfigError(f"{source}: suite: {error}") from None
+        for kind in KEYS:
+            entries = told.get(kind, [])
+            if not isinstance(entries, Sequence) or isinstance(entries, str):
+                raise ConfigError(f"{source}: {kind} is a list of entries, got {entries!r}")
+            for i, entry in enumerate(entries):
+                if not isinstance(entry, Mapping):
+                    raise ConfigError(f"{source}: {kind}[{i}] is a table of names and values, got {entry!r}")
+                try:
+                    suite._add(kind, dict(entry))
+                except ConfigError as error:
+                    raise ConfigError(f"{source}: {kind}[{i}]: {error}") from None
+        closed = told.get("closed", bool(suite._entries["schema"]))
+        if not isinstance(closed, bool) or (closed and not suite._entries["schema"]):
+            raise ConfigError(f"{source}: closed is true or false, of a suite that has a schema, got {closed!r}")
+        suite._is_closed = closed
+        actions = told.get("actions", {})
+        if not isinstance(actions, Mapping):
+            raise ConfigError(f"{source}: actions is a table of severities and actions, got {actions!r}")
+        check_keys(actions, (*SEVERITIES, "persist"), f"{source}: actions")
+        try:
+            return suite.on(**actions)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: actions: {error}") from None
+
+    def to_yaml(self) -> str:
+        """The suite as YAML text."""
+        from poolish.guards.checks.suite_files import to_yaml
+
+        return to_yaml(self.to_dict())
+
+    def to_toml(self) -> str:
+        """The suite as TOML text."""
+        from poolish.guards.checks.suite_files import to_toml
+
+        return to_toml(self.to_dict())
+
+    @classmethod
+    def from_yaml(cls, text: str, *, source: str = "suite") -> Suite:
+        """The suite in YAML text; nothing in it is executed."""
+        from poolish.guards.checks.suite_files import from_yaml
+
+        return cls.from_dict(from_yaml(text, source), source=source)
+
+    @classmethod
+    def from_toml(cls, text: str, *, source: str = "suite") -> Suite:
+        """The suite in TOML text."""
+        from poolish.guards.checks.suite_files import from_toml
+
+        return cls.from_dict(from_toml(text, source), source=source)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the suite into a ``.yaml``, ``.yml`` or ``.toml`` file, whole or not at all; without its reference."""
+        from poolish.guards.checks.suite_files import write
+
+        write(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Suite:
+        """The suite in a file; nothing in it is executed."""
+        from poolish.guards.checks.suite_files import read
+
+        return cls.from_dict(read(path), source=os.fspath(path))
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that change with everything the suite says, and with the reference that it carries."""
+        known = "" if self._reference is None else self._reference.fingerprint
+        return xxhash.xxh3_64_hexdigest(json.dumps(self.to_dict(), sort_keys=True).encode() + known.encode())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Suite) and self.fingerprint == other.fingerprint
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        row_checks, others = self._checks()
+        lines = [f"  {severity}: {', '.join(check.columns)} {check.rule}" for check, severity in row_checks]
+        lines += [f"  {check.severity}: {check}" for check in others]
+        return "\n".join(map(printable, [f"Suite({self.name!r}), {len(lines)} checks", *lines]))
+
+    def _repr_html_(self) -> str:
+        row_checks, others = self._checks()
+        lines = [(", ".join(check.columns), check.rule, check.level, severity) for check, severity in row_checks]
+        lines += [(", ".join(each.columns or ("all",)), str(each), "statistics", each.severity) for each in others]
+        return str(html.table(("columns", "rule", "level", "severity"), lines, caption=self.name))
+
+    # -- inside
+
+    def _add(self, kind: str, entry: Entry) -> Self:
+        self._check_changeable()
+        check_keys(entry, KEYS[kind], kind)
+        self._entries[kind].append(NORMALIZED[kind](plain(entry)))
+        return self._changed()
+
+    def _check_changeable(self) -> None:
+        if self._user is not None:
+            raise ConfigError(
+                f"suite {self.name!r} is in use ({self._user}), and what guards data does not change; change a copy "
+                "and pass that on: suite.copy()"
+            )
+
+    def _changed(self) -> Self:
+        self._made = None
+        return self
+
+    def _checks(self) -> tuple[list[tuple[RowCheck, Severity]], list[DistributionCheck]]:
+        if self._made is None:
+            detectors = {} if self._reference is None else self._reference.detectors
+            self._made = row_checks(self._entries, detectors), distribution_checks(self._entries, detectors)
+        return self._made
+
+    def _judged(self, check: RowCheck, severity: Severity, rows: Rows) -> Verdict:
+        detail, bad = "", None
+        try:
+            bad = check.bad(rows)
+        except Unfit as why:
+            if self._may_be_missing(check, rows):
+                return self._verdict(check, severity, rows, None, "it may be missing, and is")
+            detail, bad = str(why), np.ones(len(rows), np.bool_)
+        return self._verdict(check, severity, rows, bad, detail)
+
+    def _verdict(self, check: RowCheck, severity: Severity, rows: Rows, bad: Mask | None, detail: str) -> Verdict:
+        n_bad = 0 if bad is None else int(np.count_nonzero(bad))
+        has_failed = n_bad > 0 or (bad is not None and bool(detail))  # a column can be wrong without a row
+        return Verdict(
+            check.rule,
+            check.columns,
+            severity,
+            check.level,
+            "failed" if has_failed else "ok",
+            len(rows),
+            n_bad,
+            detail,
+            examples_of(rows, check.columns, bad) if bad is not None and n_bad else (),
+            action=self._actions[severity],
+            bad=bad if has_failed else None,
+            says_columns=isinstance(check, Holds) or (isinstance(check, Unique) and len(check.columns) > 1),
+        )
+
+    def _may_be_missing(self, check: RowCheck, rows: Rows) -> bool:
+        optional = {entry["column"] for entry in self._entries["schema"] if entry["nullable"]}
+        return all(name in rows or name in optional for name in check.columns) and not all(
+            name in rows for name in check.columns
+        )
+
+    def _extra_columns(self, rows: Rows) -> list[Verdict]:
+        if not self._is_closed:
+            return []
+        known = [entry["column"] for entry in self._entries["schema"]]
+        extra = [name for name in rows.names if name not in known]
+        detail = f"column {extra[0]!r} is not in the schema, only {known}" if extra else ""
+        bad = np.ones(len(rows), np.bool_) if extra else None
+        return [
+            Verdict(
+                "there are no other columns",
+                (),
+                "error",
+                "format",
+                "failed" if extra else "ok",
+                len(rows),
+                len(rows) if extra else 0,
+                detail,
+                action=self._actions["error"],
+                bad=bad,
+            )
+        ]

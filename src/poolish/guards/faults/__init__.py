@@ -1,0 +1,1 @@
+"""What happens when a sample, a source or a whole batch fails: fault policies, retries, circuit breakers."""

@@ -1,0 +1,1 @@
+"""Mergeable statistics of columns, distances between two samples, drift and outliers."""

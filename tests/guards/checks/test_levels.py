@@ -1,0 +1,63 @@
+"""Levels: each is asked only if the ones before it are well, and the report says where it stopped."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from poolish.guards import Suite
+from poolish.guards.checks.levels import Findings, Validation, climb, up_to
+from poolish.guards.checks.verdicts import LEVELS
+
+BAD = Suite().expect("a", at_least=5).check({"a": [1, 9]}).verdicts
+WARNING = Suite().expect("a", at_least=5, severity="warn").check({"a": [1, 9]}).verdicts
+
+
+@pytest.mark.parametrize("failing", [*LEVELS, None])
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_first_level_that_fails_is_the_last_that_is_asked(level, failing):
+    """And what was not asked is not called good."""
+    asked = []
+
+    def step(each):
+        def look() -> Findings:
+            asked.append(each)
+            return Findings(["it is broken"]) if each == failing else Findings(notes=["fine"])
+
+        return look
+
+    report = climb("rows.csv", "csv", {each: step(each) for each in LEVELS}, level)
+
+    wanted = up_to(level)
+    expected = wanted[: wanted.index(failing) + 1] if failing in wanted else wanted
+    assert asked == expected
+    assert report.ok == (failing not in wanted)
+    assert report.stopped_at == (failing if failing in wanted else None)
+    left = wanted[len(expected) :]
+    assert (f"stopped at {failing}: {', '.join(left)} not asked" in str(report)) == bool(left)
+
+
+def test_a_failing_check_stops_and_a_warning_does_not():
+    """By its severity."""
+    stopped = climb("x", "csv", {"statistics": lambda: Findings(verdicts=BAD)}, "meaning")
+    passed = climb("x", "csv", {"statistics": lambda: Findings(verdicts=WARNING)}, "meaning")
+
+    assert stopped.stopped_at == "statistics"
+    assert passed.ok
+    assert "warn: a is at least 5: 1 of 2 rows are bad; row 0: 1" in str(passed)
+
+
+def test_reports_are_text_json_and_a_page():
+    """The page is whole, and runs nothing that a name says."""
+    report = climb("<script>x</script>", "csv", {"format": lambda: Findings(verdicts=BAD)}, "format")
+
+    found = Validation([report])
+    told = json.loads(found.to_json())
+    html = found.to_html("check")
+
+    assert told["ok"] is False
+    assert told["reports"][0]["levels"]["format"]["verdicts"][0]["n_bad"] == 1
+    assert html.startswith("<!doctype html>")
+    assert "<script>" not in html
+    assert "a is at least 5" in html
