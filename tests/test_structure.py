@@ -1,28 +1,27 @@
-"""The shape of the project: who may import whom, what is public, what loads what, what is never used.
+"""The shape of the project: what imports what, what is public, what loads what, what is never used or written.
 
-Most of it is read from the source as a syntax tree, so it also holds for lines that no test ever runs.
+Most of it is read from the source as a syntax tree, so it also holds for lines that no test runs.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 import poolish
+from tests.import_graph import ROOT, cycles, graph, imports, module_name, package_of, run_nodes, sources
 
-ROOT = Path(__file__).resolve().parent.parent
-SRC = ROOT / "src"
-
-#: From the ground up. A room may import rooms on lower floors and itself, never one on its own floor or above.
+#: From the ground up. A package may import those on lower floors and itself, never one on its own floor or above.
 #: The ground is finer than "the shared modules": seeds permute and files checksum with the kernels, all may raise.
 FLOORS: tuple[set[str], ...] = (
     {"printable"},
@@ -37,10 +36,12 @@ FLOORS: tuple[set[str], ...] = (
     {"cli", "testing"},
     {"__main__"},
 )
-#: What a room names for its users though its home is above: module -> names. It is loaded when a user asks for it, and
-#: only the module that lists public names may do so.
+#: What a package names for its users though its home is above: module -> names. It is loaded when a user asks for it,
+#: and only the module that lists public names may do so.
 UPSTAIRS = {"poolish.guards": {"poolish.validation.validate"}}
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+#: Packages with import cycles that remain to be resolved.
+CYCLES_LEFT = {"rows", "guards", "recipes", "load"}
+FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
 
 PUBLIC_NAMES = {
     *("DatasetBuffer", "register_normalizer"),
@@ -64,8 +65,8 @@ OPTIONAL_LIBRARIES = {
     "polars": "polars",
 }
 
-#: Rooms that stay loadable, and quick to load, where no optional library is installed.
-LEAN_ROOMS = {room for rooms in FLOORS[: FLOOR_OF["rows"] + 1] for room in rooms}
+#: Packages that stay loadable, and quick to load, where no optional library is installed.
+LEAN_PACKAGES = {package for packages in FLOORS[: FLOOR_OF["rows"] + 1] for package in packages}
 
 #: Modules that turn bytes into running code. Data is never code, so there is no exception to this list.
 BANNED_MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "jsonpickle", "marshal", "shelve"}
@@ -75,26 +76,6 @@ BANNED_CALLS = {"eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "
 # Reading the source -------------------------------------------------------------------------------------------
 
 
-@cache
-def sources() -> dict[str, ast.Module]:
-    """Every module in src by its dotted name, as a syntax tree."""
-    return {module_name(path): ast.parse(path.read_text(), path) for path in sorted(SRC.rglob("*.py"))}
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(SRC).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Dotted names that a tree imports, with the line: ``from a.b import c`` is ``a.b.c``, wherever it stands."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-
-
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     """Dotted names that a tree calls: ``torch.load(path)`` is ``torch.load``."""
     for node in ast.walk(tree):
@@ -102,63 +83,73 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
             yield ast.unparse(node.func), node
 
 
-def at_import_time(tree: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a module is loaded: not what stands in functions, nor what is for type checkers only."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
-            node = ast.Module(node.orelse, [])
-        yield node
-        yield from at_import_time(node)
-
-
-def room_of(module: str) -> str:
-    """``rows`` for poolish.rows.columns; the package itself is the room ''."""
-    return module.split(".")[1] if module.count(".") else ""
-
-
-# Who may import whom ------------------------------------------------------------------------------------------
+# What may import what ------------------------------------------------------------------------------------------
 
 
 def wrong_imports(module: str, tree: ast.AST) -> Iterator[str]:
     """What a module of poolish imports from its own floor or above."""
-    room = room_of(module)
+    package = package_of(module)
     for name, line in imports(tree):
         if name.split(".")[0] != "poolish" or name == "poolish.__version__" or name in UPSTAIRS.get(module, ()):
             continue
-        other = room_of(name)
+        other = package_of(name)
         if other not in FLOOR_OF:
-            yield f"{module}:{line} imports {name} from the top of the package; import it from the room it lives in"
-        elif other != room and FLOOR_OF[other] >= FLOOR_OF[room]:
-            yield f"{module}:{line} imports {name}, which is not below {room}"
+            yield f"{module}:{line} imports {name} from the top of the package; import it from its own package"
+        elif other != package and FLOOR_OF[other] >= FLOOR_OF[package]:
+            yield f"{module}:{line} imports {name}, which is not below {package}"
 
 
 def test_imports_point_down():
-    """A room knows the rooms below it and none beside or above it, not even inside functions or for types."""
-    rooms = {module: tree for module, tree in sources().items() if module.startswith("poolish.")}
+    """A package imports those below it and none beside or above it, not even inside functions or for types."""
+    modules = {module: tree for module, tree in sources().items() if module.startswith("poolish.")}
 
-    wrong = [line for module, tree in rooms.items() for line in wrong_imports(module, tree)]
+    wrong = [line for module, tree in modules.items() for line in wrong_imports(module, tree)]
 
     assert wrong == []
 
 
 def test_a_name_from_above_is_for_users_and_loaded_late():
-    """``poolish.guards`` names ``validate`` without loading the rooms above, and no module below uses it."""
+    """``poolish.guards`` names ``validate`` without loading the packages above, and no module below uses it."""
     for module, names in UPSTAIRS.items():
         loaded = importlib.import_module(module)
         users = [other for other, tree in sources().items() for name, _ in imports(tree) if name in names]
 
         assert {f"{home}.{name}" for name, home in loaded._UPSTAIRS.items()} == names
-        assert [node for node in at_import_time(sources()[module]) if {name for name, _ in imports(node)} & names] == []
-        assert [user for user in users if user != module and FLOOR_OF[room_of(user)] <= FLOOR_OF[room_of(module)]] == []
+        assert [
+            node
+            for node in run_nodes(sources()[module], functions=False)
+            if {name for name, _ in imports(node)} & names
+        ] == []
+        assert [
+            user for user in users if user != module and FLOOR_OF[package_of(user)] <= FLOOR_OF[package_of(module)]
+        ] == []
 
 
 def test_every_module_has_a_floor():
-    """A new room is put into the order on purpose, else nothing above would hold for it."""
-    homeless = {room_of(module) for module in sources() if module.startswith("poolish.")} - FLOOR_OF.keys()
+    """A new package is put into the order on purpose, else nothing above would hold for it."""
+    homeless = {package_of(module) for module in sources() if module.startswith("poolish.")} - FLOOR_OF.keys()
 
     assert homeless == set()
+
+
+def test_imports_form_no_cycle():
+    """Not even through imports inside functions: each module can be read after those it imports."""
+    found = [cycle for cycle in cycles(graph(sources())) if package_of(cycle[0]) not in CYCLES_LEFT]
+
+    assert found == []
+
+
+def test_cycles_are_seen():
+    """The check above sees cycles of any length and through functions, and ignores imports for types."""
+    trees = {
+        "a": ast.parse("import b"),
+        "b": ast.parse("def f():\n    from c.x import y"),
+        "c.x": ast.parse("import a"),
+        "d": ast.parse("import a\nif TYPE_CHECKING:\n    import e"),
+        "e": ast.parse("import d"),
+    }
+
+    assert cycles(graph(trees)) == [["a", "b", "c.x"]]
 
 
 def test_no_relative_imports():
@@ -224,13 +215,10 @@ def test_public_names_are_those_intended():
     assert typed == PUBLIC_NAMES
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
-def test_public_name_resolves(name: str):
+def test_public_names_resolve():
     """Each name at the top is there, documented, and found by completion."""
-    value = getattr(poolish, name)
-
-    assert value.__doc__
-    assert name in dir(poolish)
+    assert [name for name in sorted(PUBLIC_NAMES) if not getattr(poolish, name).__doc__] == []
+    assert set(dir(poolish)) >= PUBLIC_NAMES
 
 
 def test_unknown_name_is_an_attribute_error():
@@ -239,15 +227,15 @@ def test_unknown_name_is_an_attribute_error():
         poolish.DatasetBufer  # noqa: B018
 
 
-@pytest.mark.parametrize("module", [name for name in sources() if not name.endswith("__main__")])
-def test_exported_names_exist(module: str):
-    """What a module lists in ``__all__`` it has, once, and no private names among it."""
-    loaded = importlib.import_module(module)
-    exported = list(getattr(loaded, "__all__", []))
+def test_exported_names_exist():
+    """Every module loads; what it lists in ``__all__`` it has, once, and no private names among it."""
+    for module in [name for name in sources() if not name.endswith("__main__")]:
+        loaded = importlib.import_module(module)
+        exported = list(getattr(loaded, "__all__", []))
 
-    assert [name for name in exported if not hasattr(loaded, name)] == []
-    assert [name for name in exported if name.startswith("_")] == []
-    assert len(set(exported)) == len(exported)
+        assert [name for name in exported if not hasattr(loaded, name)] == [], module
+        assert [name for name in exported if name.startswith("_")] == [], module
+        assert len(set(exported)) == len(exported), module
 
 
 def test_first_names_are_the_same_objects():
@@ -280,10 +268,9 @@ def test_import_poolish_loads_nothing_heavy():
     assert loaded_by("import dataset_buffer") == {"poolish", "dataset_buffer"}
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
-def test_public_name_loads_no_optional_library(name: str):
-    """A program that holds no tensor pays for no torch."""
-    assert loaded_by(f"from poolish import {name}") & OPTIONAL_LIBRARIES.keys() == set()
+def test_public_names_load_no_optional_library():
+    """A program that holds no tensor pays for no torch: all names together load none, so none does alone."""
+    assert loaded_by(f"from poolish import {', '.join(sorted(PUBLIC_NAMES))}") & OPTIONAL_LIBRARIES.keys() == set()
 
 
 def eager_imports(module: str, tree: ast.Module) -> set[str]:
@@ -291,16 +278,16 @@ def eager_imports(module: str, tree: ast.Module) -> set[str]:
     announced = module.split(".")[-1].split("_")
     return {
         library
-        for node in at_import_time(tree)
+        for node in run_nodes(tree, functions=False)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for library in (name.split(".")[0] for name, _ in imports(node))
         if library in OPTIONAL_LIBRARIES and OPTIONAL_LIBRARIES[library] not in announced
     }
 
 
-def test_lean_rooms_load_optional_libraries_late():
+def test_lean_packages_load_optional_libraries_late():
     """Up to rows, an optional library is imported where it is needed, for types, or by the module of its name."""
-    lean = {module: tree for module, tree in sources().items() if room_of(module) in LEAN_ROOMS}
+    lean = {module: tree for module, tree in sources().items() if package_of(module) in LEAN_PACKAGES}
 
     eager = {module: found for module, tree in lean.items() if (found := eager_imports(module, tree))}
 
@@ -428,3 +415,52 @@ def test_leftovers_are_seen():
     assert leftovers(f"path = '/{'home'}/someone/data'") != []
     assert leftovers(f"path = '{ROOT}/data'") != []
     assert leftovers("/home page of ~/.cache, docs/home/x and /usr/bin/env") == []
+
+
+# How it is written --------------------------------------------------------------------------------------------
+
+#: Words that leave the reader to guess what acts, or for which the field has a better term.
+BANNED_WORDS = re.compile(
+    r"\b(?:told|nobody|somebody|whoever|(?:is|are|was|were)\s+meant|mend(?:ed|s|ing)?|let(?:s|ting)?\s+go|who\s+has"
+    r"|so\s+many|goes\s+on\s+where\s+he\s+was)\b",
+    re.I,
+)
+#: Packages that remain to be rewritten.
+WORDS_LEFT = {
+    *("guards", "rows", "tokens", "recipes", "load", "serve", "cli", "validation", "files", "schema"),
+    *("content", "errors", "seeds", "versions"),
+}
+
+
+def banned_words(source: str) -> Iterator[tuple[int, str]]:
+    """The banned words in docstrings, messages and comments, with their lines; names and operators are code."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        for found in BANNED_WORDS.finditer(token.string if token.type in PROSE else ""):
+            yield token.start[0] + token.string.count("\n", 0, found.start()), found[0]
+
+
+PROSE = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
+def test_docstrings_messages_and_comments_use_plain_terms():
+    """Sentences state what acts on what, in words that an engineer in the field would use."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {word}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        if package_of(module_name(path)) not in WORDS_LEFT
+        for line, word in banned_words(path.read_text())
+    ]
+
+    assert found == []
+
+
+def test_banned_words_are_seen():
+    """The check above sees docstrings, parts of f-strings and comments, and lets code pass."""
+    text = 'def told():\n    """First.\n\n    Nobody reads it."""\n    x = f"{told} is\\nmeant"  # whoever'
+
+    assert list(banned_words(text)) == [(4, "Nobody"), (5, "whoever")]
+    assert list(banned_words('"how it is meant, untold, amended", f"who hashes, mended"')) == [
+        (1, "is meant"),
+        (1, "mended"),
+    ]
+    assert list(banned_words('"""It is\nmeant so."""')) == [(1, "is\nmeant")]

@@ -182,7 +182,7 @@ def mix(value: int) -> int:
 # by a bit: the next *even* power of two would mean up to four steps for one id instead of two.
 # Eight rounds and at least six bits are measured. With four rounds the distance between neighbours is not what chance
 # gives for orders up to 5,000 long (chi-square over 2 million keys, off by up to 5,000 standard deviations), with six
-# up to 100 long; with eight it cannot be told from chance at any length tried.
+# up to 100 long; with eight it is indistinguishable from chance at every length tried.
 
 PERMUTE_ROUNDS = 8
 _CHUNK = 1 << 14  # temporaries that stay in the cache
@@ -266,7 +266,7 @@ def deal(starts: Int64, sizes: Int64, cursors: Int64, keys: Words, key: int, out
 
 
 def spin_until_readable(fd: int, seconds: float) -> tuple[bool, float]:
-    """Whether there is something to read within so many seconds, without going to sleep; natively without the GIL.
+    """Whether ``fd`` becomes readable within ``seconds``, polling without sleep; natively without the GIL.
 
     And for how many seconds the processor, or the GIL, was taken by others at a time.
     """

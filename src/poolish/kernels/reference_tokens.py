@@ -38,7 +38,7 @@ class Recorder:
     """The writing end of a stream: what has been written, and the lanes to write to.
 
     ``data``, ``types`` and ``index`` are arrays over all the room there is. Everything behind ``n_rows`` is free to
-    scribble on, because nobody sees it before the one store that publishes it. ``append`` does by itself what is usual,
+    write to, because no reader sees it before the one store that publishes it. ``append`` handles the usual values itself
     and leaves to ``slow`` whatever needs a decision: bad values, unknown names, no room. ``trim`` is called when
     the first token that is kept has come to ``trim_at``.
     """

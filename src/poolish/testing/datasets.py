@@ -1,4 +1,4 @@
-"""What every dataset does, as tests: whoever passes can stand wherever a dataset is asked for.
+"""The behaviour of every dataset, as tests: a class that passes works wherever poolish takes a dataset.
 
     from poolish.testing import DatasetBehaviour
 
@@ -6,8 +6,8 @@
         def make(self, folder):
             return MyDataset(folder)
 
-The dataset should have a few rows, five or more; it is made anew for every test, in an empty folder. All that is asked
-for besides a length and an index is asked only of those who have it, so lists and torch datasets can be tested as well.
+The dataset needs five rows or more; each test makes a new one in an empty folder. Optional methods are tested only
+where they exist, so lists and torch datasets can be tested as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DatasetBehaviour:
 
     #: Whether it can be sent to a process that was not forked (a lambda inside it cannot).
     travels = True
-    #: Whether its samples may be changed by whoever reads them.
+    #: Whether callers may change the samples they read.
     gives_copies = True
 
     def make(self, folder: Path) -> Any:
@@ -67,14 +67,14 @@ class DatasetBehaviour:
             raises(IndexError, lambda wanted: samples(dataset, wanted), [0, number])
 
     def test_what_is_no_number_is_a_type_error(self, tmp_path: Path) -> None:
-        """Never a row that somebody did not mean."""
+        """Never a row that the caller did not ask for."""
         dataset = self.make(tmp_path)
         if isinstance(dataset, Dataset):
             for index in (1.0, "1", None, (0,)):
                 raises(TypeError, dataset.__getitem__, index)
 
     def test_numpy_integers_are_numbers(self, tmp_path: Path) -> None:
-        """Samplers hand them out."""
+        """Samplers yield them."""
         dataset = self.make(tmp_path)
         check(same(dataset[np.int64(3)], dataset[3]), "dataset[np.int64(3)] is not dataset[3]")
 
@@ -117,7 +117,7 @@ class DatasetBehaviour:
             check(same(dataset[i], expected[i]), f"row {i} is another one the next time")
 
     def test_threads_read_the_same_rows(self, tmp_path: Path) -> None:
-        """Eight of them at once, over a dataset that nobody has read yet."""
+        """Eight of them at once, over a dataset that has not been read yet."""
         dataset = self.make(tmp_path)
 
         def read_shuffled(seed: int) -> list[Any]:
@@ -149,7 +149,7 @@ class DatasetBehaviour:
             check(same(read(ForkingPickler.loads(sent)), expected), "the copy reads other rows")
 
     def test_changing_a_sample_changes_no_other(self, tmp_path: Path) -> None:
-        """Whoever reads may write into what they get, if they can, and nobody else sees it."""
+        """A caller may write into a writable sample, and no other caller sees it."""
         if not self.gives_copies:
             return
         dataset = self.make(tmp_path)
@@ -159,17 +159,17 @@ class DatasetBehaviour:
             spoil(samples(dataset, [i])[0])
             check(same(dataset[i], expected[i]), f"row {i} was changed by changing what it gave before")
 
-    # -- telling and being loaded
+    # -- repr, metadata and loading
 
     def test_repr_is_one_short_line(self, tmp_path: Path) -> None:
         """What it is and how long."""
         dataset = self.make(tmp_path)
         if isinstance(dataset, Dataset):
             shown = repr(dataset)
-            check(type(dataset).__name__ in shown and f"{len(dataset):,}" in shown, f"repr tells too little: {shown}")
+            check(type(dataset).__name__ in shown and f"{len(dataset):,}" in shown, f"repr says too little: {shown}")
             check("\n" not in shown and len(shown) < 400, f"repr is too long: {shown}")
 
-    def test_metadata_tells_what_it_is(self, tmp_path: Path) -> None:
+    def test_metadata_describes_the_dataset(self, tmp_path: Path) -> None:
         """Name, rows, columns and version, as the rows are."""
         dataset = self.make(tmp_path)
         if isinstance(dataset, Dataset):
