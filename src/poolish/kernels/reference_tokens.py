@@ -37,8 +37,8 @@ _NO_LIMIT = 1 << 62
 class Recorder:
     """The writing end of a stream: what has been written, and the lanes to write to.
 
-    ``data``, ``types`` and ``index`` are arrays over all the room there is. Everything behind ``n_rows`` is free to
-    write to, because no reader sees it before the one store that publishes it. ``append`` handles the usual values itself
+    ``data``, ``types`` and ``index`` are arrays over all the room there is. Everything behind ``n_rows`` may be
+    overwritten: no reader sees it before the one store that publishes it. ``append`` handles the usual values itself
     and leaves to ``slow`` whatever needs a decision: bad values, unknown names, no room. ``trim`` is called when
     the first token that is kept has come to ``trim_at``.
     """
