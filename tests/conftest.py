@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,11 @@ KERNEL_ROOMS = {"kernels", "seeds"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A soak with an end watches the clock."""
+    """Hear Ctrl-C, in child processes too, and watch the clock in a soak that has an end."""
+    # A shell starts background jobs with SIGINT ignored, and children inherit that: `make soak &` would fail where a
+    # test interrupts a process.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if SOAK_MINUTES:
         config.pluginmanager.register(SoakClock(SOAK_MINUTES))
 
