@@ -19,7 +19,7 @@ import pytest
 
 from poolish import MemmapBuffer, StreamStore
 from poolish.errors import CorruptDataError
-from poolish.tokens import mapping, memmap_buffer
+from poolish.tokens import memmap_buffer
 from tests.effort import IS_SOAK, times
 from tests.faults import in_child
 from tests.tokens import recordings
@@ -33,7 +33,7 @@ FILES = ["store.json", "data", "index", "types", "head", "commits", "branches", 
 def small_files(monkeypatch):
     """Files of a few pages, so that damage hits what counts."""
     monkeypatch.setattr(memmap_buffer, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(mapping, "RESERVED", 1 << 16)
+    monkeypatch.setattr(memmap_buffer, "RESERVED", 1 << 16)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 

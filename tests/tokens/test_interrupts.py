@@ -14,13 +14,13 @@ import pytest
 import poolish.files
 import poolish.tokens
 from poolish import StreamStore
-from poolish.tokens import mapping, memmap_buffer
+from poolish.tokens import memmap_buffer
 from tests.effort import IS_SOAK
 from tests.faults import in_own_process, interrupted_at_line
 from tests.tokens.recordings import FIELDS, append, append_many, assert_holds, tokens
 
 #: What Ctrl-C may come into; other modules end what they do, or do not change a stream.
-DECIDING = {"writer.py", "keeper.py", "locks.py"}
+DECIDING = {"writer.py", "commits.py", "locks.py"}
 TRACED = {os.path.dirname(module.__file__) for module in (poolish.tokens, poolish.files)}
 
 
@@ -28,7 +28,7 @@ TRACED = {os.path.dirname(module.__file__) for module in (poolish.tokens, poolis
 def small_files(monkeypatch):
     """Files that grow in nearly every append."""
     monkeypatch.setattr(memmap_buffer, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(mapping, "RESERVED", 1 << 16)
+    monkeypatch.setattr(memmap_buffer, "RESERVED", 1 << 16)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from poolish import StreamStore, kernels
 from poolish.tokens import head as head_page
-from poolish.tokens import lanes, mapping, memmap_buffer, writer
+from poolish.tokens import memmap_buffer, stream_files, writer
+from poolish.tokens.stream_files import StreamFiles
 from tests.effort import times
 from tests.faults import die, every_kill_point, fork, in_child, kill
 from tests.tokens import recordings
@@ -23,8 +24,12 @@ from tests.tokens.recordings import FIELDS, another_boot, append_many, check, go
 
 #: What changes a stream without a system call of Python's: stores through the map, and the hole in a bounded one.
 ALSO = (
-    *((kernels, "store_word"), (head_page.Head, "sign"), (lanes, "punch"), (mapping, "_map")),
-    *((memmap_buffer.MemmapBuffer, "reserve"), (lanes.Lanes, "sync"), (lanes.Lanes, "wrong_types")),
+    *((kernels, "store_word"), (head_page.Head, "sign"), (stream_files, "punch"), (memmap_buffer, "_map")),
+    *(
+        (memmap_buffer.MemmapBuffer, "reserve"),
+        (StreamFiles, "sync"),
+        (StreamFiles, "wrong_types"),
+    ),
 )
 
 
@@ -38,7 +43,7 @@ def no_waiting(monkeypatch):
 def small_chunks(monkeypatch):
     """Files that grow, and are mapped anew, many times in a test."""
     monkeypatch.setattr(memmap_buffer, "CHUNK_BYTES", 1 << 14)
-    monkeypatch.setattr(mapping, "RESERVED", 1 << 16)
+    monkeypatch.setattr(memmap_buffer, "RESERVED", 1 << 16)
 
 
 def start_writer(path: Path, step: int):

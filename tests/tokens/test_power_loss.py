@@ -22,8 +22,9 @@ import pytest
 from poolish import StreamStore, kernels
 from poolish.errors import CorruptDataError, DurabilityLost, StoreFull
 from poolish.files import publishing
-from poolish.tokens import branches, commits, directory, lanes, log_file, mapping, memmap_buffer, writer
+from poolish.tokens import branches, commits, directory, log_file, memmap_buffer, stream_files, writer
 from poolish.tokens import head as head_page
+from poolish.tokens.stream_files import StreamFiles
 from tests.effort import IS_SOAK, times
 from tests.faults import SYSTEM_CALLS, die, in_child
 from tests.tokens import recordings
@@ -36,7 +37,7 @@ SECTOR = 512
 def small_files(monkeypatch):
     """Files of a few sectors, so that a disk can be drawn in no time."""
     monkeypatch.setattr(memmap_buffer, "CHUNK_BYTES", 4096)
-    monkeypatch.setattr(mapping, "RESERVED", 1 << 16)
+    monkeypatch.setattr(memmap_buffer, "RESERVED", 1 << 16)
 
 
 # The disk ---------------------------------------------------------------------------------------------------------
@@ -253,9 +254,9 @@ def test_whatever_a_power_cut_leaves_every_commit_is_there(tmp_path, seed):
 
 
 def lanes_after_the_record(patch: pytest.MonkeyPatch) -> None:
-    sync, log_append = lanes.Lanes.sync, commits.CommitLog.append
-    opened: list[lanes.Lanes] = []
-    patch.setattr(lanes.Lanes, "sync", lambda self: opened.append(self))
+    sync, log_append = StreamFiles.sync, commits.CommitLog.append
+    opened: list[StreamFiles] = []
+    patch.setattr(StreamFiles, "sync", lambda self: opened.append(self))
 
     def append_first(self, record):
         log_append(self, record)
@@ -268,8 +269,8 @@ def lanes_after_the_record(patch: pytest.MonkeyPatch) -> None:
 
 
 MISTAKES = {
-    "lanes are not synced": lambda patch: patch.setattr(lanes.Lanes, "sync", lambda _: None),
-    "one lane is not synced": lambda patch: patch.setattr(lanes.Lanes, "sync", lambda self: self.data.flush()),
+    "lanes are not synced": lambda patch: patch.setattr(StreamFiles, "sync", lambda _: None),
+    "one lane is not synced": lambda patch: patch.setattr(StreamFiles, "sync", lambda self: self.data.flush()),
     "lanes are synced after the record": lanes_after_the_record,
     "the branch is not synced": lambda patch: patch.setattr(
         branches.BranchLog,
@@ -597,7 +598,7 @@ def failing(number: int, code: int) -> Iterator[list[str]]:
         return maybe
 
     with pytest.MonkeyPatch.context() as patch:
-        for place, name in [*((os, name) for name in (*SYSTEM_CALLS, "pread")), (lanes, "punch")]:
+        for place, name in [*((os, name) for name in (*SYSTEM_CALLS, "pread")), (stream_files, "punch")]:
             if name != "close" and hasattr(place, name):
                 patch.setattr(place, name, counted(name, getattr(place, name)))
         yield failed

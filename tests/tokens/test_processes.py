@@ -23,7 +23,7 @@ import pytest
 from poolish import StreamStore, kernels
 from poolish.errors import ConfigError, CorruptDataError, PoolishError, ResumeError, SchemaError, StoreLocked
 from poolish.kernels.reference_tokens import PUBLISHED
-from poolish.tokens import mapping, memmap_buffer, writer
+from poolish.tokens import memmap_buffer, writer
 from poolish.tokens.reader import Reader
 from tests.effort import times
 from tests.faults import children, die, ended, fork, in_child, kill, signals
@@ -200,7 +200,7 @@ def test_a_child_that_ends_as_a_program_does_leaves_the_stream_alone(tmp_path):
 def test_forks_while_threads_append(tmp_path, monkeypatch):
     """A fork comes at any moment of any thread: each child sees a whole stream, and none waits for a thread it lost."""
     monkeypatch.setattr(memmap_buffer, "CHUNK_BYTES", 1 << 14)
-    monkeypatch.setattr(mapping, "RESERVED", 1 << 16)
+    monkeypatch.setattr(memmap_buffer, "RESERVED", 1 << 16)
     store, stop, failed = StreamStore(tmp_path / "stream", FIELDS), threading.Event(), []
 
     def append_on():
@@ -384,7 +384,7 @@ def publish_first(path: Path) -> None:
 def test_readers_never_see_half_of_anything(tmp_path, monkeypatch, chunks):
     """Three of them look for two seconds at what one writer appends and commits."""
     monkeypatch.setattr(memmap_buffer, "CHUNK_BYTES", chunks)
-    monkeypatch.setattr(mapping, "RESERVED", 4 * chunks)
+    monkeypatch.setattr(memmap_buffer, "RESERVED", 4 * chunks)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     path, seconds = tmp_path / "stream", times(1)
     make(path)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from poolish import StreamStore
 from poolish.errors import ConfigError, PoolishError, SchemaError
-from poolish.tokens import starts as starts_module
+from poolish.tokens import sampling
 from tests.effort import times
 from tests.tokens.plain_stream import PlainField, PlainStream, Write, alike, filled
 
@@ -107,7 +107,7 @@ def test_a_bounded_stream_is_sampled_as_far_as_it_is_kept(scan, seed, every, max
             check(store, plain, (1, 3))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(starts_module, "_SCAN_TOKENS", scan)
+        patch.setattr(sampling, "_SCAN_TOKENS", scan)
         filled(store, plain, steps_of(seed, 30, 0.25), look)
         check(store, plain)
 

@@ -267,7 +267,6 @@ def test_verify_checks_every_byte(tmp_path, monkeypatch):
     """Over many blocks of data and index, however commits cut them."""
     path = tmp_path / "stream"
     monkeypatch.setattr(commits, "BLOCK", 4096)
-    monkeypatch.setattr("poolish.tokens.verify.BLOCK", 4096)
     monkeypatch.setattr(memmap_buffer, "CHUNK_BYTES", 1 << 14)
     with StreamStore(path, FIELDS) as store:
         for first in range(0, 2_000, 333):

@@ -21,10 +21,9 @@ from poolish import kernels
 from poolish.errors import PoolishError, SchemaError
 from poolish.kernels.reference_tokens import ColumnTuple
 from poolish.schema import is_tensor
-from poolish.tokens.draft import check_order
+from poolish.tokens.encoding import as_array, cannot_hold, check_order, encode_flat, flatten, refusal, shown
+from poolish.tokens.encoding import is_tensor as is_torch_tensor
 from poolish.tokens.fields import Shape, TokenField, type_of
-from poolish.tokens.values import as_array, cannot_hold, encode_flat, flatten, refusal, shown
-from poolish.tokens.values import is_tensor as is_torch_tensor
 
 Int64 = NDArray[np.int64]
 Array = NDArray[Any]

@@ -11,28 +11,36 @@
       lock         held by the one writer
 
     (nothing) --mkdir, lock--> files without store.json --sync, then store.json--> a stream
-                                 `-- killed here: the next who makes it starts over
+                                 `-- killed here: the next creation starts over
+
+A stream without a path lies in a temporary directory, which goes with its process, however that ends. It is locked
+while its process lives. A process that ends well removes its own; one that a killed process left is removed when the
+next is made, because the kernel has released the lock. Each has a name, so that spawned workers can open it.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
-from contextlib import ExitStack, closing
+import shutil
+import stat
+import tempfile
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from poolish.errors import ConfigError, CorruptDataError
-from poolish.files import CHECKSUM, checksum_hex, explain_full, read_json, sweep, sync_directory, write_json
+from poolish.errors import ConfigError, CorruptDataError, StoreLocked
+from poolish.files import CHECKSUM, Lock, checksum_hex, explain_full, read_json, sweep, sync_directory, write_json
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
 from poolish.tokens import branches
 from poolish.tokens.branches import Branches, BranchLog
 from poolish.tokens.commits import CommitLog, chained
 from poolish.tokens.fields import MAX_FIELDS, TokenField
 from poolish.tokens.head import BRANCHES, COMMITTED, Head, owner_of
-from poolish.tokens.lanes import Lanes
+from poolish.tokens.stream_files import StreamFiles
 
 FORMAT = "poolish stream"
 VERSION = 1
@@ -74,7 +82,7 @@ def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None
     for name in _OURS - {LOCK}:  # what a creation that was killed left
         (path / name).unlink(missing_ok=True)
     with ExitStack() as opened:
-        lanes = opened.enter_context(closing(Lanes(path, mode="w")))
+        lanes = opened.enter_context(closing(StreamFiles(path, mode="w")))
         head = opened.enter_context(closing(Head(path / "head", mode="a")))
         log = opened.enter_context(closing(CommitLog(path / "commits", uuid, mode="w")))
         branch_log = opened.enter_context(closing(BranchLog(path / branches.NAME, uuid, mode="w")))
@@ -135,3 +143,68 @@ def read_description(path: Path) -> Description:
 
 def _proof(told: dict[str, Any]) -> str:
     return checksum_hex(json.dumps(told, sort_keys=True, separators=(",", ":")).encode())
+
+
+# Temporary directories -------------------------------------------------------------------------------------------
+
+
+PREFIX = "poolish-stream-"
+
+
+def make_temporary(lock_name: str) -> tuple[Path, Lock]:
+    """A new directory of ours and the lock that keeps it."""
+    folder = Path(tempfile.gettempdir())
+    sweep_temporary(folder, lock_name)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+        lock = Lock(path / lock_name)
+        try:
+            lock.acquire()
+            return path, lock
+        except (StoreLocked, FileNotFoundError):
+            continue  # a sweeper took it for a dead one before it was locked
+
+
+def keep_temporary(lock_name: str) -> Path:
+    """A new directory of ours that stays until the process ends."""
+    path, lock = make_temporary(lock_name)
+    owner = os.getpid()
+
+    def clear() -> None:
+        if os.getpid() == owner:  # not a forked child that ends before us
+            remove_temporary(path)
+            lock.release()
+
+    atexit.register(clear)
+    return path
+
+
+def sweep_temporary(folder: Path, lock_name: str) -> list[Path]:
+    """Remove the directories of processes that are dead, and tell which."""
+    removed = []
+    for name in os.listdir(folder):
+        path = folder / name
+        if name.startswith(PREFIX) and _is_ours(path) and _remove_if_dead(path, lock_name):
+            removed.append(path)
+    return removed
+
+
+def remove_temporary(path: Path) -> None:
+    """Remove a directory of ours; nothing happens if it is gone."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        told = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(told.st_mode) and told.st_uid == os.getuid()
+
+
+def _remove_if_dead(path: Path, lock_name: str) -> bool:
+    with suppress(OSError):  # StoreLocked is one: somebody lives there
+        with Lock(path / lock_name):
+            remove_temporary(path)
+        return True
+    return False

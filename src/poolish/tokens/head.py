@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from poolish import kernels
 from poolish.files import checksum
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
-from poolish.tokens.mapping import MappedFile
+from poolish.tokens.memmap_buffer import MappedFile
 
 MAGIC = b"poolish\x01"
 PAGE = 4096

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from poolish.errors import ConfigError, CorruptDataError, SchemaError, UnknownColumn
 from poolish.schema import column_name
 from poolish.schema.features import batches, is_dataset, without_arrays
-from poolish.tokens import temporary
+from poolish.tokens.directory import keep_temporary
+from poolish.tokens.encoding import is_tensor, shown
 from poolish.tokens.fields import TokenField, fields_of, schema_of
-from poolish.tokens.lanes import START, STEP, TYPE, first_bad_row
-from poolish.tokens.starts import View
-from poolish.tokens.values import is_tensor, shown
+from poolish.tokens.stream_files import START, STEP, TYPE, first_bad_row
+from poolish.tokens.view import View
 
 if TYPE_CHECKING:
     import datasets
@@ -243,7 +243,7 @@ def _cache_folder() -> Path:
     """Where datasets lie that were made here; it goes with the process. A forked child has one of its own."""
     process = os.getpid()
     if process not in _folders or not _folders[process].exists():
-        _folders[process] = temporary.keep("lock")
+        _folders[process] = keep_temporary("lock")
     return _folders[process]
 
 

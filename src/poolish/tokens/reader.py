@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
 from poolish.tokens import branches, opening
-from poolish.tokens.commits import CommitLog
-from poolish.tokens.copied import CopiedHead
+from poolish.tokens.commits import CommitLog, Verified, verify
 from poolish.tokens.directory import read_description
 from poolish.tokens.fields import decided
 from poolish.tokens.head import Head
-from poolish.tokens.lanes import Lanes, State
-from poolish.tokens.starts import View
-from poolish.tokens.verify import Verified, verify
+from poolish.tokens.stream_files import CopiedHead, State, StreamFiles
+from poolish.tokens.view import View
 
 if TYPE_CHECKING:
     from poolish.tokens.writer import Writer
@@ -39,7 +37,7 @@ class Reader:
         if seen is not None and seen[0] != str(self.description.uuid):
             raise ResumeError(f"{path}: another stream is there than the one this handle came from; open it anew")
         with ExitStack() as opened:  # closes what is open if anything below fails
-            self.lanes = opened.enter_context(closing(Lanes(path, mode="r", mapped=mapped)))
+            self.lanes = opened.enter_context(closing(StreamFiles(path, mode="r", mapped=mapped)))
             self.head = opened.enter_context(closing(_open_head(path, mapped)))
             self.log = opened.enter_context(closing(CommitLog(path / "commits", self.description.uuid, mode="r")))
             self.branch_log = branches.open_log(path, self.description.uuid, mode="r")

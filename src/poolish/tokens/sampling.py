@@ -1,20 +1,280 @@
-"""Choosing windows at random: evenly over all starts there are, or by weights on ranges of steps."""
+"""Where windows may begin, and choosing among these starts at random: evenly, or by weights on ranges of steps.
+
+    every token, or every beginning of a step      x      anywhere, or inside one episode
+
+Starts are numbered without gaps, so that choosing one is choosing a number. Each kind answers for a stream of any
+length: which numbers there are (``bounds``), how many starts lie before a position (``rank``), where start number u is
+(``select``). Cost does not depend on the stream: anywhere is arithmetic and one search in the index; inside episodes is
+a search in a table with an entry for each, which grows at its end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poolish import kernels
 from poolish.errors import ConfigError
-from poolish.tokens.lanes import STEP
-from poolish.tokens.starts import Starts, View
+from poolish.tokens.fields import TokenField
+from poolish.tokens.stream_files import START, STEP
+from poolish.tokens.view import View
 
 Int64 = NDArray[np.int64]
+
+_SCAN_TOKENS = 1 << 22
+_NONE: Int64 = np.empty(0, np.int64)
+
+
+class Starts(Protocol):
+    """All starts of one kind."""
+
+    def bounds(self, view: View) -> tuple[int, int]:
+        """The numbers of the starts there are: from the first up to but not including the second."""
+
+    def rank(self, view: View, position: int) -> int:
+        """The number of the first start that is not before a position."""
+
+    def select(self, view: View, numbers: Int64) -> Int64:
+        """The positions of starts, given by their numbers."""
+
+    def short(self, view: View) -> tuple[int, int]:
+        """How many episodes are kept, and how many of them are too short for a window."""
+
+
+class AnyToken:
+    """A window may begin at any token; its number is its position."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def bounds(self, view: View) -> tuple[int, int]:
+        """All positions from which a window fits."""
+        return view.first_token, max(view.first_token, view.tokens - self.width + 1)
+
+    def rank(self, view: View, position: int) -> int:
+        """The position itself, as far as it may be a start."""
+        low, high = self.bounds(view)
+        return max(low, min(position, high))
+
+    def select(self, view: View, numbers: Int64) -> Int64:
+        """The numbers themselves."""
+        return numbers
+
+    def short(self, view: View) -> tuple[int, int]:
+        """There are no episodes here."""
+        return 0, 0
+
+
+class AnyStep:
+    """A window may begin wherever a step does; its number is that of the step."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def bounds(self, view: View) -> tuple[int, int]:
+        """All steps from which a window fits."""
+        return view.first_ordinal, self.rank(view, view.tokens)
+
+    def rank(self, view: View, position: int) -> int:
+        """The number of the first step that begins at a position or behind it, as far as it may be a start."""
+        limit = min(position, view.tokens - self.width + 1)
+        is_inside = view.rows > view.first_row and limit > view.first_token
+        return view.steps_before(limit) if is_inside else view.first_ordinal
+
+    def select(self, view: View, numbers: Int64) -> Int64:
+        """Where the steps begin."""
+        return view.begins_of(numbers)
+
+    def short(self, view: View) -> tuple[int, int]:
+        """There are no episodes here."""
+        return 0, 0
+
+
+class Episodes:
+    """Where episodes end: behind each step in which a field is not zero, and at breaks. The last one is still open.
+
+    Scanned once, and then only what is new; a step that may still be continued is left for the next time.
+    """
+
+    def __init__(self, field: TokenField, type_: int, view: View) -> None:
+        self.field, self.type = field, type_
+        self.base = view.first_token, view.first_ordinal
+        self.n = 0
+        self.table = np.empty((64, 2), np.int64)  # token and step behind each end
+        self._scanned = view.first_token
+        self._seen_rows = -1
+
+    @property
+    def ends(self) -> Int64:
+        """The token and the step behind the end of each episode that has ended."""
+        return self.table[: self.n]
+
+    def begin(self, episode: int) -> tuple[int, int]:
+        """The token and the step where an episode begins."""
+        if episode == 0:
+            return self.base
+        token, step = self.table[episode - 1].tolist()
+        return token, step
+
+    def update(self, view: View) -> None:
+        """Look at what was appended since."""
+        if view.rows == self._seen_rows or view.rows == view.first_row:
+            return
+        if self._seen_rows < 0:  # a view without rows does not know the number of its first step
+            self.base, self._scanned = (view.first_token, view.first_ordinal), view.first_token
+        last_begin = view.begin_of(view.lanes.ordinal(view.rows - 1))
+        begin = max(self._scanned, view.first_token)
+        breaks = view.breaks()
+        tokens = view.begins_of(breaks)
+        while True:  # once at least: a break may lie just where the last scan ended, behind a step without tokens
+            until = max(begin, min(last_begin, begin + _SCAN_TOKENS))
+            found = np.empty(min(until - begin, 1 << 16), np.int64)
+            lanes = view.lanes
+            args = lanes.data.room, lanes.types.room, begin, until, self.type, self.field.is_float
+            n, end = kernels.find_nonzero(*args, found)
+            broken = breaks[(tokens >= begin) & (tokens <= end)]
+            if n or len(broken):
+                self._add(view, np.union1d(self._behind(view, found[:n]), broken))
+            begin = end
+            if begin >= last_begin:
+                break
+        self._scanned, self._seen_rows = max(self._scanned, last_begin), view.rows
+
+    def _behind(self, view: View, positions: Int64) -> Int64:
+        """The numbers of the steps behind those that tokens belong to."""
+        rows = view.rows_not_below(START, positions + 1) - 1
+        return view.ordinals_of(np.maximum(rows, view.first_row)) + 1
+
+    def _add(self, view: View, ordinals: Int64) -> None:
+        """End episodes where steps begin; ends at the same token are one, and the next episode has every step there.
+
+        A step without tokens begins where the next one does, so a window from either holds the same tokens: a break
+        between them must not exclude one of the two.
+        """
+        begins = view.begins_of(ordinals)
+        ordinals = view.steps_before_each(begins)
+        is_new = np.diff(begins, prepend=self.begin(self.n)[0]) > 0
+        ends = np.stack([begins[is_new], ordinals[is_new]], axis=1)
+        self.table = _with_room(self.table, self.n, self.n + len(ends))
+        self.table[self.n : self.n + len(ends)] = ends
+        self.n += len(ends)
+
+    def is_behind(self, view: View) -> bool:
+        """Whether a bounded stream has let go what was never looked at, so that nobody can number it any more."""
+        return view.first_token > self._scanned
+
+    def is_outdated(self, view: View) -> bool:
+        """Whether it is better begun anew: it is behind, or most of the table is about what the stream has let go."""
+        if view.first_token == self.base[0]:
+            return False
+        is_mostly_gone = self.n > 4096 and int(self.table[self.n * 3 // 4, 0]) <= view.first_token
+        return is_mostly_gone or self.is_behind(view)
+
+
+class InEpisodes:
+    """A window begins at a token or a step, and lies inside one episode; starts are numbered through all of them."""
+
+    def __init__(self, width: int, episodes: Episodes, *, at_steps: bool, stride: int = 1) -> None:
+        self.width, self.stride = width, stride
+        self._episodes, self._at_steps = episodes, at_steps
+        self._n = 0
+        self._totals = np.empty(64, np.int64)  # starts up to the end of each episode
+        self._known: tuple[Any, tuple[int, int]] = None, (0, 0)  # how far the stream reached, and its bounds then
+
+    def bounds(self, view: View) -> tuple[int, int]:
+        """From the first that is kept to the last that fits."""
+        reach, bounds = self._known
+        if view.reach != reach:
+            bounds = self._counted(view)
+            self._known = view.reach, bounds
+        return bounds
+
+    def _counted(self, view: View) -> tuple[int, int]:
+        self._update(view)
+        high = self._before(self._n) + self._inside(view, self._n, view.tokens, view.tokens)
+        is_whole = view.first_token <= self._episodes.base[0]
+        return (0 if is_whole else min(high, self.rank(view, view.first_token))), high
+
+    def rank(self, view: View, position: int) -> int:
+        """The number of the first start that is not before a position."""
+        self._update(view)
+        ends = self._episodes.ends[:, 0]
+        episode = int(np.searchsorted(ends, position, side="right"))
+        if episode == self._n:
+            return self._before(episode) + self._inside(view, episode, view.tokens, position)
+        # Never more than were counted: of what has left the stream, positions are only known roughly.
+        counted = self._before(episode) + self._inside(view, episode, int(ends[episode]), position)
+        return min(counted, int(self._totals[episode]))
+
+    def select(self, view: View, numbers: Int64) -> Int64:
+        """The positions of starts."""
+        found = np.empty(len(numbers), np.int64)
+        index = view.lanes.index.room if self._at_steps else None
+        table, base = self._episodes.table, self._episodes.base
+        args = self._totals[: self._n], table, *base, self.stride, index, view.first_row, view.rows
+        kernels.select_starts(*args, numbers, found)
+        return found
+
+    def short(self, view: View) -> tuple[int, int]:
+        """How many episodes are kept, and how many of them are too short, as far as they are kept."""
+        self._update(view)
+        ends = self._episodes.ends[:, 0]
+        gone = int(np.searchsorted(ends, view.first_token, side="right"))
+        edges = np.concatenate([[view.first_token], ends[gone:], [view.tokens]])
+        lengths = np.diff(edges)[: None if edges[-1] > edges[-2] else -1]  # the open one may have no token yet
+        return len(lengths), int(np.count_nonzero(lengths < self.width))
+
+    def _before(self, episode: int) -> int:
+        return int(self._totals[episode - 1]) if episode else 0
+
+    def _inside(self, view: View, episode: int, end: int, position: int) -> int:
+        """How many starts of an episode that ends at ``end`` lie before a position."""
+        token, step = self._episodes.begin(episode)
+        limit = min(position, end - self.width + 1)
+        if limit <= token:
+            return 0
+        if self._at_steps:
+            return max(0, view.steps_before(limit) - step) if view.rows > view.first_row else 0
+        return -(-(limit - token) // self.stride)
+
+    def _update(self, view: View) -> None:
+        """Count the starts of the episodes that have ended since."""
+        self._episodes.update(view)
+        low, high = self._n, self._episodes.n
+        if low == high:
+            return
+        begins = np.concatenate([[self._episodes.begin(low)], self._episodes.table[low : high - 1]])
+        counts = self._counts(view, begins, self._episodes.table[low:high])
+        self._totals = _with_room(self._totals, low, high)
+        self._totals[low:high] = np.cumsum(counts) + self._before(low)
+        self._n = high
+
+    def _counts(self, view: View, begins: Int64, ends: Int64) -> Int64:
+        spare = ends[:, 0] - begins[:, 0] - self.width
+        if not self._at_steps:
+            counts: Int64 = np.maximum(spare // self.stride + 1, 0)
+            return counts
+        counts = np.maximum(view.steps_before_each(ends[:, 0] - self.width + 1) - begins[:, 1], 0)
+        counts[spare < 0] = 0
+        return counts
+
+
+def _with_room(table: NDArray[Any], used: int, needed: int) -> NDArray[Any]:
+    """The table, or one at least twice as long with the same beginning."""
+    if needed <= len(table):
+        return table
+    grown = np.empty((max(2 * len(table), needed), *table.shape[1:]), table.dtype)
+    grown[:used] = table[:used]
+    return grown
+
+
+# Choosing --------------------------------------------------------------------------------------------------------
+
 
 #: No step is behind it.
 LAST_STEP = 2**63 - 1

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from poolish import kernels
+from poolish import html, kernels
 from poolish.concurrency import WeakRegistry
 from poolish.errors import ConfigError, SchemaError
 from poolish.files import local_path
 from poolish.health import Health, Problem
+from poolish.printable import printable
 from poolish.seeds import generator
-from poolish.tokens import hf_bridge, show, temporary
+from poolish.tokens import directory, hf_bridge
+from poolish.tokens.commits import Verified
 from poolish.tokens.directory import LOCK, is_store
 from poolish.tokens.fields import TokenField, decoded, fields_of, type_of
-from poolish.tokens.lanes import STEP, TYPE
 from poolish.tokens.reader import Reader
-from poolish.tokens.sampling import Coverage, Weight, choose, coverage
-from poolish.tokens.starts import AnyStep, AnyToken, Episodes, InEpisodes, Starts, View
-from poolish.tokens.steps import Step, read_ordinals, read_steps
-from poolish.tokens.verify import Verified
+from poolish.tokens.sampling import AnyStep, AnyToken, Coverage, Episodes, InEpisodes, Starts, Weight, choose, coverage
+from poolish.tokens.stream_files import STEP, TYPE
+from poolish.tokens.view import Step, View, read_ordinals, read_steps
 from poolish.tokens.window_dataset import WindowDataset
 from poolish.tokens.writer import Writer
 
@@ -143,11 +143,11 @@ class StreamStore(kernels.Appender):
         if self._path is not None:
             self._write(self._path, described)
             return
-        path, lock = temporary.make(LOCK)
+        path, lock = directory.make_temporary(LOCK)
         try:
             self._write(path, described, temporary=True, lock=lock)
         except BaseException:
-            temporary.remove(path)
+            directory.remove_temporary(path)
             lock.release()
             raise
 
@@ -527,10 +527,17 @@ class StreamStore(kernels.Appender):
         self.close()
 
     def __repr__(self) -> str:
-        return show.text(self)
+        where = f" at {self.path}" if self.path else ""
+        if self._source is None:
+            return printable(f"<StreamStore{where}, closed or without fields>")
+        reading = ", to read" if isinstance(self._source, Reader) else ""
+        fields = ", ".join(map(str, self._fields[:8])) + (", ..." if len(self._fields) > 8 else "")
+        return printable(f"<StreamStore of {len(self):,} tokens in {self.n_steps:,} steps ({fields}){where}{reading}>")
 
     def _repr_html_(self) -> str:
-        return show.html(self)
+        rows = [(number, str(field)) for number, field in enumerate(self._fields)]
+        title = html.element("p", repr(self).strip("<>"))
+        return str(html.join(title, html.table(("type", "field"), rows)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         source = self._read()
@@ -634,7 +641,7 @@ def _close(writer: Writer) -> None:
         writer.close()
     finally:
         if writer.is_temporary and not writer.is_open:
-            temporary.remove(writer.path)
+            directory.remove_temporary(writer.path)
 
 
 def _as_path(path: Any) -> Path | None:

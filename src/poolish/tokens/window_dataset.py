@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError
-from poolish.tokens.lanes import START
-from poolish.tokens.starts import Episodes, InEpisodes
+from poolish.tokens.sampling import Episodes, InEpisodes
+from poolish.tokens.stream_files import START
 
 if TYPE_CHECKING:
     from poolish.tokens.store import StreamStore

@@ -25,17 +25,14 @@ from poolish.health import Health, Problem
 from poolish.tokens import branches
 from poolish.tokens.branches import BranchLog
 from poolish.tokens.columns import Column, check_columns, columns_of
-from poolish.tokens.commits import Commit, CommitLog
+from poolish.tokens.commits import Commit, CommitLog, CommitManager, Verified, verify
 from poolish.tokens.directory import LOCK, create, is_store, make_directory, read_description
-from poolish.tokens.draft import draft, step_number
+from poolish.tokens.encoding import draft, shown, step_number
 from poolish.tokens.fields import TokenField, decided
 from poolish.tokens.head import BRANCHES, Head
-from poolish.tokens.keeper import Keeper
-from poolish.tokens.lanes import STEP, TYPE, Lanes, State
-from poolish.tokens.recovery import recover
-from poolish.tokens.starts import View
-from poolish.tokens.values import shown
-from poolish.tokens.verify import Verified, verify
+from poolish.tokens.opening import recover
+from poolish.tokens.stream_files import STEP, TYPE, State, StreamFiles
+from poolish.tokens.view import View
 
 Int64 = NDArray[np.int64]
 
@@ -99,7 +96,7 @@ class Writer:
             )
         sweep(self.path)
         with ExitStack() as opened:  # closes what is open if anything below fails
-            self.lanes = opened.enter_context(closing(Lanes(self.path, mode="a")))
+            self.lanes = opened.enter_context(closing(StreamFiles(self.path, mode="a")))
             self.head = opened.enter_context(closing(Head(self.path / "head", mode="a")))
             uuid = self.description.uuid
             self.log = opened.enter_context(closing(CommitLog(self.path / "commits", uuid, mode="a")))
@@ -114,7 +111,7 @@ class Writer:
                 found = opened.enter_context(closing(BranchLog(self.path / branches.NAME, uuid, mode="w")))
                 sync_directory(self.path)
             self.branch_log, self._opened_at = found, state.rows
-            self.keeper = Keeper(self.path, self.lanes, self.head, self.log, last, durable=durable)
+            self.commits = CommitManager(self.path, self.lanes, self.head, self.log, last, durable=durable)
             self.fields = decided(self.description.fields, state.kinds)
             self.ids = {field.name: number for number, field in enumerate(self.fields)}
             self.recorder = self._record_from(state)
@@ -208,7 +205,7 @@ class Writer:
         """The recorder, while no other thread can append."""
         is_nested = self._thread_lock._is_owned()  # type: ignore[attr-defined]  # counting it would survive no interrupt
         with self._thread_lock:
-            trouble = self._end or self.keeper.failure
+            trouble = self._end or self.commits.failure
             if trouble is not None:
                 raise type(trouble)(str(trouble))
             if not is_nested:
@@ -222,7 +219,7 @@ class Writer:
     @property
     def _is_slow(self) -> bool:
         """Whether each append must come by here: to be refused, or because something has to be done before it."""
-        is_over = self._end is not None or self.keeper.failure is not None
+        is_over = self._end is not None or self.commits.failure is not None
         return is_over or not self._is_branched or self._hold is not None
 
     def append_slowly(self, steps: Any, names: Any, values: Any) -> None:
@@ -325,7 +322,7 @@ class Writer:
             self.branches = branches.read(self.branch_log, self.path, 0)
         self._is_branch_log_torn = True
         records = self.branches.after(self.uuid, ends)
-        with self.keeper.final_failures():
+        with self.commits.final_failures():
             self.branch_log.append(records, durable=not self.is_temporary)
         self.branches = branches.read(self.branch_log, self.path, records[-1].seq + 1)
         self.head.store(BRANCHES, self.branches.n_records)
@@ -409,20 +406,20 @@ class Writer:
         with self._alone():
             state = self.state
         try:
-            return self.keeper.commit(state)  # other threads may append while the disk is waited for
+            return self.commits.commit(state)  # other threads may append while the disk is waited for
         except DurabilityLost:
             self.recorder.is_busy = True  # from now on every append comes by, and is told
             raise
 
     def health(self, figures: Mapping[str, Any]) -> Health:
         """Whether appends and commits can go on."""
-        keeper = self.keeper
-        uncommitted = 0 if self.is_temporary else self.n_tokens - keeper.committed.tokens
-        found = Health((), {**figures, "uncommitted_tokens": uncommitted, "commits": keeper.committed.seq})
+        commits = self.commits
+        uncommitted = 0 if self.is_temporary else self.n_tokens - commits.committed.tokens
+        found = Health((), {**figures, "uncommitted_tokens": uncommitted, "commits": commits.committed.seq})
         lost, gone = None, None
-        if keeper.failure is not None:
+        if commits.failure is not None:
             action = "close it and open it again: what was committed before is whole; check the disk"
-            lost = Problem(str(keeper.failure), keeper.failed_since, action)
+            lost = Problem(str(commits.failure), commits.failed_since, action)
         if not self.is_open:
             action = "open the stream again, in one process at a time"
             gone = Problem(f"{self.path}: this process does not hold its lock", None, action)
@@ -438,13 +435,13 @@ class Writer:
         recorder = self.recorder
         if recorder.first_token >= recorder.trim_at and not recorder.is_held:
             recorder.trim_at = recorder.first_token + self._trim_step
-            self.keeper.trim(self.state)
+            self.commits.trim(self.state)
 
     def verify(self) -> Verified:
         """Check every committed byte, and write the types lane anew where it is wrong."""
         with self._alone():
             state = self.state
-        with self.keeper.lock:  # nothing is given back while it is looked at
+        with self.commits.lock:  # nothing is given back while it is looked at
             return verify(self.lanes, self.log, self.branch_log, state, len(self.fields), heal=True)
 
     @property
@@ -459,9 +456,9 @@ class Writer:
                 return
             self.recorder.is_busy = True  # other threads' appends wait, and are then refused
             try:
-                if self._end is None and self.keeper.failure is None and not self.is_temporary:
+                if self._end is None and self.commits.failure is None and not self.is_temporary:
                     self._end_hold()
-                    self.keeper.commit(self.state)
+                    self.commits.commit(self.state)
                 self._shut()
             except BaseException:
                 self._shut()  # again, where an interrupt came in the middle of it

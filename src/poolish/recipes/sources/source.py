@@ -27,10 +27,9 @@ from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import Schema, arrow
 from poolish.tokens.fields import schema_of
-from poolish.tokens.lanes import TYPE
-from poolish.tokens.starts import View
-from poolish.tokens.steps import read_ordinals
 from poolish.tokens.store import StreamStore
+from poolish.tokens.stream_files import TYPE
+from poolish.tokens.view import View, read_ordinals
 
 #: Rows of a fragment of what is in memory.
 FRAGMENT_ROWS = 65_536
