@@ -27,7 +27,7 @@ FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "RESULTS.md"
 PEERS = FOLDER / "peers.txt"
 
-Line = dict[str, object]
+InstructionStats = dict[str, object]
 
 HEADER = """\
 # What was measured
@@ -45,7 +45,7 @@ poolish is better. A dash means that the peer did not take part; the note says w
 def main(chosen: Sequence[str]) -> int:
     """Run the chosen benchmarks, or all; the number of those that failed."""
     names = [path.stem.removeprefix("bench_") for path in sorted(FOLDER.glob("bench_*.py"))]
-    lines: list[Line] = []
+    lines: list[InstructionStats] = []
     failed: list[str] = []
     for name in chosen or names:
         lines += figures_of(name, failed)
@@ -57,7 +57,7 @@ def main(chosen: Sequence[str]) -> int:
     return len(failed)
 
 
-def row_of(line: Line) -> str:
+def row_of(line: InstructionStats) -> str:
     """A figure as a row of the page."""
     return f"| {' | '.join(cells(line))} |\n"
 
@@ -79,7 +79,7 @@ def subject(row: str) -> str:
     return re.split(r"[. ]", row.removeprefix("| "))[0]
 
 
-def figures_of(name: str, failed: list[str]) -> Iterator[Line]:
+def figures_of(name: str, failed: list[str]) -> Iterator[InstructionStats]:
     """The lines that one benchmark prints, shown as they come; its name joins ``failed`` if it does not end well."""
     command = [sys.executable, "-m", f"benchmarks.bench_{name}"]
     with subprocess.Popen(command, cwd=FOLDER.parent, stdout=subprocess.PIPE, text=True) as process:
@@ -106,7 +106,7 @@ def peers() -> dict[str, str]:
     return {name: installed.get(name, "not installed") for name in names if name}
 
 
-def cells(line: Line) -> list[str]:
+def cells(line: InstructionStats) -> list[str]:
     """One row of the table."""
     names = ("bench", "unit", "poolish", "peer_name", "peer", "ratio", "rounds", "note")
     return [cell(line.get(name)) for name in names]

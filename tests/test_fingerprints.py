@@ -26,8 +26,8 @@ from poolish import DatasetRecipe
 from poolish.errors import ConfigError, RecipeError
 from poolish.fingerprints import _is_library, fingerprint, function_fingerprint
 from poolish.load import FilteredDataset, TransformedDataset
-from poolish.recipes.built_in import built_in
-from poolish.recipes.steps import CalledStep
+from poolish.recipes.steps.called import CalledStep
+from poolish.recipes.steps.registry import built_in
 from tests.recipes.kitchen import called, made
 
 

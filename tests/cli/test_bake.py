@@ -19,7 +19,7 @@ from poolish import DatasetBuffer, DatasetRecipe
 from poolish.cli.app import app
 from poolish.cli.bake import WRITTEN, Order, Watched, bake, write_result
 from poolish.files import directories, publish_directory
-from poolish.recipes import steps
+from poolish.recipes.steps import registry as steps
 from tests.cli.commands import finish, start
 from tests.effort import times
 from tests.faults import die_at_call, fork, in_child, kill, wait_until

@@ -14,13 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolish import seeds
-from poolish.recipes import steps
-from poolish.recipes.piece import Piece, canonical_table
-from poolish.recipes.result import BakeResult
-from poolish.recipes.sources import Source, nested, parquet_file
+from poolish.recipes.fragment_rows import FragmentRows, canonical_table
+from poolish.recipes.report import BakeResult
+from poolish.recipes.sources import Source, parquet_file
 from poolish.recipes.sources import source as sources
 from poolish.recipes.sources.files import FileSource
-from poolish.recipes.steps import CalledStep, Prepared
+from poolish.recipes.steps import called as called_steps
+from poolish.recipes.steps.called import CalledStep
+from poolish.recipes.steps.step import Prepared
 
 Row = dict[str, Any]
 
@@ -144,9 +145,9 @@ def fingerprints(source: Source) -> list[str]:
     return [fragment.fingerprint for fragment in source.fragments()]
 
 
-def piece(table: pa.Table, first: int = 10) -> Piece:
+def piece(table: pa.Table, first: int = 10) -> FragmentRows:
     """Rows of a file, numbered from 10, so that a place in the piece is not taken for a row of the file."""
-    return Piece.read("oats", "f.parquet", canonical_table(table), np.arange(first, first + table.num_rows))
+    return FragmentRows.read("oats", "f.parquet", canonical_table(table), np.arange(first, first + table.num_rows))
 
 
 def called(
@@ -163,11 +164,9 @@ def called(
 def cut(fragment_rows: int = 65_536, grouped_rows: int = 131_072, batch_rows: int = 16_384) -> Iterator[None]:
     """Other sizes of the parts that a bake is cut into."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (sources, nested):
-            if hasattr(module, "FRAGMENT_ROWS"):
-                patch.setattr(module, "FRAGMENT_ROWS", fragment_rows)
+        patch.setattr(sources, "FRAGMENT_ROWS", fragment_rows)
         patch.setattr(parquet_file, "GROUPED_ROWS", grouped_rows)
-        patch.setattr(steps, "BATCH_ROWS", batch_rows)
+        patch.setattr(called_steps, "BATCH_ROWS", batch_rows)
         yield
 
 

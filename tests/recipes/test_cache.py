@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 from poolish import DatasetRecipe
-from poolish.recipes.cache import Baked, Cache, key_of
-from poolish.recipes.piece import Piece
+from poolish.recipes.cache import BakedFragment, Cache, key_of
+from poolish.recipes.fragment_rows import FragmentRows
 
 
 def baked_piece(table, n_rows):
     """An entry with rows, counts, a reject and a threshold."""
-    piece = Piece("a", "x.parquet", table, np.arange(n_rows), np.arange(n_rows) * 2, np.arange(n_rows) * 3)
-    return Baked(piece, [{"in": n_rows, "out": n_rows}], [{"row": 1, "reason": "bad"}], threshold=77)
+    piece = FragmentRows("a", "x.parquet", table, np.arange(n_rows), np.arange(n_rows) * 2, np.arange(n_rows) * 3)
+    return BakedFragment(piece, [{"in": n_rows, "out": n_rows}], [{"row": 1, "reason": "bad"}], threshold=77)
 
 
 def told(baked):

@@ -11,7 +11,7 @@ import pytest
 from poolish import DatasetRecipe
 from poolish.errors import BudgetSpent
 from poolish.guards.checks.suite import Suite
-from poolish.recipes import baking, chain
+from poolish.recipes import baking, pipeline
 from poolish.recipes.engine import LocalEngine
 from poolish.recipes.report import N_REASONS, reasons_of
 from tests.recipes.kitchen import line, made, numbers, rejects, write, xs
@@ -189,7 +189,7 @@ def test_a_row_is_filtered_or_rejected():
 def test_time_is_counted_where_it_is_spent(monkeypatch):
     """A slow step is told as such, once, and not at the barrier behind it."""
     clock = [0.0]
-    for module in (baking, chain):
+    for module in (baking, pipeline):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
     def slow(row):

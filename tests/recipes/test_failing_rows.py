@@ -7,8 +7,8 @@ import pytest
 
 from poolish import DatasetRecipe, col
 from poolish.errors import RecipeError, UnknownColumn
-from poolish.recipes.built_in import built_in
-from poolish.recipes.callables import RowPredicate
+from poolish.recipes.filters import RowPredicate
+from poolish.recipes.steps.registry import built_in
 from tests.recipes.kitchen import called, cut, line, message_of, piece, rejects, xs
 
 

@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 from poolish import DatasetBuffer, DatasetRecipe, col, register_step
 from poolish.errors import LimitExceeded, PoolishError, RecipeError
 from poolish.guards import Suite
-from poolish.recipes import steps, stratified, top
-from poolish.recipes.built_in import BUILT_IN
+from poolish.recipes import stratified, top
+from poolish.recipes.steps import registry as steps
+from poolish.recipes.steps.registry import BUILT_IN
+from poolish.recipes.steps.registry import STEPS as OPTIONS
 from poolish.recipes.written import from_dict, parse
 from poolish.recipes.written.json_schema import json_schema
-from poolish.recipes.written.words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS
+from poolish.recipes.written.words import INGREDIENT_KEYS, STEP_KEYS
 from tests.effort import times
 
 ENDINGS = (".yaml", ".toml", ".json")

@@ -9,7 +9,7 @@ from poolish import DatasetBuffer, DatasetRecipe, col
 from poolish.errors import PoolishError, RecipeError
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import LocalEngine
-from poolish.recipes.sources.nested import RecipeSource
+from poolish.recipes.sources.source import RecipeSource
 from tests.recipes.kitchen import content, cut, numbers, rejects, rows_of, shelf, xs
 
 

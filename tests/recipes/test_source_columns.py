@@ -8,7 +8,7 @@ import pytest
 from poolish import DatasetBuffer, DatasetRecipe, StreamStore, col
 from poolish.errors import UnknownColumn
 from poolish.recipes.sources import BufferSource, TableSource
-from poolish.recipes.sources.nested import RecipeSource
+from poolish.recipes.sources.source import RecipeSource
 from tests.recipes.kitchen import arrow_file, file_source, rows_of, write
 
 NESTED = pa.table({"m": [{"l": "a", "n": 1}, {"l": "b", "n": 2}], "x": [1, 2], "y": [3, 4]})

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from poolish import DatasetRecipe, col, register_step
 from poolish.errors import BudgetSpent, PoolishError, RecipeError, SchemaError, UnknownColumn
 from poolish.guards.checks.suite import Suite
-from poolish.recipes.built_in import built_in
 from poolish.recipes.engine import LocalEngine
-from poolish.recipes.interpretation import as_filter
+from poolish.recipes.filters import as_filter
+from poolish.recipes.steps.registry import built_in
 from tests.effort import times
 from tests.recipes.kitchen import content, cut, line, message_of, numbers, rejects, write, xs
 

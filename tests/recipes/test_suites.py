@@ -11,7 +11,7 @@ import pytest
 from poolish import col
 from poolish.errors import RecipeError
 from poolish.guards import Suite
-from poolish.recipes.suites import SuiteStep
+from poolish.recipes.steps.suites import SuiteStep
 from tests.recipes.kitchen import piece
 
 

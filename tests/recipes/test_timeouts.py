@@ -11,7 +11,7 @@ import pytest
 
 from poolish import DatasetRecipe
 from poolish.errors import RecipeError
-from poolish.recipes.steps import CalledStep
+from poolish.recipes.steps.called import CalledStep
 from tests.recipes.kitchen import called, message_of, numbers, rejects, xs
 
 

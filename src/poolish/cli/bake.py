@@ -28,7 +28,7 @@ from poolish.errors import ConfigError
 from poolish.files import explain_full, publish_directory
 from poolish.printable import printable
 from poolish.recipes import BakeResult, DatasetRecipe
-from poolish.recipes.cache import Baked
+from poolish.recipes.cache import BakedFragment
 from poolish.recipes.engine import LocalEngine
 from poolish.recipes.recipe import ON_ERROR
 
@@ -227,9 +227,9 @@ class Watched:
         self._bar.stop()
 
 
-def _baked_in(result: object) -> list[Baked]:
+def _baked_in(result: object) -> list[BakedFragment]:
     """What a task has baked; a look at candidates bakes nothing."""
-    return [each for each in (result if isinstance(result, list) else [result]) if isinstance(each, Baked)]
+    return [each for each in (result if isinstance(result, list) else [result]) if isinstance(each, BakedFragment)]
 
 
 # What is written ----------------------------------------------------------------------------------------------------

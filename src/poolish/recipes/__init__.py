@@ -3,8 +3,8 @@
 from poolish.recipes.expressions import Expression, col
 from poolish.recipes.instructions import AddIngredient, PrepareStep, stratified, top
 from poolish.recipes.recipe import DatasetRecipe, bake
-from poolish.recipes.result import BakeResult
-from poolish.recipes.steps import register_step
+from poolish.recipes.report import BakeResult
+from poolish.recipes.steps.registry import register_step
 
 __all__ = [
     "AddIngredient",

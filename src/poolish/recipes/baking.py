@@ -20,22 +20,21 @@ import numpy as np
 
 from poolish.errors import BudgetSpent, RecipeError, UnknownColumn
 from poolish.guards.checks.guard import ask, passed
-from poolish.recipes.baked_rows import Rows
-from poolish.recipes.built_in import Barrier, Fitted, Shuffle
-from poolish.recipes.cache import Baked, Cache, total
-from poolish.recipes.chain import Chain, Work, bake_together, fragments_of, prepared
+from poolish.recipes.cache import BakedFragment, Cache, total
 from poolish.recipes.choosing import look
 from poolish.recipes.engine import Engine, taken
-from poolish.recipes.identity import Int64, part_numbers, threshold_of
+from poolish.recipes.filters import as_filter
+from poolish.recipes.fragment_rows import FragmentRows, Int64, part_numbers, selected_rows, threshold_of
 from poolish.recipes.instructions import AddIngredient, PrepareStep
-from poolish.recipes.interpretation import as_filter, quotas_of, step_of
-from poolish.recipes.lineage import Nested
-from poolish.recipes.piece import Piece, selected_rows
-from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser
+from poolish.recipes.lineage import BakedRows, Nested
+from poolish.recipes.pipeline import BoundStep, FragmentPipeline, bake_together, fragments_of, prepared
+from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, largest_remainder
 from poolish.recipes.sources import Fragment, Source, as_source
 from poolish.recipes.sources.files import FileSource
-from poolish.recipes.sources.nested import RecipeSource
-from poolish.recipes.suites import SuiteStep
+from poolish.recipes.sources.source import RecipeSource
+from poolish.recipes.steps.barriers import Barrier, Fitted, Shuffle
+from poolish.recipes.steps.registry import step_of
+from poolish.recipes.steps.suites import SuiteStep
 
 MAX_STEPS = 62
 
@@ -43,7 +42,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass
-class Line:
+class InstructionStats:
     """What one instruction did."""
 
     name: str
@@ -61,17 +60,17 @@ class Line:
 
 
 @dataclass
-class Lot:
+class IngredientState:
     """One ingredient on its way."""
 
     name: str
-    chain: Chain
+    pipeline: FragmentPipeline
     fragments: Sequence[Fragment]
-    line: Line
-    lines: list[Line]
+    line: InstructionStats
+    lines: list[InstructionStats]
     repeat: int = 1
     extra: Choice | None = None
-    pieces: list[Piece] | None = None
+    pieces: list[FragmentRows] | None = None
 
 
 @dataclass
@@ -91,10 +90,10 @@ class Bake:
     guard: Any = None
     #: Whether whoever takes the result can leave out rows by a mask.
     may_mask: bool = False
-    lines: list[Line] = field(default_factory=list)
+    lines: list[InstructionStats] = field(default_factory=list)
     rejects: list[dict[str, Any]] = field(default_factory=list)
     step_names: list[str] = field(default_factory=list)
-    _lots: list[Lot] = field(default_factory=list)
+    _states: list[IngredientState] = field(default_factory=list)
     _shuffled: tuple[int, Shuffle, str] | None = None
     _n_seen: int = 0
     _given_names: list[str] = field(default_factory=list)
@@ -102,7 +101,7 @@ class Bake:
     _nested: dict[str, Nested] = field(default_factory=dict)
     _looked_at: dict[Any, tuple[FileSource, Sequence[Fragment]]] = field(default_factory=dict)
 
-    def run(self) -> Rows:
+    def run(self) -> BakedRows:
         """Everything, in the order of the instructions."""
         quotas = quotas_of(self.instructions, self.total)
         for instruction in self.instructions:
@@ -114,7 +113,7 @@ class Bake:
         rows = self._assembled()
         return rows if self.guard is None else self._guarded(rows)
 
-    def _guarded(self, rows: Rows) -> Rows:
+    def _guarded(self, rows: BakedRows) -> BakedRows:
         """The rows that a guard lets through the last door; what it keeps out is told with its reason."""
         result = ask(self.guard, rows.table)
         mask = passed(result, "bake")
@@ -122,7 +121,7 @@ class Bake:
             return rows
         n_rejected = int((~mask).sum())
         self.lines.append(
-            Line("guard", "step", rows_in=len(mask), rows_out=len(mask) - n_rejected, rejected=n_rejected)
+            InstructionStats("guard", "step", rows_in=len(mask), rows_out=len(mask) - n_rejected, rejected=n_rejected)
         )
         for bad in result.rejected(~mask).to_pylist():
             i = bad["row"]
@@ -137,18 +136,18 @@ class Bake:
     def _add(self, ingredient: AddIngredient, quota: int | None) -> None:
         what = f"ingredient {ingredient.name!r}"
         source = as_source(ingredient.source, what)
-        line = Line(ingredient.name, "ingredient", asked=quota if quota is not None else ingredient.take)
+        line = InstructionStats(ingredient.name, "ingredient", asked=quota if quota is not None else ingredient.take)
         self.lines.append(line)
         if isinstance(source, RecipeSource):
             self._bake_inside(source, ingredient.name, line)
         where = as_filter(ingredient.where, what)
         started = time.perf_counter()
         fragments = self._fragments_of(source, what)
-        chain = Chain(ingredient.name, source, where, self.seed, 2**64, None, (), self.on_error)
-        lot = Lot(ingredient.name, chain, fragments, line, [line])
-        self._choose(lot, ingredient, quota)
+        pipeline = FragmentPipeline(ingredient.name, source, where, self.seed, 2**64, None, (), self.on_error)
+        state = IngredientState(ingredient.name, pipeline, fragments, line, [line])
+        self._choose(state, ingredient, quota)
         line.seconds += time.perf_counter() - started
-        self._lots.append(lot)
+        self._states.append(state)
 
     def _fragments_of(self, source: Source, what: str) -> Sequence[Fragment]:
         """The fragments of a source; files that several ingredients are made of are looked at once."""
@@ -160,7 +159,7 @@ class Bake:
         source.look_like(first)
         return fragments
 
-    def _bake_inside(self, source: RecipeSource, ingredient: str, line: Line) -> None:
+    def _bake_inside(self, source: RecipeSource, ingredient: str, line: InstructionStats) -> None:
         """Another recipe is baked first, by the same rules; what it rejects is rejected here."""
         try:
             source.prepare(self.engine, self.cache, self.on_error)
@@ -172,64 +171,66 @@ class Bake:
         self._reject(rejects, sum(each.rows_in for each in source.report.lines if each.kind == "ingredient"), line)
         self._keep_budget(None)
 
-    def _choose(self, lot: Lot, ingredient: AddIngredient, quota: int | None) -> None:
+    def _choose(self, state: IngredientState, ingredient: AddIngredient, quota: int | None) -> None:
         take, how = ingredient.take, ingredient.pick.how
         if quota is None and (take is None or (isinstance(take, float) and how == "hash")):
-            lot.chain = replace(lot.chain, threshold=2**64 if take is None else threshold_of(float(take)))
+            state.pipeline = replace(state.pipeline, threshold=2**64 if take is None else threshold_of(float(take)))
             return
         if quota is not None and self.unit == "tokens":
-            self._choose_tokens(lot, ingredient, quota)
+            self._choose_tokens(state, ingredient, quota)
             return
         asked = quota if quota is not None else take if isinstance(take, int) else None
-        what = f"ingredient {lot.name!r}, column {ingredient.pick.column!r}"
-        picking = self._look(lot, chooser(how, asked, what), ingredient.pick.column, None)
+        what = f"ingredient {state.name!r}, column {ingredient.pick.column!r}"
+        picking = self._look(state, chooser(how, asked, what), ingredient.pick.column, None)
         choice = picking.choose(asked or 0)
         if asked is None:
             assert isinstance(take, float)
             asked = round(choice.available * take)
             choice = picking.choose(asked)
         if asked > choice.available:
-            choice = self._short(lot, ingredient, asked, choice.available, picking)
-        self._set(lot, choice)
+            choice = self._short(state, ingredient, asked, choice.available, picking)
+        self._set(state, choice)
 
-    def _look(self, lot: Lot, picking: Chooser, column: str | None, tokens: str | None) -> Chooser:
+    def _look(self, state: IngredientState, picking: Chooser, column: str | None, tokens: str | None) -> Chooser:
         """Show all candidates of an ingredient to whoever picks among them."""
-        look(picking, lot.chain, lot.fragments, column, tokens, self.engine, self.cache)
+        look(picking, state.pipeline, state.fragments, column, tokens, self.engine, self.cache)
         return picking
 
-    def _set(self, lot: Lot, choice: Choice) -> None:
+    def _set(self, state: IngredientState, choice: Choice) -> None:
         threshold = 2**64 if choice.threshold is None else choice.threshold
-        lot.chain = replace(lot.chain, threshold=threshold, chosen=choice.rows)
+        state.pipeline = replace(state.pipeline, threshold=threshold, chosen=choice.rows)
 
-    def _choose_tokens(self, lot: Lot, ingredient: AddIngredient, asked: int) -> None:
+    def _choose_tokens(self, state: IngredientState, ingredient: AddIngredient, asked: int) -> None:
         if ingredient.pick.how != "hash" or ingredient.on_short == "repeat":
             raise RecipeError(
-                f"ingredient {lot.name!r}: shares in tokens are picked by hash and not repeated; leave out pick= and "
+                f"ingredient {state.name!r}: shares in tokens are picked by hash and not repeated; leave out pick= and "
                 "on_short='repeat', or count the total in rows"
             )
-        choice = self._look(lot, ByTokens(asked), None, self.tokens).choose(asked)
-        lot.line.tokens = choice.tokens
+        choice = self._look(state, ByTokens(asked), None, self.tokens).choose(asked)
+        state.line.tokens = choice.tokens
         if asked > choice.available and ingredient.on_short != "accept":
             raise RecipeError(
-                f"ingredient {lot.name!r}: {asked:,} tokens asked for, there are {choice.available:,}; ask for fewer, "
-                "or pass on_short='accept'"
+                f"ingredient {state.name!r}: {asked:,} tokens asked for, there are {choice.available:,}; ask for "
+                "fewer, or pass on_short='accept'"
             )
-        self._set(lot, choice)
+        self._set(state, choice)
 
-    def _short(self, lot: Lot, ingredient: AddIngredient, asked: int, available: int, picking: Chooser) -> Choice:
+    def _short(
+        self, state: IngredientState, ingredient: AddIngredient, asked: int, available: int, picking: Chooser
+    ) -> Choice:
         if ingredient.on_short == "repeat" and not available:
             raise RecipeError(
-                f"ingredient {lot.name!r}: {asked:,} rows asked for, and none passes its filter, so nothing can be "
+                f"ingredient {state.name!r}: {asked:,} rows asked for, and none passes its filter, so nothing can be "
                 "repeated; check where= and the source, or pass on_short='accept'"
             )
         if ingredient.on_short == "error":
             raise RecipeError(
-                f"ingredient {lot.name!r}: {asked:,} rows asked for, there are {available:,} after its filter; ask for "
-                "fewer, or pass on_short='accept' or 'repeat'"
+                f"ingredient {state.name!r}: {asked:,} rows asked for, there are {available:,} after its filter; ask "
+                "for fewer, or pass on_short='accept' or 'repeat'"
             )
         if ingredient.on_short == "repeat":
-            lot.repeat, rest = divmod(asked, available)
-            lot.extra = picking.choose(rest) if rest else None
+            state.repeat, rest = divmod(asked, available)
+            state.extra = picking.choose(rest) if rest else None
         return picking.choose(available)
 
     # -- steps
@@ -241,7 +242,7 @@ class Bake:
         # Names tell steps apart in the report, among the rejects and in what rows are called.
         n_same = sum(each == instruction.name for each in self._given_names)
         name = instruction.name if not n_same else f"{instruction.name} ({n_same + 1})"
-        line = Line(name, "step")
+        line = InstructionStats(name, "step")
         self.lines.append(line)
         bit = len(self.step_names)
         self._given_names.append(instruction.name)
@@ -256,29 +257,29 @@ class Bake:
             except UnknownColumn as error:
                 raise UnknownColumn(f"step {name!r}: {error}") from None
         else:
-            self._row_local(Work(name, step, where, bit), line)
+            self._row_local(BoundStep(name, step, where, bit), line)
         line.seconds += time.perf_counter() - started
 
-    def _row_local(self, work: Work, line: Line) -> None:
-        for lot in self._lots:
-            if lot.pieces is None:
-                lot.chain = replace(lot.chain, works=(*lot.chain.works, work))
-                lot.lines.append(line)
+    def _row_local(self, bound: BoundStep, line: InstructionStats) -> None:
+        for state in self._states:
+            if state.pieces is None:
+                state.pipeline = replace(state.pipeline, steps=(*state.pipeline.steps, bound))
+                state.lines.append(line)
             else:
-                found = list(self.engine.run(partial(_prepared, work, self.on_error), lot.pieces))
-                line.rows_in += sum(len(piece) for piece in lot.pieces)
-                lot.pieces = [piece for piece, _ in found]
-                line.rows_out += sum(len(piece) for piece in lot.pieces)
+                found = list(self.engine.run(partial(_prepared, bound, self.on_error), state.pieces))
+                line.rows_in += sum(len(piece) for piece in state.pieces)
+                state.pieces = [piece for piece, _ in found]
+                line.rows_out += sum(len(piece) for piece in state.pieces)
                 self._reject([each for _, rejects in found for each in rejects], 0)
 
-    def _pass(self, step: Any, where: Any, name: str, bit: int, line: Line) -> None:
+    def _pass(self, step: Any, where: Any, name: str, bit: int, line: InstructionStats) -> None:
         """All rows through a barrier."""
-        pieces = [piece for lot in self._lots for piece in lot.pieces or ()]
+        pieces = [piece for state in self._states for piece in state.pieces or ()]
         line.rows_in = sum(len(piece) for piece in pieces)
         if isinstance(step, Shuffle):
             if where is not None:
                 raise RecipeError(f"step {name!r}: rows are shuffled among all others, so where= has no meaning here")
-            self._shuffled = (len(self._lots), step, name)
+            self._shuffled = (len(self._states), step, name)
         elif isinstance(step, Fitted):
             self._fit(step, where, name, bit)
         elif isinstance(step, SuiteStep):
@@ -289,121 +290,123 @@ class Bake:
             self._keep(step.masks(pieces, self._order(pieces), where))
         if not isinstance(step, Fitted):
             self._mark(where, bit)
-        line.rows_out = sum(len(piece) for lot in self._lots for piece in lot.pieces or ())
+        line.rows_out = sum(len(piece) for state in self._states for piece in state.pieces or ())
 
     def _mark(self, where: Any, bit: int) -> None:
         """Rows that a barrier looked at and left remember it."""
-        for lot in self._lots:
-            lot.pieces = [
+        for state in self._states:
+            state.pieces = [
                 replace(piece, steps=np.where(selected_rows(piece, where), piece.steps | (1 << bit), piece.steps))
                 if len(piece)
                 else piece
-                for piece in lot.pieces or ()
+                for piece in state.pieces or ()
             ]
 
     def _keep(self, masks: list[Any]) -> None:
         masks = list(masks)
-        for lot in self._lots:
-            lot.pieces = [piece.keep(masks.pop(0)) for piece in lot.pieces or ()]
+        for state in self._states:
+            state.pieces = [piece.keep(masks.pop(0)) for piece in state.pieces or ()]
 
     def _fit(self, step: Fitted, where: Any, name: str, bit: int) -> None:
-        pieces = [piece for lot in self._lots for piece in lot.pieces or ()]
+        pieces = [piece for state in self._states for piece in state.pieces or ()]
         fitted = step.fitted(pieces, where)
-        work = Work(name, step.with_parameters(fitted), where, bit)
-        for lot in self._lots:
-            lot.pieces = [prepared(piece, work, self.on_error, []) for piece in lot.pieces or ()]
+        bound = BoundStep(name, step.with_parameters(fitted), where, bit)
+        for state in self._states:
+            state.pieces = [prepared(piece, bound, self.on_error, []) for piece in state.pieces or ()]
 
     # -- baking what is pending
 
     def _materialize(self, *, may_mask: bool = False) -> None:
-        pending = [lot for lot in self._lots if lot.pieces is None]
+        pending = [state for state in self._states if state.pieces is None]
         groups = _grouped(pending)
         started = time.perf_counter()
-        found: dict[tuple[int, int], Baked] = {}
+        found: dict[tuple[int, int], BakedFragment] = {}
         left = [self._not_kept(group) for group in groups]
-        to_bake = [each for each in left if each.chains]
+        to_bake = [each for each in left if each.pipelines]
         # While others bake what is missing, this thread can read what is kept.
         has_both = self.cache is not None and to_bake and len(to_bake) < len(groups)
         begin = getattr(self.engine, "start", self.engine.run) if has_both else self.engine.run
         run = begin(partial(_baked, self.cache), to_bake)
-        n_rows = [each.n_rows for lot in pending if not _is_nested(lot.chain) for each in lot.fragments]
+        n_rows = [each.n_rows for state in pending if not _is_nested(state.pipeline) for each in state.fragments]
         n_expected = None if None in n_rows else self._n_seen + sum(n or 0 for n in n_rows)
         with taken(run) as results:  # a budget that is spent ends what is still being baked
             for i, (group, missing) in enumerate(zip(groups, left, strict=True)):
-                found |= zip(missing.places, next(results) if missing.chains else (), strict=True)
-                for chain, place in zip(group.chains, group.places, strict=True):
+                found |= zip(missing.places, next(results) if missing.pipelines else (), strict=True)
+                for pipeline, place in zip(group.pipelines, group.places, strict=True):
                     if place not in found:
-                        found[place] = self._kept_or_baked(chain, group.fragment, may_mask=may_mask)
+                        found[place] = self._kept_or_baked(pipeline, group.fragment, may_mask=may_mask)
                     # What a recipe inside of this one read has been seen already.
-                    self._reject(found[place].rejects, 0 if _is_nested(chain) else found[place].counts[0]["in"])
+                    self._reject(found[place].rejects, 0 if _is_nested(pipeline) else found[place].counts[0]["in"])
                 self._keep_budget(n_expected)
                 if self.progress is not None:
                     self.progress(pending[group.places[0][0]].name, i + 1, len(groups))
         seconds = time.perf_counter() - started
-        n_fragments = max(1, sum(len(lot.fragments) for lot in pending))
-        for k, lot in enumerate(pending):
-            own = [found[k, i] for i in range(len(lot.fragments))]
-            self._settle(lot, own, seconds * len(lot.fragments) / n_fragments)
+        n_fragments = max(1, sum(len(state.fragments) for state in pending))
+        for k, state in enumerate(pending):
+            own = [found[k, i] for i in range(len(state.fragments))]
+            self._settle(state, own, seconds * len(state.fragments) / n_fragments)
         self._keep_budget(self._n_seen)
 
     def _not_kept(self, group: Group) -> Group:
         """What of a fragment has to be baked."""
         left = Group(group.fragment, [], [])
-        for chain, place in zip(group.chains, group.places, strict=True):
-            if self.cache is None or not chain.is_kept(group.fragment, self.cache):
-                left.chains.append(chain)
+        for pipeline, place in zip(group.pipelines, group.places, strict=True):
+            if self.cache is None or not pipeline.is_kept(group.fragment, self.cache):
+                left.pipelines.append(pipeline)
                 left.places.append(place)
         return left
 
-    def _kept_or_baked(self, chain: Chain, fragment: Fragment, *, may_mask: bool = False) -> Baked:
-        kept = chain.kept(fragment, self.cache)
+    def _kept_or_baked(
+        self, pipeline: FragmentPipeline, fragment: Fragment, *, may_mask: bool = False
+    ) -> BakedFragment:
+        kept = pipeline.kept(fragment, self.cache)
         if kept is None:
-            return bake_together([chain], fragment, self.cache)[0]
-        return kept if may_mask else replace(kept, piece=kept.piece.settled())
+            return bake_together([pipeline], fragment, self.cache)[0]
+        return kept if may_mask else replace(kept, piece=kept.piece.apply_mask())
 
-    def _settle(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
-        lot.pieces = [lot.chain.in_recipe(each.piece) for each in baked] or [lot.chain.nothing("")]
-        lot.line.fragments, lot.line.cached = len(baked), sum(each.is_cached for each in baked)
-        self._share_out(lot, baked, seconds)
-        self._count(lot, baked, lot.repeat)
-        for _ in range(1, lot.repeat):  # a row that fails is lost as often as it would have come
+    def _settle(self, state: IngredientState, baked: list[BakedFragment], seconds: float) -> None:
+        state.pieces = [state.pipeline.in_recipe(each.piece) for each in baked] or [state.pipeline.nothing("")]
+        state.line.fragments, state.line.cached = len(baked), sum(each.is_cached for each in baked)
+        self._share_out(state, baked, seconds)
+        self._count(state, baked, state.repeat)
+        for _ in range(1, state.repeat):  # a row that fails is lost as often as it would have come
             self._reject([reject for each in baked for reject in each.rejects if reject["step"] != "where"], 0)
-        if lot.repeat > 1 or lot.extra is not None:
-            lot.pieces = [_copy(piece.settled(), k) for k in range(lot.repeat) for piece in lot.pieces]
-            lot.pieces += [_copy(each.piece, lot.repeat) for each in self._extra(lot)]
+        if state.repeat > 1 or state.extra is not None:
+            state.pieces = [_copy(piece.apply_mask(), k) for k in range(state.repeat) for piece in state.pieces]
+            state.pieces += [_copy(each.piece, state.repeat) for each in self._extra(state)]
 
-    def _extra(self, lot: Lot) -> list[Baked]:
+    def _extra(self, state: IngredientState) -> list[BakedFragment]:
         """The rows that come once more than the others, where a share asks for more rows than there are."""
-        if lot.extra is None:
+        if state.extra is None:
             return []
-        threshold = 2**64 if lot.extra.threshold is None else lot.extra.threshold
-        chain = replace(lot.chain, threshold=threshold, chosen=lot.extra.rows)
-        baked = [self._kept_or_baked(chain, fragment) for fragment in lot.fragments]
+        threshold = 2**64 if state.extra.threshold is None else state.extra.threshold
+        pipeline = replace(state.pipeline, threshold=threshold, chosen=state.extra.rows)
+        baked = [self._kept_or_baked(pipeline, fragment) for fragment in state.fragments]
         self._reject([reject for each in baked for reject in each.rejects if reject["step"] != "where"], 0)
-        n_rows = lot.line.rows_in
-        self._count(lot, baked, 1)
-        lot.line.rows_in = n_rows
-        return [replace(each, piece=chain.in_recipe(each.piece)) for each in baked]
+        n_rows = state.line.rows_in
+        self._count(state, baked, 1)
+        state.line.rows_in = n_rows
+        return [replace(each, piece=pipeline.in_recipe(each.piece)) for each in baked]
 
-    def _share_out(self, lot: Lot, baked: list[Baked], seconds: float) -> None:
+    def _share_out(self, state: IngredientState, baked: list[BakedFragment], seconds: float) -> None:
         """The time that a lot took, to the ingredient and its steps as they needed it."""
-        needed = [sum(each.seconds[i] for each in baked if each.seconds) for i in range(len(lot.lines))]
-        for line, own in zip(lot.lines, needed, strict=True):
+        needed = [sum(each.seconds[i] for each in baked if each.seconds) for i in range(len(state.lines))]
+        for line, own in zip(state.lines, needed, strict=True):
             line.seconds += seconds * own / sum(needed) if any(needed) else 0.0
         if not any(needed):
-            lot.line.seconds += seconds
+            state.line.seconds += seconds
 
-    def _count(self, lot: Lot, baked: list[Baked], times: int) -> None:
+    def _count(self, state: IngredientState, baked: list[BakedFragment], times: int) -> None:
         """Add what was counted on the way to the lines of the report."""
         firsts = [each.counts[0] for each in baked]
-        lot.line.rows_in += total(firsts, "in")
-        lot.line.nulls, lot.line.filtered = total(firsts, "null"), total(firsts, "filtered")
-        lot.line.rows_out += times * total(firsts, "out")
-        for i, line in enumerate(lot.lines[1:], 1):
+        state.line.rows_in += total(firsts, "in")
+        state.line.nulls, state.line.filtered = total(firsts, "null"), total(firsts, "filtered")
+        state.line.rows_out += times * total(firsts, "out")
+        for i, line in enumerate(state.lines[1:], 1):
             line.rows_in += times * sum(each.counts[i]["in"] for each in baked)
             line.rows_out += times * sum(each.counts[i]["out"] for each in baked)
 
-    def _reject(self, rejects: list[dict[str, Any]], n_seen: int, line: Line | None = None) -> None:
+    def _reject(self, rejects: list[dict[str, Any]], n_seen: int, line: InstructionStats | None = None) -> None:
         """Count rejected rows at the line of the step that rejected them, or at that of the recipe they were in."""
         self.rejects += [self._told(each) for each in rejects] if line is None else rejects
         self._n_seen += n_seen
@@ -439,21 +442,21 @@ class Bake:
 
     # -- putting it together
 
-    def _order(self, pieces: list[Piece]) -> Int64 | None:
+    def _order(self, pieces: list[FragmentRows]) -> Int64 | None:
         """The order of all rows, where it is not that of the pieces."""
         if self._shuffled is None:
             return None
         n_lots, step, name = self._shuffled
-        shuffled = [piece for lot in self._lots[:n_lots] for piece in lot.pieces or ()]
+        shuffled = [piece for state in self._states[:n_lots] for piece in state.pieces or ()]
         if not shuffled:
             return None
         keys = np.concatenate([step.keys(piece, self.seed, name) for piece in shuffled])
         n_rest = sum(len(piece) for piece in pieces) - len(keys)
         return np.concatenate([np.argsort(keys, kind="stable"), len(keys) + np.arange(n_rest)])
 
-    def _assembled(self) -> Rows:
-        pieces = [piece for lot in self._lots for piece in lot.pieces or ()]
-        return Rows.of(pieces, [lot.name for lot in self._lots], self._order(pieces))
+    def _assembled(self) -> BakedRows:
+        pieces = [piece for state in self._states for piece in state.pieces or ()]
+        return BakedRows.of(pieces, [state.name for state in self._states], self._order(pieces))
 
 
 @dataclass(frozen=True)
@@ -461,34 +464,50 @@ class Group:
     """A fragment and all ingredients that are made of it; ``places`` says which fragment of which ingredient it is."""
 
     fragment: Fragment
-    chains: list[Chain]
+    pipelines: list[FragmentPipeline]
     places: list[tuple[int, int]]
 
 
-def _is_nested(chain: Chain) -> bool:
-    return isinstance(chain.source, RecipeSource)
+def _is_nested(pipeline: FragmentPipeline) -> bool:
+    return isinstance(pipeline.source, RecipeSource)
 
 
-def _baked(cache: Cache | None, group: Group) -> list[Baked]:
-    return bake_together(group.chains, group.fragment, cache)
+def _baked(cache: Cache | None, group: Group) -> list[BakedFragment]:
+    return bake_together(group.pipelines, group.fragment, cache)
 
 
-def _prepared(work: Work, on_error: str, piece: Piece) -> tuple[Piece, list[dict[str, Any]]]:
+def _prepared(bound: BoundStep, on_error: str, piece: FragmentRows) -> tuple[FragmentRows, list[dict[str, Any]]]:
     rejects: list[dict[str, Any]] = []
-    return prepared(piece, work, on_error, rejects), rejects
+    return prepared(piece, bound, on_error, rejects), rejects
 
 
-def _grouped(lots: list[Lot]) -> list[Group]:
+def _grouped(states: list[IngredientState]) -> list[Group]:
     """Fragments in their order; those of several ingredients that are the same part of the same file only once."""
     groups: dict[Any, Group] = {}
-    for k, lot in enumerate(lots):
-        for i, fragment in enumerate(lot.fragments):
+    for k, state in enumerate(states):
+        for i, fragment in enumerate(state.fragments):
             key = (k, i) if "path" not in fragment.place else (fragment.name, str(sorted(fragment.place.items())))
             group = groups.setdefault(key, Group(fragment, [], []))
-            group.chains.append(lot.chain)
+            group.pipelines.append(state.pipeline)
             group.places.append((k, i))
     return list(groups.values())
 
 
-def _copy(piece: Piece, number: int) -> Piece:
+def _copy(piece: FragmentRows, number: int) -> FragmentRows:
     return replace(piece, subs=part_numbers(piece.subs, "repeat", np.full(len(piece), number)))
+
+
+def quotas_of(instructions: Sequence[Any], total: int | None) -> dict[str, int]:
+    """How much of the total each ingredient with a weight is to give, by its name."""
+    weighted = [each for each in instructions if isinstance(each, AddIngredient) and each.weight is not None]
+    if not weighted:
+        if total is not None:
+            raise RecipeError(
+                f"total={total} is what weights are shares of, and no ingredient has a weight=; give them weights, or "
+                "leave out total= and say take= or a step 'limit'"
+            )
+        return {}
+    if total is None:
+        raise RecipeError("weights are shares of a total; give the recipe total=, or ingredients take=")
+    shares = largest_remainder([float(each.weight or 0) for each in weighted], total)
+    return {each.name: share for each, share in zip(weighted, shares, strict=True)}

@@ -27,8 +27,7 @@ import pyarrow as pa
 
 from poolish.errors import CorruptDataError
 from poolish.files import checksum_hex, local_path, publish, sweep
-from poolish.recipes.identity import Int64
-from poolish.recipes.piece import Piece
+from poolish.recipes.fragment_rows import FragmentRows, Int64
 
 #: What a piece has besides its columns, for each row.
 _HIDDEN = ("rows", "subs", "steps")
@@ -39,14 +38,14 @@ _MAX_LINE, _USUAL_LINE = 1 << 20, 1 << 12
 
 
 @dataclass
-class Baked:
+class BakedFragment:
     """A fragment after its row-local steps, and what was counted on the way.
 
     ``threshold`` is up to which hash its rows were chosen: for a lower one it holds too, with fewer rows. ``given`` are
     the types of the columns before the steps.
     """
 
-    piece: Piece
+    piece: FragmentRows
     counts: list[dict[str, int]] = field(default_factory=list)
     rejects: list[dict[str, Any]] = field(default_factory=list)
     threshold: int = 2**64
@@ -86,7 +85,7 @@ class Cache:
     def _place(self, key: str) -> str:
         return f"{self.path}/{key[:2]}/{key}.piece"  # a Path takes longer to make than the file to open
 
-    def get(self, key: str) -> Baked | None:
+    def get(self, key: str) -> BakedFragment | None:
         """What was kept under a key; a damaged entry is no entry, and is removed."""
         place = self._place(key)
         try:
@@ -121,7 +120,7 @@ class Cache:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def put(self, key: str, baked: Baked) -> None:
+    def put(self, key: str, baked: BakedFragment) -> None:
         """Keep it: whole or not at all."""
         self.folder(key[:2])
         with publish(self._place(key), durable=False) as file:
@@ -129,7 +128,7 @@ class Cache:
                 file.write(part)
 
 
-def _encode(baked: Baked, key: str) -> tuple[bytes, bytes, pa.Buffer]:
+def _encode(baked: BakedFragment, key: str) -> tuple[bytes, bytes, pa.Buffer]:
     piece = baked.piece
     arrays = {name: getattr(piece, name) for name in _HIDDEN}
     alike = {name: int(arrays[name][0]) for name in ("subs", "steps") if len(piece) and _is_constant(arrays[name])}
@@ -186,7 +185,7 @@ def _mapped(place: str) -> pa.Buffer:
         return file.read_buffer()
 
 
-def _decode(data: pa.Buffer, place: str, key: str) -> Baked:
+def _decode(data: pa.Buffer, place: str, key: str) -> BakedFragment:
     view = memoryview(data)
     end = bytes(view[:_USUAL_LINE]).find(b"\n") + 1 or bytes(view[:_MAX_LINE]).find(b"\n") + 1
     told = _told(bytes(view[:end]), place, key)
@@ -201,8 +200,8 @@ def _decode(data: pa.Buffer, place: str, key: str) -> Baked:
     hidden = {name: table.column(n_columns + i).to_numpy() for i, name in enumerate(behind)}
     hidden |= {name: np.full(table.num_rows, value) for name, value in alike.items()}
     rows = table.select(list(range(n_columns)))
-    piece = Piece(told["ingredient"], told["name"], rows, hidden["rows"], hidden["subs"], hidden["steps"])
-    return Baked(piece, told["counts"], rejects, int(told["threshold"]), is_cached=True, given=told["given"])
+    piece = FragmentRows(told["ingredient"], told["name"], rows, hidden["rows"], hidden["subs"], hidden["steps"])
+    return BakedFragment(piece, told["counts"], rejects, int(told["threshold"]), is_cached=True, given=told["given"])
 
 
 def is_one_to_one(counts: Sequence[dict[str, int]]) -> bool:

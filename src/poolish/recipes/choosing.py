@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from poolish.recipes.cache import Baked, Cache, key_of
-from poolish.recipes.chain import Chain
+from poolish.recipes.cache import BakedFragment, Cache, key_of
 from poolish.recipes.engine import Engine, taken
-from poolish.recipes.piece import Piece
+from poolish.recipes.fragment_rows import FragmentRows
+from poolish.recipes.pipeline import FragmentPipeline
 from poolish.recipes.selection import ByHash, Candidates, Chooser
 from poolish.recipes.sources import Fragment
 
 
 def look(
     picking: Chooser,
-    chain: Chain,
+    pipeline: FragmentPipeline,
     fragments: Sequence[Fragment],
     column: str | None,
     tokens: str | None,
@@ -32,36 +32,36 @@ def look(
     cache: Cache | None,
 ) -> None:
     """Show all candidates of an ingredient to whoever picks among them."""
-    names = {chain.candidates_key(fragment, column, tokens): fragment for fragment in fragments}
+    names = {pipeline.candidates_key(fragment, column, tokens): fragment for fragment in fragments}
     memory = None
     if cache is not None and isinstance(picking, ByHash) and picking.most is not None:
-        memory = _Memory(cache, chain, picking)
+        memory = _Memory(cache, pipeline, picking)
     seen = set() if memory is None else memory.recall(names)
     fresh = {name: fragment for name, fragment in names.items() if name not in seen}
     # What is kept is taken here: to hand it to a worker and back takes longer than to read it.
     is_kept = {name: cache is not None and cache.has(name) for name in fresh}
-    tasks = [(chain, fragment) for name, fragment in fresh.items() if not is_kept[name]]
+    tasks = [(pipeline, fragment) for name, fragment in fresh.items() if not is_kept[name]]
     run = engine.run(partial(_candidates, column, tokens, cache), tasks)
     with taken(run) as found:
         for name, fragment in fresh.items():
-            picking.add(chain.candidates(fragment, column, tokens, cache) if is_kept[name] else next(found))
+            picking.add(pipeline.candidates(fragment, column, tokens, cache) if is_kept[name] else next(found))
     if memory is not None and len(fresh) > len(names) // 8:  # a few may be looked at again, for less than this costs
         memory.keep(names)
 
 
 def _candidates(
-    column: str | None, tokens: str | None, cache: Cache | None, task: tuple[Chain, Fragment]
+    column: str | None, tokens: str | None, cache: Cache | None, task: tuple[FragmentPipeline, Fragment]
 ) -> Candidates:
-    chain, fragment = task
-    return chain.candidates(fragment, column, tokens, cache)
+    pipeline, fragment = task
+    return pipeline.candidates(fragment, column, tokens, cache)
 
 
 class _Memory:
     """What a choice by hash has seen of an ingredient, in the cache."""
 
-    def __init__(self, cache: Cache, chain: Chain, picking: ByHash) -> None:
-        self._cache, self._ingredient, self._picking = cache, chain.ingredient, picking
-        self._key = key_of("seen", chain.ingredient, chain.seed, str(chain.where), picking.most)
+    def __init__(self, cache: Cache, pipeline: FragmentPipeline, picking: ByHash) -> None:
+        self._cache, self._ingredient, self._picking = cache, pipeline.ingredient, picking
+        self._key = key_of("seen", pipeline.ingredient, pipeline.seed, str(pipeline.where), picking.most)
 
     def recall(self, names: Any) -> set[str]:
         """Let the chooser know what was seen before, if all of that is still there; what that was."""
@@ -80,4 +80,6 @@ class _Memory:
         available, hashes = self._picking.state()
         about = {"seen": json.dumps(list(names)), "available": str(available)}
         table = pa.table({"hash": hashes}).replace_schema_metadata(about)
-        self._cache.put(self._key, Baked(Piece.read(self._ingredient, "", table, np.zeros(len(hashes), np.int64))))
+        self._cache.put(
+            self._key, BakedFragment(FragmentRows.read(self._ingredient, "", table, np.zeros(len(hashes), np.int64)))
+        )

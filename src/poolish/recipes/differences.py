@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from poolish.errors import RecipeError
 from poolish.fingerprints import function_fingerprint
 from poolish.printable import printable
-from poolish.recipes.baked_rows import Rows
 from poolish.recipes.expressions import Expression, as_expression
-from poolish.recipes.identity import Int64
+from poolish.recipes.fragment_rows import Int64
 from poolish.recipes.instructions import AddIngredient, Instruction
-from poolish.recipes.steps import is_registered, registered
-from poolish.recipes.suites import is_suite
+from poolish.recipes.lineage import BakedRows
+from poolish.recipes.steps.registry import is_registered, registered
+from poolish.recipes.steps.suites import is_suite
 
 #: For each instruction, and for the recipe itself, what is said about it in words.
 Told = dict[str, dict[str, str]]
@@ -193,7 +193,7 @@ def cause(n_different: int, is_other_recipe: bool, is_other_data: bool) -> str:
     return " and ".join(words) or "chance"
 
 
-def matched(mine: Rows, theirs: Rows) -> tuple[Int64, Int64]:
+def matched(mine: BakedRows, theirs: BakedRows) -> tuple[Int64, Int64]:
     """Places of rows that are in both bakes, in one and in the other."""
     groups: dict[tuple[str, str], int] = {}
     keys = [_keys(rows, groups) for rows in (mine, theirs)]
@@ -221,7 +221,7 @@ def is_other_order(mine: Int64, theirs: Int64) -> bool:
     return bool(np.any(np.diff(theirs[np.argsort(mine)]) < 0))
 
 
-def _keys(rows: Rows, groups: dict[tuple[str, str], int]) -> list[Int64]:
+def _keys(rows: BakedRows, groups: dict[tuple[str, str], int]) -> list[Int64]:
     """What tells rows apart, the last counting most: part of a row, row, and a number for ingredient and file."""
     codes = rows.ingredients * len(rows.part_names) + rows.names
     found, inverse = np.unique(codes, return_inverse=True)

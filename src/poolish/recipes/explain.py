@@ -27,21 +27,32 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from poolish.errors import PoolishError, RecipeError
-from poolish.recipes.baked_rows import one_table
-from poolish.recipes.built_in import Dedup, Fitted, Limit, Shuffle
-from poolish.recipes.cache import Cache, local_cache
-from poolish.recipes.chain import Chain, Work, fragments_of, prepared
+from poolish.recipes.baking import quotas_of
+from poolish.recipes.cache import Cache, key_of, local_cache
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explanation, duration_text
-from poolish.recipes.filters import filtered
-from poolish.recipes.identity import below, row_hashes, threshold_of
+from poolish.recipes.filters import as_filter, filtered
+from poolish.recipes.fragment_rows import (
+    INGREDIENT,
+    FragmentRows,
+    Mask,
+    below,
+    canonical,
+    canonical_table,
+    joined,
+    row_hashes,
+    selected_rows,
+    threshold_of,
+    workable,
+)
 from poolish.recipes.instructions import AddIngredient, PrepareStep, check_not_empty
-from poolish.recipes.interpretation import as_filter, quotas_of, step_of
 from poolish.recipes.last_bake import LastBake
-from poolish.recipes.piece import INGREDIENT, Mask, Piece, canonical, selected_rows
-from poolish.recipes.row_steps import RowStep
-from poolish.recipes.sampling import Look, border_of, looked, smallest, spread
-from poolish.recipes.sources import Fragment, Source, as_source
+from poolish.recipes.lineage import one_table
+from poolish.recipes.pipeline import BoundStep, FragmentPipeline, fragments_of, prepared
+from poolish.recipes.sources import Fragment, Source, as_source, no_rows
+from poolish.recipes.steps.barriers import Dedup, Fitted, Limit, Shuffle
+from poolish.recipes.steps.registry import step_of
+from poolish.recipes.steps.row_local import RowStep
 
 #: Rows that steps are tried on.
 SAMPLED_ROWS = 20_000
@@ -69,16 +80,16 @@ class _Flow:
 
     name: str
     rows: Estimate
-    pieces: list[Piece]
+    pieces: list[FragmentRows]
     is_whole: bool
-    chain: Chain
+    pipeline: FragmentPipeline
     fragments: Sequence[Fragment]
     line: ExplainedLine
     threshold: int | None = 2**64  #: up to which hash rows are chosen; None if that is not known before the bake
     is_known: bool = True  #: whether the threshold is that of the bake, and not an estimate
     is_in_order: bool = True  #: whether the rows stand as they do in the bake
     is_open: bool = True  #: nothing but row-local steps so far, so what comes out of them is cached
-    work: list[tuple[ExplainedLine, float]] = field(default_factory=list)  #: seconds of each instruction
+    bound: list[tuple[ExplainedLine, float]] = field(default_factory=list)  #: seconds of each instruction
 
     @property
     def n_sampled(self) -> int:
@@ -165,20 +176,22 @@ class _Kitchen:
         started = time.perf_counter()
         fragments: Sequence[Fragment] = [] if inner is not None else fragments_of(source, what)
         line.seconds += time.perf_counter() - started  # whatever is cached, the bake looks which files there are
-        chain = Chain(ingredient.name, source, where, self._recipe.seed, 2**64, None, (), self._on_error)
+        pipeline = FragmentPipeline(ingredient.name, source, where, self._recipe.seed, 2**64, None, (), self._on_error)
         try:
             inside = inner is not None
-            look = self._looked_inside(inner, chain, line) if inside else looked(chain, fragments, self._recipe.seed)
+            look = (
+                self._looked_inside(inner, pipeline, line) if inside else looked(pipeline, fragments, self._recipe.seed)
+            )
         except pa.ArrowException as error:
             raise RecipeError(f"{what}: {_told(error)}; mend the data, or its filter") from error
-        flow = self._chosen(ingredient, quota, look, chain, fragments, line)
+        flow = self._chosen(ingredient, quota, look, pipeline, fragments, line)
         line.rows_in, line.rows_out, line.n_bytes = look.total, flow.rows, flow.sized()
         line.tokens_out = flow.tokens(self._recipe.tokens)
         n_parallel = max(1, min(self._n_workers, len(fragments)))
-        flow.work.append((line, look.seconds / max(1, look.n_read) * look.total.value / n_parallel))
+        flow.bound.append((line, look.seconds / max(1, look.n_read) * look.total.value / n_parallel))
         self._flows.append(flow)
 
-    def _looked_inside(self, recipe: Any, chain: Chain, line: ExplainedLine) -> Look:
+    def _looked_inside(self, recipe: Any, pipeline: FragmentPipeline, line: ExplainedLine) -> SampleScan:
         """A nested recipe is explained, not baked: its sample is the source."""
         kitchen = _Kitchen(recipe, None, self._on_error)
         kitchen.look()
@@ -187,26 +200,26 @@ class _Kitchen:
         self._problems += [f"recipe {found.recipe!r}: {problem}" for problem in found.problems]
         table = kitchen.together() if found.schema is not None else pa.table({})
         started = time.perf_counter()
-        piece = Piece.read(chain.ingredient, "", table, np.arange(table.num_rows))
-        if chain.where is not None and table.num_columns:
-            piece = piece.keep(filtered(piece, chain.where, chain.on_error, [])[0])
+        piece = FragmentRows.read(pipeline.ingredient, "", table, np.arange(table.num_rows))
+        if pipeline.where is not None and table.num_columns:
+            piece = piece.keep(filtered(piece, pipeline.where, pipeline.on_error, [])[0])
         # As many rows as there will be are not yet those rows: a choice that is made while baking may take others.
         is_all = found.rows.is_exact and all(flow.is_whole for flow in kitchen._flows)
         is_in_order = not kitchen._is_shuffled and all(flow.is_in_order for flow in kitchen._flows)
         spent = time.perf_counter() - started + found.seconds * table.num_rows / max(1, found.rows.value)
-        return Look([piece], table.num_rows, spent, found.rows, is_all, is_all, is_in_order)
+        return SampleScan([piece], table.num_rows, spent, found.rows, is_all, is_all, is_in_order)
 
     def _chosen(
         self,
         ingredient: AddIngredient,
         quota: int | None,
-        look: Look,
-        chain: Chain,
+        look: SampleScan,
+        pipeline: FragmentPipeline,
         fragments: Sequence[Fragment],
         line: ExplainedLine,
     ) -> _Flow:
-        available, take, how = look.available(chain.where), ingredient.take, ingredient.pick.how
-        hashes = [row_hashes(chain.seed, "pick", each.ingredient, each.name, each.rows) for each in look.pieces]
+        available, take, how = look.available(pipeline.where), ingredient.take, ingredient.pick.how
+        hashes = [row_hashes(pipeline.seed, "pick", each.ingredient, each.name, each.rows) for each in look.pieces]
         is_nested = not fragments and hasattr(ingredient.source, "instructions")
         threshold: int | None = 2**64
         rows = available
@@ -226,16 +239,16 @@ class _Kitchen:
             rows = self._counted(asked, look, available, ingredient, line)
             threshold = border_of(asked, look, available, hashes) if how == "hash" else None
         n_sampled = min(SAMPLED_ROWS, round(rows.value))
-        sample = smallest(look.pieces, hashes, n_sampled, chain)
+        sample = smallest(look.pieces, hashes, n_sampled, pipeline)
         are_those = rows.value == look.n_passed or (how == "hash" and not is_nested)
         is_whole = look.is_all and rows.is_exact and sum(map(len, sample)) == rows.value and are_those
         is_known = look.is_all or take is None or isinstance(take, float)
-        flow = _Flow(ingredient.name, rows, sample, is_whole, chain, fragments, line, threshold, is_known)
+        flow = _Flow(ingredient.name, rows, sample, is_whole, pipeline, fragments, line, threshold, is_known)
         flow.is_in_order = look.is_in_order
         return flow
 
     def _counted(
-        self, asked: int, look: Look, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
+        self, asked: int, look: SampleScan, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
     ) -> Estimate:
         # Having seen so many rows is as good as having seen all.
         if asked <= available.value:
@@ -250,7 +263,7 @@ class _Kitchen:
         return available
 
     def _rows_of_tokens(
-        self, quota: int, look: Look, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
+        self, quota: int, look: SampleScan, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
     ) -> Estimate:
         line.notes.append(f"{quota:,} tokens asked for")
         problem = _uncountable(look.pieces, self._recipe.tokens, ingredient)
@@ -284,7 +297,7 @@ class _Kitchen:
         line.rows_in = reduce(Estimate.__add__, (flow.rows for flow in self._flows), NOTHING)
         line.tokens_in = _together([flow.tokens(self._recipe.tokens) for flow in self._flows])
         try:
-            self._done(step, where, Work(name, step, where, bit), instruction, line)
+            self._done(step, where, BoundStep(name, step, where, bit), instruction, line)
         except Exception as error:
             # Whatever a bake would stop at is told here; explaining goes on without this step.
             line.notes.append("fails on the sample")
@@ -295,14 +308,14 @@ class _Kitchen:
         line.tokens_out = _together([flow.tokens(self._recipe.tokens) for flow in self._flows])
         line.n_bytes = reduce(Estimate.__add__, (flow.sized() for flow in self._flows), NOTHING)
 
-    def _done(self, step: Any, where: Any, work: Work, instruction: PrepareStep, line: ExplainedLine) -> None:
+    def _done(self, step: Any, where: Any, bound: BoundStep, instruction: PrepareStep, line: ExplainedLine) -> None:
         if hasattr(step, "prepare") and not getattr(step, "needs_all", False):
             keeping = _KEEPS_ROWS if self._on_error == "raise" else _REJECTS_NONE
             keeps_rows = isinstance(instruction.step, str) and instruction.step in keeping
             for flow in self._flows:
                 if flow.is_open:
-                    flow.chain = replace(flow.chain, works=(*flow.chain.works, work))
-                self._try(flow, work, line, keeps_rows)
+                    flow.pipeline = replace(flow.pipeline, steps=(*flow.pipeline.steps, bound))
+                self._try(flow, bound, line, keeps_rows)
             return
         for flow in self._flows:
             flow.is_open = False
@@ -314,7 +327,7 @@ class _Kitchen:
         elif isinstance(step, Dedup):
             self._kept(lambda: step.masks(samples, None, where), line)
         elif isinstance(step, Fitted):
-            fitted = replace(work, step=step.with_parameters(step.fitted(samples, where)))
+            fitted = replace(bound, step=step.with_parameters(step.fitted(samples, where)))
             for flow in self._flows:
                 self._try(flow, fitted, line, keeps_rows=True)
         else:
@@ -335,7 +348,7 @@ class _Kitchen:
             own, masks = masks[: len(flow.pieces)], masks[len(flow.pieces) :]
             n_before = flow.n_sampled
             self._tell([each for each in rejects if each["ingredient"] == flow.name], flow, n_before, line, is_all)
-            flow.work.append((line, seconds * flow.rows.value))
+            flow.bound.append((line, seconds * flow.rows.value))
             made = [piece.keep(mask) for piece, mask in zip(flow.pieces, own, strict=True)]
             _became(flow, made, n_before, is_all=is_all and is_in_order)
 
@@ -354,21 +367,21 @@ class _Kitchen:
                 flow.is_whole = False
                 flow.rows = Estimate(flow.rows.value - mine.value + kept, flow.rows.is_exact and is_exact)
 
-    def _try(self, flow: _Flow, work: Work, line: ExplainedLine, keeps_rows: bool) -> None:
+    def _try(self, flow: _Flow, bound: BoundStep, line: ExplainedLine, keeps_rows: bool) -> None:
         """Do a step to the sample, or to as much of it as can be done quickly."""
         is_own = any(INGREDIENT in piece.table.column_names for piece in flow.pieces)
-        if work.where is not None and not is_own and work.where.bind(ingredient=flow.name) is False:
+        if bound.where is not None and not is_own and bound.where.bind(ingredient=flow.name) is False:
             return
-        is_quick = isinstance(work.step, RowStep) and not work.step.fingerprint.startswith("tokenize")
-        tried = flow.pieces if is_quick else self._affordable(flow.pieces, work)
+        is_quick = isinstance(bound.step, RowStep) and not bound.step.fingerprint.startswith("tokenize")
+        tried = flow.pieces if is_quick else self._affordable(flow.pieces, bound)
         n_tried = sum(map(len, tried))
         rejects: list[dict[str, Any]] = []
         started = time.perf_counter()
-        made = [prepared(piece, work, "skip", rejects) for piece in tried]
+        made = [prepared(piece, bound, "skip", rejects) for piece in tried]
         seconds = time.perf_counter() - started
         self._tell(rejects, flow, n_tried, line, flow.is_whole)
         rate = seconds / max(1, n_tried) * flow.rows.value
-        flow.work.append((line, rate / self._n_workers if is_quick else rate))
+        flow.bound.append((line, rate / self._n_workers if is_quick else rate))
         if n_tried < flow.n_sampled:
             line.notes.append(f"tried on {n_tried:,} rows of {flow.name}: {duration_text(seconds / n_tried)} a row")
         is_all = flow.is_whole and n_tried == flow.n_sampled
@@ -386,7 +399,7 @@ class _Kitchen:
         if self._on_error == "raise":
             self._problems.append(f"step {line.name!r}: {text}; {_end_of_bake(is_certain=is_certain)}")
 
-    def _affordable(self, sample: list[Piece], work: Work) -> list[Piece]:
+    def _affordable(self, sample: list[FragmentRows], bound: BoundStep) -> list[FragmentRows]:
         """Rows of a sample, evenly spread, that a step can be done to in the time there is.
 
         One row, then 64, then a thousand, so that the answer seldom depends on how busy the machine is.
@@ -394,14 +407,14 @@ class _Kitchen:
         n_sampled = sum(map(len, sample))
         tried = spread(sample, 1)
         # The first call pays for imports and the like.
-        seconds = min(_seconds(tried, work), _seconds(tried, work))
+        seconds = min(_seconds(tried, bound), _seconds(tried, bound))
         for n_rows in TRIED_ROWS:
             if seconds * n_rows > STEP_SECONDS:
                 return tried
             tried = spread(sample, n_rows)
             if n_rows >= n_sampled:
                 return sample
-            seconds = _seconds(tried, work) / n_rows
+            seconds = _seconds(tried, bound) / n_rows
         return tried
 
     # -- the cache
@@ -420,8 +433,8 @@ class _Kitchen:
         line.seconds += time.perf_counter() - started  # the bake asks the cache about each of them, too
         line.missing = dict(missing)
         left = 1 - line.cached / line.fragments if line.fragments else 1.0
-        done = {id(line) for line, _ in flow.work[: 1 + len(flow.chain.works)]}
-        for each, seconds in flow.work:
+        done = {id(line) for line, _ in flow.bound[: 1 + len(flow.pipeline.steps)]}
+        for each, seconds in flow.bound:
             each.seconds += seconds * (left if id(each) in done else 1)
 
     def _missing(self, flow: _Flow, fragment: Fragment) -> str | None:
@@ -430,17 +443,17 @@ class _Kitchen:
             return "no cache"
         if self._cache is None:
             return "new content"
-        kept = self._cache.look(flow.chain.key(fragment), with_rejects=self._on_error != "raise")
+        kept = self._cache.look(flow.pipeline.key(fragment), with_rejects=self._on_error != "raise")
         if flow.threshold is not None and kept is not None:
             return _chosen_otherwise(flow.threshold, *kept, is_known=flow.is_known)
         otherwise = "chosen while baking" if flow.threshold is None else "not kept"
-        return self._last.changed(flow.chain, fragment) or otherwise
+        return self._last.changed(flow.pipeline, fragment) or otherwise
 
 
-def _seconds(pieces: list[Piece], work: Work) -> float:
+def _seconds(pieces: list[FragmentRows], bound: BoundStep) -> float:
     started = time.perf_counter()
     for piece in pieces:
-        prepared(piece, work, "skip", [])
+        prepared(piece, bound, "skip", [])
     return time.perf_counter() - started
 
 
@@ -453,7 +466,7 @@ def _selected(flow: _Flow, where: Any) -> Estimate:
     return Estimate(n_selected / max(1, flow.n_sampled) * flow.rows.value, False)
 
 
-def _became(flow: _Flow, made: list[Piece], n_before: int, *, is_all: bool, keeps_rows: bool = False) -> None:
+def _became(flow: _Flow, made: list[FragmentRows], n_before: int, *, is_all: bool, keeps_rows: bool = False) -> None:
     """A flow after a step; all of its rows if ``is_all``, so that they need only be counted."""
     n_after = sum(map(len, made))
     if is_all:
@@ -464,7 +477,7 @@ def _became(flow: _Flow, made: list[Piece], n_before: int, *, is_all: bool, keep
     flow.pieces = [canonical(piece) for piece in made]
 
 
-def _counted_tokens(pieces: Sequence[Piece], column: str) -> int | None:
+def _counted_tokens(pieces: Sequence[FragmentRows], column: str) -> int | None:
     """What a column of counts adds up to; None where not all rows have one."""
     columns = [piece.table.column(column) for piece in pieces if column in piece.table.column_names]
     if len(columns) < len(pieces) or not all(kinds.is_integer(each.type) or not len(each) for each in columns):
@@ -472,7 +485,7 @@ def _counted_tokens(pieces: Sequence[Piece], column: str) -> int | None:
     return sum(pc.sum(each).as_py() or 0 for each in columns if len(each))
 
 
-def _uncountable(pieces: Sequence[Piece], column: str, ingredient: AddIngredient) -> str | None:
+def _uncountable(pieces: Sequence[FragmentRows], column: str, ingredient: AddIngredient) -> str | None:
     """Why the bake cannot take a share in tokens; None if it can, as far as these rows tell."""
     if ingredient.pick.how != "hash" or ingredient.on_short == "repeat":
         return "shares in tokens are picked by hash and not repeated; leave out pick= and on_short='repeat'"
@@ -510,3 +523,113 @@ def _chosen_otherwise(threshold: int, kept: int, holds_for_fewer: bool, *, is_kn
     if kept < threshold:
         return "more rows asked for"
     return "fewer rows asked for" if kept > threshold and is_known and not holds_for_fewer else None
+
+
+# Samples of a source ------------------------------------------------------------------------------------------------
+
+
+#: What is read of an ingredient: whole fragments until so many rows, or so many bytes, were looked at.
+READ_ROWS, READ_BYTES, READ_FRAGMENTS = 262_144, 64 << 20, 256
+
+
+@dataclass
+class SampleScan:
+    """What was read of a source: rows that passed the filter, a piece for each fragment, of how many."""
+
+    pieces: list[FragmentRows]
+    n_read: int
+    seconds: float
+    total: Estimate
+    is_all: bool
+    is_certain: bool = True  #: whether a bake reads these very rows: those of a nested recipe may be others
+    is_in_order: bool = True  #: whether a bake reads them in this order
+
+    @property
+    def n_passed(self) -> int:
+        """How many rows passed."""
+        return sum(map(len, self.pieces))
+
+    def available(self, where: Any) -> Estimate:
+        """Rows that pass the filter."""
+        if where is None:
+            return self.total
+        if self.is_all:
+            return Estimate(self.n_passed, True)
+        return Estimate(self.n_passed / max(1, self.n_read) * self.total.value, False)
+
+
+def looked(pipeline: FragmentPipeline, fragments: Sequence[Fragment], seed: int) -> SampleScan:
+    """Read fragments in the order of a hash until there is enough to tell."""
+    names = [key_of("explain", seed, each.name, each.number) for each in fragments]
+    pieces: dict[int, FragmentRows] = {}
+    n_read = n_bytes = n_fragments = 0
+    started = time.perf_counter()
+    is_all = True
+    for place in sorted(range(len(fragments)), key=names.__getitem__):
+        if n_read >= READ_ROWS or n_bytes >= READ_BYTES or n_fragments >= READ_FRAGMENTS:
+            is_all = False
+            break
+        fragment, n_here = fragments[place], 0
+        here: list[FragmentRows] = []
+        n_fragments += 1
+        for table, rows in pipeline.source.read(fragment, None, pipeline.where):
+            if n_bytes >= READ_BYTES:
+                # Rows before these were read, or left out because the filter cannot hold for them.
+                n_here = int(rows[0]) - fragment.place.get("first", 0)
+                is_all = False
+                break
+            n_here, n_bytes = n_here + len(rows), n_bytes + table.nbytes
+            piece = FragmentRows.read(pipeline.ingredient, fragment.name, workable(table), rows)
+            if pipeline.where is not None:
+                piece = piece.keep(filtered(piece, pipeline.where, pipeline.on_error, [])[0])
+            here.append(canonical(piece))
+        else:
+            n_here = n_here if fragment.n_rows is None else fragment.n_rows
+        n_read += n_here
+        if here:
+            pieces[place] = joined(here)
+    seconds = time.perf_counter() - started
+    # As the bake has them: what the first file says about columns is what the others are compared with.
+    in_order = [pieces[place] for place in sorted(pieces)]
+    return SampleScan(in_order, n_read, seconds, _total(fragments, n_read, n_fragments, is_all), is_all)
+
+
+def _total(fragments: Sequence[Fragment], n_read: int, n_fragments: int, is_all: bool) -> Estimate:
+    known = [fragment.n_rows for fragment in fragments if fragment.n_rows is not None]
+    if len(known) == len(fragments):
+        return Estimate(sum(known), True)
+    return Estimate(n_read * len(fragments) / max(1, n_fragments), is_all)
+
+
+def smallest(
+    pieces: list[FragmentRows], hashes: list[Any], n_rows: int, pipeline: FragmentPipeline
+) -> list[FragmentRows]:
+    """The rows with the smallest hashes, in their order; files stay apart, because their types may differ."""
+    if not pieces:
+        table = canonical_table(no_rows(pipeline.source.schema()))
+        return [FragmentRows.read(pipeline.ingredient, "", table, np.empty(0, np.int64))]
+    together = np.concatenate(hashes)
+    if n_rows < len(together):
+        cut = np.partition(together, n_rows)[n_rows]
+        pieces = [piece.keep(own < cut) for piece, own in zip(pieces, hashes, strict=True)]
+    return [piece for piece in pieces if len(piece)] or pieces[:1]
+
+
+def border_of(asked: int, look: SampleScan, available: Estimate, hashes: list[Any]) -> int:
+    """The hash below which a count of rows is: the lowest that is not chosen, or else what it is not likely below."""
+    if asked >= available.value:
+        return 2**64
+    if look.is_all:
+        return int(np.partition(np.concatenate(hashes), asked)[asked])
+    return int(asked / available.value * max(0.0, 1 - 3 / max(1, asked) ** 0.5) * 2**64)
+
+
+def spread(pieces: list[FragmentRows], n_rows: int) -> list[FragmentRows]:
+    """So many of the rows, as far from each other as can be."""
+    n_all = sum(map(len, pieces))
+    if n_rows >= n_all:
+        return pieces
+    chosen = np.zeros(n_all, bool)
+    chosen[np.linspace(0, n_all - 1, n_rows).astype(np.int64)] = True
+    masks = np.split(chosen, np.cumsum([len(piece) for piece in pieces])[:-1])
+    return [piece.keep(mask) for piece, mask in zip(pieces, masks, strict=True) if mask.any()]

@@ -11,17 +11,17 @@ from typing import Any
 
 from poolish.errors import PoolishError
 from poolish.files import read_json, write_json
-from poolish.recipes.baking import Lot
+from poolish.recipes.baking import IngredientState
 from poolish.recipes.cache import Cache, key_of
-from poolish.recipes.chain import Chain
+from poolish.recipes.pipeline import FragmentPipeline
 from poolish.recipes.sources import Fragment
 
 _INDEX = "index"
 
 
-def remember(cache: Cache, recipe: str, lots: Sequence[Lot]) -> None:
+def remember(cache: Cache, recipe: str, states: Sequence[IngredientState]) -> None:
     """Write down what was baked."""
-    told = {lot.name: _told(lot.chain, lot.fragments) for lot in lots}
+    told = {state.name: _told(state.pipeline, state.fragments) for state in states}
     cache.folder(_INDEX)
     write_json(_place(cache, recipe), told, durable=False)
 
@@ -32,10 +32,10 @@ class LastBake:
     def __init__(self, cache: Cache | None, recipe: str) -> None:
         self._ingredients: Any = {} if cache is None else _read(_place(cache, recipe))
 
-    def changed(self, chain: Chain, fragment: Fragment) -> str | None:
+    def changed(self, pipeline: FragmentPipeline, fragment: Fragment) -> str | None:
         """What of an ingredient is not as it was then; None if nothing is."""
         try:
-            return _changed(self._ingredients[chain.ingredient], _told(chain, [fragment]), _name(fragment))
+            return _changed(self._ingredients[pipeline.ingredient], _told(pipeline, [fragment]), _name(fragment))
         except (LookupError, TypeError, AttributeError):  # a new ingredient, or a file that is not ours
             return "new content"
 
@@ -51,12 +51,12 @@ def _read(path: Path) -> Any:
         return {}
 
 
-def _told(chain: Chain, fragments: Sequence[Fragment]) -> dict[str, Any]:
+def _told(pipeline: FragmentPipeline, fragments: Sequence[Fragment]) -> dict[str, Any]:
     return {
-        "filter": str(chain.where),
-        "seed": str(chain.seed),
-        "steps": [work.fingerprint for work in chain.works],
-        "on_error": chain.on_error,
+        "filter": str(pipeline.where),
+        "seed": str(pipeline.seed),
+        "steps": [bound.fingerprint for bound in pipeline.steps],
+        "on_error": pipeline.on_error,
         "fragments": {_name(fragment): fragment.fingerprint for fragment in fragments},
     }
 

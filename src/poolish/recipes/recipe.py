@@ -20,22 +20,20 @@ from poolish.fingerprints import check_attributes
 from poolish.guards.checks.guard import ask, check_guard
 from poolish.guards.checks.suite import Suite
 from poolish.printable import printable
-from poolish.recipes.baked_rows import Rows
 from poolish.recipes.baking import Bake, Progress
 from poolish.recipes.cache import Cache
 from poolish.recipes.differences import RecipeDifference, recipe_difference, told
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explain import explain
 from poolish.recipes.explanation import Explanation
+from poolish.recipes.filters import as_filter
 from poolish.recipes.instructions import ON_SHORT, AddIngredient, Instruction, Pick, PrepareStep, check_not_empty
-from poolish.recipes.interpretation import as_filter
 from poolish.recipes.last_bake import remember
-from poolish.recipes.lineage import Lineage
-from poolish.recipes.report import Report, reasons_of
-from poolish.recipes.result import BakeResult, rejects_table
+from poolish.recipes.lineage import BakedRows, Lineage
+from poolish.recipes.report import BakeResult, Report, reasons_of, rejects_table
 from poolish.recipes.sources import held
-from poolish.recipes.steps import is_registered
-from poolish.recipes.suites import is_suite
+from poolish.recipes.steps.registry import is_registered
+from poolish.recipes.steps.suites import is_suite
 from poolish.rows import DatasetBuffer
 
 UNITS = ("rows", "tokens")
@@ -243,14 +241,16 @@ class DatasetRecipe:
         rows = bake_.run()
         buffer = DatasetBuffer() if into is None else into
         if into is None:
-            rows = rows.poured(buffer)
+            rows = rows.append_into(buffer)
         elif rows.table.num_columns:
             rows = _appended(rows, buffer, bake_)
         seconds = time.perf_counter() - started
-        lots = bake_._lots
+        states = bake_._states
         if kept is not None:
-            remember(kept, self.name, lots)
-        contents = {lot.name: checksum_hex(*(each.fingerprint.encode() for each in lot.fragments)) for lot in lots}
+            remember(kept, self.name, states)
+        contents = {
+            state.name: checksum_hex(*(each.fingerprint.encode() for each in state.fragments)) for state in states
+        }
         report = Report(
             self.name,
             self._known_fingerprint(),
@@ -264,7 +264,7 @@ class DatasetRecipe:
             told(self),
             rows,
         )
-        lineage = Lineage(rows, bake_.step_names, [lot.chain.source for lot in lots])
+        lineage = Lineage(rows, bake_.step_names, [state.pipeline.source for state in states])
         return BakeResult(buffer, report, rejects_table(bake_.rejects), lineage, rows.table)
 
     def explain(self, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
@@ -324,7 +324,7 @@ def bake(
     return recipe.bake(into, engine, guard, on_error, cache, budget=budget, progress=progress).buffer
 
 
-def _appended(rows: Rows, buffer: DatasetBuffer, bake_: Bake) -> Rows:
+def _appended(rows: BakedRows, buffer: DatasetBuffer, bake_: Bake) -> BakedRows:
     """Append rows to a buffer that has a life of its own; those that its guard, if it has one, let in."""
     own = buffer.guard
     if own is None:

@@ -20,10 +20,11 @@ from poolish.concurrency import cached_property
 from poolish.guards import ColumnProfile, Profile
 from poolish.guards.stats.bins import Bins
 from poolish.printable import printable
-from poolish.recipes.baked_rows import Rows
-from poolish.recipes.baking import Line
-from poolish.recipes.differences import Told
-from poolish.recipes.identity import row_hashes
+from poolish.recipes.baking import InstructionStats
+from poolish.recipes.differences import Difference, Told, cause, is_other_order, matched, n_changed, recipe_difference
+from poolish.recipes.fragment_rows import row_hashes
+from poolish.recipes.lineage import BakedRows, Lineage
+from poolish.rows import DatasetBuffer
 
 #: Rows of an ingredient that its distributions are made of.
 PROFILED_ROWS = 100_000
@@ -43,7 +44,7 @@ class Report:
 
     recipe: str
     fingerprint: str
-    lines: tuple[Line, ...]
+    lines: tuple[InstructionStats, ...]
     n_rows: int
     n_rejected: int
     seconds: float
@@ -51,7 +52,7 @@ class Report:
     reasons: tuple[Reason, ...]
     contents: dict[str, str] = field(repr=False)
     told: Told = field(repr=False)
-    rows: Rows = field(repr=False, compare=False)
+    rows: BakedRows = field(repr=False, compare=False)
 
     @cached_property
     def distributions(self) -> dict[str, Profile]:
@@ -134,7 +135,7 @@ def reasons_of(rejects: Sequence[Mapping[str, Any]]) -> tuple[Reason, ...]:
     return tuple(found)
 
 
-def achieved(line: Line) -> int | float | None:
+def achieved(line: InstructionStats) -> int | float | None:
     """What came of ``asked``, in its unit: rows, tokens, or a share of the rows that passed the filter."""
     if line.asked is None:
         return None
@@ -145,7 +146,7 @@ def achieved(line: Line) -> int | float | None:
     return line.rows_out
 
 
-def _told(line: Line) -> str:
+def _told(line: InstructionStats) -> str:
     got = achieved(line)
     asked = "" if got is None else f", asked {_figure(line.asked)}, achieved {_figure(got)}"
     nulls = f", {line.nulls:,} unknown to the filter" if line.nulls else ""
@@ -159,7 +160,7 @@ def _figure(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _lines_table(lines: Sequence[Line]) -> html.Html:
+def _lines_table(lines: Sequence[InstructionStats]) -> html.Html:
     headers = ("instruction", "", "rows in", "rows out", "asked", "achieved", "filtered", "unknown", "rejected")
     names = ("filtered", "nulls", "rejected", "fragments", "cached")
     rows = []
@@ -180,7 +181,7 @@ def _cell(value: Any) -> object:
 # What rows look like ------------------------------------------------------------------------------------------------
 
 
-def _samples(rows: Rows) -> dict[str, pa.Table]:
+def _samples(rows: BakedRows) -> dict[str, pa.Table]:
     """Rows of each ingredient, at most so many: those with the smallest hashes of their places."""
     found = {}
     for i, name in enumerate(rows.ingredient_names):
@@ -269,3 +270,53 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, (int, str, bool, type(None))) else str(value)
+
+
+# The result of a bake -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BakeResult:
+    """The baked rows, the report, what was rejected and where rows came from."""
+
+    buffer: DatasetBuffer
+    report: Report
+    rejects: pa.Table
+    lineage: Lineage
+    table: pa.Table
+
+    def diff(self, previous: BakeResult) -> Difference:
+        """Rows that came, went or changed since another bake, and whether the recipe or the data is the cause.
+
+        >>> from poolish import DatasetRecipe
+        >>> rows = pa.table({"stars": [1, 2, 3]})
+        >>> before = DatasetRecipe("breads").add_ingredient("rye", rows).bake()
+        >>> print(DatasetRecipe("breads").add_ingredient("rye", rows, where="stars > 1").bake().diff(before))
+        0 rows added, 1 removed, 0 changed; cause: recipe
+          changed  ingredient rye: filter none -> stars > 1
+        """
+        mine, theirs = matched(self.lineage.rows, previous.lineage.rows)
+        added, removed = len(self.lineage) - len(mine), len(previous.lineage) - len(theirs)
+        changed = n_changed(self.table, previous.table, mine, theirs)
+        is_reordered = is_other_order(mine, theirs)
+        recipe = recipe_difference(self.report.told, previous.report.told)
+        now, before = self.report.contents, previous.report.contents
+        # A source that is another one holds something else, of course: that is the recipe's doing.
+        moved = {name for name, changes in recipe.changed.items() if "source" in changes}
+        same = [name for name in now if name in before and f"ingredient {name}" not in moved]
+        sources = tuple(name for name in same if now[name] != before[name])
+        because = cause(added + removed + changed + is_reordered, bool(recipe), bool(sources))
+        return Difference(added, removed, changed, because, recipe, sources, is_reordered)
+
+    def __repr__(self) -> str:
+        report = self.report
+        return f"<BakeResult {printable(report.recipe)}: {report.n_rows:,} rows, {report.n_rejected:,} rejected>"
+
+
+def rejects_table(rejects: list[dict[str, Any]]) -> pa.Table:
+    """Rejected rows with where they were, the step and the reason."""
+    names = ("ingredient", "file", "row", "step", "reason")
+    types = (pa.string(), pa.string(), pa.int64(), pa.string(), pa.string())
+    return pa.table(
+        {name: pa.array([r[name] for r in rejects], type_) for name, type_ in zip(names, types, strict=True)}
+    )

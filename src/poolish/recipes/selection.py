@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from poolish.errors import RecipeError
-from poolish.recipes.identity import Int64, Words
+from poolish.recipes.fragment_rows import Int64, Words
 
 #: The name of a fragment: its part and its number there.
 Place = tuple[str, int]

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from poolish.errors import PoolishError, RecipeError
-from poolish.recipes.identity import Int64
+from poolish.recipes.fragment_rows import Int64
 from poolish.recipes.sources.formats import FORMATS, format_of
 from poolish.recipes.sources.one_file import OneFile, WholeFile
 from poolish.recipes.sources.parquet_file import ParquetFile

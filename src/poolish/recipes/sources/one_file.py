@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from poolish.errors import CorruptDataError, RecipeError
 from poolish.files import checksum_hex, local_stamp
-from poolish.recipes.identity import Int64
-from poolish.recipes.piece import workable
+from poolish.recipes.fragment_rows import Int64, workable
 from poolish.recipes.sources.exact_numbers import check_exact, check_finite
 from poolish.recipes.sources.formats import counted_rows, table_of, unpacked
 from poolish.recipes.sources.paths import file_system

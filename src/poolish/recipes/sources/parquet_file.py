@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.files import checksum_hex
-from poolish.recipes.identity import Int64
+from poolish.recipes.fragment_rows import Int64
 from poolish.recipes.sources.one_file import OneFile
 from poolish.recipes.sources.pruning import can_prune, is_out_of_range
 from poolish.recipes.sources.source import Fragment, no_rows, selected, without_columns

@@ -16,7 +16,9 @@ from typing import Any
 
 from poolish.recipes.instructions import ON_SHORT
 from poolish.recipes.recipe import UNITS
-from poolish.recipes.written.words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS, TOP_KEYS, VERSION, Option
+from poolish.recipes.steps.registry import STEPS as OPTIONS
+from poolish.recipes.steps.registry import Option
+from poolish.recipes.written.words import INGREDIENT_KEYS, STEP_KEYS, TOP_KEYS, VERSION
 
 Schema = dict[str, Any]
 

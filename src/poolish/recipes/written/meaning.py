@@ -16,13 +16,13 @@ import numpy as np
 from poolish.errors import RecipeError
 from poolish.files import checksum_hex
 from poolish.fingerprints import function_fingerprint
-from poolish.recipes import steps
-from poolish.recipes.built_in import BUILT_IN
-from poolish.recipes.callables import RowPredicate
 from poolish.recipes.expressions import Expression, as_expression, as_value
+from poolish.recipes.filters import RowPredicate
 from poolish.recipes.instructions import AddIngredient, Instruction, PrepareStep
 from poolish.recipes.recipe import DatasetRecipe
-from poolish.recipes.suites import is_suite
+from poolish.recipes.steps import registry as steps
+from poolish.recipes.steps.registry import BUILT_IN
+from poolish.recipes.steps.suites import is_suite
 from poolish.recipes.written.telling import are_paths, is_path, options_of
 from poolish.recipes.written.values import plain
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from poolish.errors import ConfigError, LimitExceeded, PoolishError, RecipeError
 from poolish.files.documents import MAX_DEPTH
-from poolish.recipes import steps
-from poolish.recipes.built_in import built_in
 from poolish.recipes.recipe import DatasetRecipe
+from poolish.recipes.steps import registry as steps
+from poolish.recipes.steps.registry import STEPS as OPTIONS
+from poolish.recipes.steps.registry import built_in
 from poolish.recipes.written.texts import read
 from poolish.recipes.written.values import (
     KINDS,
@@ -27,7 +28,7 @@ from poolish.recipes.written.values import (
     short,
     text_at,
 )
-from poolish.recipes.written.words import INGREDIENT_KEYS, OPTIONS, STEP_KEYS, TOP_KEYS, VERSION
+from poolish.recipes.written.words import INGREDIENT_KEYS, STEP_KEYS, TOP_KEYS, VERSION
 
 #: Recipes that one file may bring along, and how deep: files that name each other twice would double with each level.
 MAX_FILES = 256

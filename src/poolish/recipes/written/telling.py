@@ -6,14 +6,15 @@ import os
 from typing import Any
 
 from poolish.errors import RecipeError
-from poolish.recipes import steps
-from poolish.recipes.built_in import BUILT_IN
 from poolish.recipes.expressions import Expression
 from poolish.recipes.instructions import AddIngredient, Instruction, Pick, PrepareStep
 from poolish.recipes.recipe import DatasetRecipe
-from poolish.recipes.suites import is_suite
+from poolish.recipes.steps import registry as steps
+from poolish.recipes.steps.registry import BUILT_IN
+from poolish.recipes.steps.registry import STEPS as OPTIONS
+from poolish.recipes.steps.suites import is_suite
 from poolish.recipes.written.values import listed, plain
-from poolish.recipes.written.words import OPTIONS, STEP_KEYS
+from poolish.recipes.written.words import STEP_KEYS
 
 
 def to_dict(recipe: DatasetRecipe, folder: str | None = None) -> dict[str, Any]:

@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import RecipeError, SchemaError
-from poolish.recipes.identity import Int64
-from poolish.recipes.piece import Mask, Piece, canonical_table, selected_rows
-from poolish.recipes.steps import Prepared, Rejected, place_of
+from poolish.recipes.fragment_rows import FragmentRows, Int64, Mask, canonical_table, selected_rows
+from poolish.recipes.steps.step import Prepared, Rejected, place_of
 
 #: Parts of a suite, and rules of a column, that look at many rows, or at whatever a function of the user's looks at.
 _OF_MANY_ROWS = ("unique", "stat", "drift", "outliers", "checks")
@@ -54,9 +53,9 @@ class SuiteStep:
         """That of the suite."""
         return f"validate {self._suite.fingerprint}"
 
-    def prepare(self, piece: Piece, on_error: str) -> Prepared:
+    def prepare(self, piece: FragmentRows, on_error: str) -> Prepared:
         """Check all rows of the piece; by default a bad one stops the bake."""
-        rejects: list[tuple[Piece, int, str]] = []
+        rejects: list[tuple[FragmentRows, int, str]] = []
         (mask,) = self._checked([piece], np.arange(len(piece)), on_error, rejects)
         if mask.all():
             return Prepared(piece.table, np.arange(len(piece)), [])
@@ -64,12 +63,12 @@ class SuiteStep:
         return Prepared(piece.table.filter(pa.array(mask)), np.flatnonzero(mask), rejected)
 
     def masks(
-        self, pieces: list[Piece], order: Int64 | None, where: Any, on_error: str, rejects: list[dict[str, Any]]
+        self, pieces: list[FragmentRows], order: Int64 | None, where: Any, on_error: str, rejects: list[dict[str, Any]]
     ) -> list[Mask]:
         """Which rows of each piece are left, where those that ``where`` asks about are checked together, in order."""
         asked = np.concatenate([selected_rows(piece, where) for piece in pieces] or [np.empty(0, bool)])
         places = np.arange(len(asked)) if order is None else order
-        found: list[tuple[Piece, int, str]] = []
+        found: list[tuple[FragmentRows, int, str]] = []
         masks = self._checked(pieces, places[asked[places]], on_error, found)
         for piece, i, reason in found:
             place = {"ingredient": piece.ingredient, "file": piece.name, "row": int(piece.rows[i])}
@@ -77,7 +76,7 @@ class SuiteStep:
         return masks
 
     def _checked(
-        self, pieces: list[Piece], places: Int64, on_error: str, rejects: list[tuple[Piece, int, str]]
+        self, pieces: list[FragmentRows], places: Int64, on_error: str, rejects: list[tuple[FragmentRows, int, str]]
     ) -> list[Mask]:
         """Which rows are left, where those at ``places`` (of all rows of all pieces) are checked, in that order."""
         masks = [np.ones(len(piece), bool) for piece in pieces]
@@ -94,7 +93,7 @@ class SuiteStep:
             rejects.append((pieces[k], i, reasons.get(number, "refused")))
         return masks
 
-    def _together(self, pieces: list[Piece], places: Int64) -> pa.Table:
+    def _together(self, pieces: list[FragmentRows], places: Int64) -> pa.Table:
         tables = [canonical_table(piece.table) for piece in pieces if len(piece)]
         try:
             table = pa.concat_tables(tables, promote_options="default")
@@ -108,7 +107,7 @@ class SuiteStep:
             return table
         return table.combine_chunks().take(pa.array(places))  # from many chunks it costs 150 times as much
 
-    def _refuse(self, result: Any, pieces: list[Piece], ends: Int64, bad: Int64, on_error: str) -> None:
+    def _refuse(self, result: Any, pieces: list[FragmentRows], ends: Int64, bad: Int64, on_error: str) -> None:
         """An error, unless there are rows to blame and they may be skipped."""
         is_ok = bool(result.ok) and not len(bad)
         if is_ok or (on_error != "raise" and not _blames_nobody(result, len(bad))):

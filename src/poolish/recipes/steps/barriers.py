@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,10 @@ from numpy.typing import NDArray
 from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.fingerprints import options_fingerprint
-from poolish.recipes.identity import Int64, mixed, row_hashes
-from poolish.recipes.piece import Mask, Piece, canonical_table, selected_rows
-from poolish.recipes.row_steps import ROW_STEPS, RowStep, known, with_column
+from poolish.recipes.fragment_rows import FragmentRows, Int64, Mask, canonical_table, mixed, row_hashes, selected_rows
 from poolish.recipes.selection import as_type, comparable_type
-from poolish.recipes.steps import place_of, raise_at
+from poolish.recipes.steps.row_local import RowStep, known, with_column
+from poolish.recipes.steps.step import place_of, raise_at
 
 # All rows at once ----------------------------------------------------------------------------------------------------
 
@@ -48,7 +46,7 @@ class Dedup(Barrier):
         self._name = name
         self._columns = None if columns is None else list(columns)
 
-    def masks(self, pieces: list[Piece], order: Any, where: Any) -> list[Mask]:
+    def masks(self, pieces: list[FragmentRows], order: Any, where: Any) -> list[Mask]:
         """Which rows are the first of their kind, in the order that rows have by now."""
         asked = np.concatenate([selected_rows(piece, where) for piece in pieces] or [np.empty(0, bool)])
         if not asked.any():
@@ -59,7 +57,7 @@ class Dedup(Barrier):
         kept[np.flatnonzero(asked)[self._firsts(pieces, asked, places[asked])]] = True
         return _split(kept, pieces)
 
-    def _firsts(self, pieces: list[Piece], asked: Mask, places: Int64) -> Int64:
+    def _firsts(self, pieces: list[FragmentRows], asked: Mask, places: Int64) -> Int64:
         """Which of the rows that are asked about are the first of their kind, where the first has the lowest place."""
         filled = [piece for piece in pieces if len(piece)]
         names = filled[0].table.column_names if self._columns is None else self._columns
@@ -71,13 +69,13 @@ class Dedup(Barrier):
         firsts: Int64 = np.flatnonzero(np.isin(places, lowest, assume_unique=True))
         return firsts
 
-    def _keys(self, piece: Piece, names: Sequence[str]) -> pa.Table:
+    def _keys(self, piece: FragmentRows, names: Sequence[str]) -> pa.Table:
         try:
             return canonical_table(piece.table.select(known(piece.table, names)))
         except Exception as error:
             raise_at(place_of(piece, self._name), error)
 
-    def _alike(self, keys: list[pa.Table], pieces: list[Piece]) -> pa.Table:
+    def _alike(self, keys: list[pa.Table], pieces: list[FragmentRows]) -> pa.Table:
         """The keys of all pieces in types in which they can be compared."""
         for i, name in enumerate(keys[0].column_names):
             columns = [table.column(i) for table in keys]
@@ -102,7 +100,7 @@ def _digests(table: pa.Table) -> list[bytes]:
     return [xxhash.xxh3_128_digest(repr(row).encode()) for row in zip(*columns, strict=True)]
 
 
-def _split(mask: Mask, pieces: list[Piece]) -> list[Mask]:
+def _split(mask: Mask, pieces: list[FragmentRows]) -> list[Mask]:
     return np.split(mask, np.cumsum([len(piece) for piece in pieces])[:-1]) if pieces else []
 
 
@@ -115,7 +113,7 @@ class Limit(Barrier):
             raise RecipeError(f"limit: n={n!r}; a whole number of rows")
         self.n = n
 
-    def masks(self, pieces: list[Piece], order: Any, where: Any) -> list[Mask]:
+    def masks(self, pieces: list[FragmentRows], order: Any, where: Any) -> list[Mask]:
         """Of the rows that are asked about, the first ones; the others stay."""
         asked = np.concatenate([selected_rows(piece, where) for piece in pieces] or [np.empty(0, bool)])
         places = np.arange(len(asked)) if order is None else order
@@ -132,7 +130,7 @@ class Shuffle(Barrier):
         super().__init__("shuffle", {"seed": seed})
         self._seed = seed
 
-    def keys(self, piece: Piece, seed: int, name: str) -> NDArray[np.uint64]:
+    def keys(self, piece: FragmentRows, seed: int, name: str) -> NDArray[np.uint64]:
         """What rows are sorted by."""
         use = f"shuffle {name}"
         own = row_hashes(seed if self._seed is None else self._seed, use, piece.ingredient, piece.name, piece.rows)
@@ -158,7 +156,7 @@ class Fitted(Barrier):
         spread = math.sqrt(math.fsum((present - mean) ** 2) / len(present)) if len(present) else math.nan
         return {"mean": mean, "std": spread}
 
-    def fitted(self, pieces: list[Piece], where: Any) -> dict[str, float]:
+    def fitted(self, pieces: list[FragmentRows], where: Any) -> dict[str, float]:
         """The parameters: those that were given, or fitted on all rows that are asked about."""
         names = ("low", "high") if self._kind == "winsorize" else ("mean", "std")
         if all(name in self._options for name in names):
@@ -167,7 +165,7 @@ class Fitted(Barrier):
         found += [self._numbers(piece.keep(selected_rows(piece, where))) for piece in pieces if len(piece)]
         return self.fit(np.concatenate(found))
 
-    def _numbers(self, piece: Piece) -> NDArray[np.float64]:
+    def _numbers(self, piece: FragmentRows) -> NDArray[np.float64]:
         if self.column not in piece.table.column_names:
             raise UnknownColumn(
                 f"{place_of(piece, self._name)}: no column {self.column!r}; there are {piece.table.column_names}"
@@ -195,56 +193,3 @@ class Fitted(Barrier):
             values = (values - fitted["mean"]) / (fitted["std"] or 1.0)
         nulls = table.column(self.column).is_null().to_numpy()
         return with_column(table, self.column, pa.array(values, pa.float64(), mask=nulls))
-
-
-#: The options that each step must have, and those that it may have.
-OPTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "map": (("columns",), ()),
-    "filter": (("keep",), ()),
-    "select": (("columns",), ()),
-    "drop": (("columns",), ()),
-    "rename": (("columns",), ()),
-    "cast": (("columns",), ()),
-    "fill_nulls": (("columns",), ()),
-    "tokenize": (("tokenizer",), ("column", "into", "count")),
-    "dedup": ((), ("columns",)),
-    "limit": (("n",), ()),
-    "shuffle": ((), ("seed",)),
-    "winsorize": (("column",), ("lower", "upper", "low", "high")),
-    "standardise": (("column",), ("mean", "std")),
-}
-BUILT_IN = tuple(OPTIONS)
-
-
-def built_in(step: str, name: str, options: Mapping[str, Any], version: Any = None) -> RowStep | Barrier | None:
-    """A built-in step by its name; None if there is none of that name.
-
-    ``version`` speaks for a tokenizer of which nobody can tell whether it is still the same.
-    """
-    if step not in OPTIONS:
-        return None
-    _check_options(step, name, options)
-    if step in ROW_STEPS:
-        return RowStep(step, name, options, ROW_STEPS[step](**options), version=version)
-    if step == "dedup":
-        return Dedup(**options, name=name)
-    if step in ("limit", "shuffle"):
-        return Limit(**options) if step == "limit" else Shuffle(**options)
-    return Fitted(step, name, options["column"], {key: each for key, each in options.items() if key != "column"})
-
-
-def _check_options(step: str, name: str, options: Mapping[str, Any]) -> None:
-    needed, others = OPTIONS[step]
-    for option in options:
-        if option not in (*needed, *others):
-            near = get_close_matches(option, [*needed, *others], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join((*needed, *others))}"
-            raise RecipeError(f"step {name!r}: {step} has no option {option!r}; {hint}")
-    for option in needed:
-        if option not in options:
-            raise RecipeError(f"step {name!r} needs {option}=")
-    columns = options.get("columns")
-    if step in ("map", "rename", "cast", "fill_nulls") and not isinstance(columns, Mapping):
-        raise RecipeError(f"step {name!r}: columns={columns!r}; a dict, from the names of columns to what {step} does")
-    if isinstance(columns, str):
-        raise RecipeError(f"step {name!r}: columns={columns!r}; a list of names, write [{columns!r}]")

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish import seeds
 from poolish.content import is_rare
 from poolish.errors import CorruptDataError, SchemaError
-from poolish.recipes.identity import Int64
 from poolish.schema import Schema
 from poolish.schema.arrow import spelled_out, unsliced
 
@@ -37,7 +37,7 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Piece:
+class FragmentRows:
     """Rows of one part of one ingredient, with their ``Origin``.
 
     Rows where ``mask`` is false are not meant: who has no use for a mask takes the piece ``settled``.
@@ -55,7 +55,7 @@ class Piece:
         return len(self.rows)
 
     @classmethod
-    def read(cls, ingredient: str, name: str, table: pa.Table, rows: Int64) -> Piece:
+    def read(cls, ingredient: str, name: str, table: pa.Table, rows: Int64) -> FragmentRows:
         """Rows as they come from a source."""
         nothing = np.zeros(len(rows), np.int64)
         return cls(ingredient, name, table, rows, nothing, nothing)
@@ -65,7 +65,7 @@ class Piece:
         """Where they came from, without what is in them."""
         return Origin(self.ingredient, self.name, self.rows, self.subs, self.steps)
 
-    def keep(self, mask: Mask) -> Piece:
+    def keep(self, mask: Mask) -> FragmentRows:
         """The rows where ``mask`` is true."""
         if mask.all():
             return self
@@ -73,24 +73,24 @@ class Piece:
         table = self.table.filter(pa.array(mask))
         return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
 
-    def settled(self) -> Piece:
+    def apply_mask(self) -> FragmentRows:
         """Without the rows that are not meant."""
         return self if self.mask is None else replace(self, mask=None).keep(self.mask)
 
-    def take(self, numbers: Int64) -> Piece:
+    def take(self, numbers: Int64) -> FragmentRows:
         """These rows, in this order."""
         table = self.table.take(pa.array(numbers))
         return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
 
-    def rows_of(self, numbers: Int64) -> Piece:
+    def rows_of(self, numbers: Int64) -> FragmentRows:
         """Where these rows came from; their columns are somebody else's business."""
         return replace(self, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
 
-    def with_table(self, table: pa.Table) -> Piece:
+    def with_table(self, table: pa.Table) -> FragmentRows:
         """The same rows with other columns."""
         return replace(self, table=table)
 
-    def slice(self, first: int, n_rows: int) -> Piece:
+    def slice(self, first: int, n_rows: int) -> FragmentRows:
         """Consecutive rows."""
         chosen = slice(first, first + n_rows)
         return replace(
@@ -102,7 +102,7 @@ class Piece:
         )
 
 
-def joined(pieces: list[Piece]) -> Piece:
+def joined(pieces: list[FragmentRows]) -> FragmentRows:
     """Pieces of the same part behind each other."""
     if len(pieces) == 1:
         return pieces[0]
@@ -110,10 +110,10 @@ def joined(pieces: list[Piece]) -> Piece:
     arrays = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("rows", "subs", "steps")}
     # Where one piece has nothing but nulls in a column, the others know its type.
     table = pa.concat_tables([piece.table for piece in pieces], promote_options="default")
-    return Piece(first.ingredient, first.name, table, **arrays)
+    return FragmentRows(first.ingredient, first.name, table, **arrays)
 
 
-def canonical(piece: Piece) -> Piece:
+def canonical(piece: FragmentRows) -> FragmentRows:
     """The same rows in the types that poolish keeps them in; an error names where they are from."""
     where = ", ".join([f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])])
     try:
@@ -151,7 +151,7 @@ def workable(table: pa.Table) -> pa.Table:
     return unsliced(canonical_table(table) if any(map(is_rare, table.schema.types)) else table)
 
 
-def selected_rows(piece: Piece, where: Any) -> Mask:
+def selected_rows(piece: FragmentRows, where: Any) -> Mask:
     """Which rows of a piece a step's filter asks for; ``ingredient`` is known without being a column."""
     if where is None or not len(piece):  # a buffer that never had a row has no columns to ask about either
         return np.ones(len(piece), bool)
@@ -160,6 +160,63 @@ def selected_rows(piece: Piece, where: Any) -> Mask:
     return mask
 
 
-def bound_to(piece: Piece, where: Any) -> Any:
+def bound_to(piece: FragmentRows, where: Any) -> Any:
     """A step's filter with the name of the ingredient in it, or the answer where that decides it for all rows."""
     return where if INGREDIENT in piece.table.column_names else where.bind(ingredient=piece.ingredient)
+
+
+# Identity -----------------------------------------------------------------------------------------------------------
+
+
+Int64 = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+
+def row_hashes(seed: int, use: str, ingredient: str, name: str, rows: Int64) -> Words:
+    """A 64-bit number for each row of one part, spread evenly.
+
+    >>> row_hashes(7, "pick", "web", "a.parquet", np.array([0, 1]))
+    array([18446207444110842907,  2109248830805930466], dtype=uint64)
+    """
+    return mixed(rows.astype(np.uint64) + np.uint64(seeds.key(seed, "recipes", use, ingredient, name)))
+
+
+def mixed(words: Words) -> Words:
+    """Each word as another one that depends on all of its bits."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    hashed: Words = words ^ (words >> np.uint64(31))
+    return hashed
+
+
+def part_numbers(subs: Int64, use: str, numbers: Int64) -> Int64:
+    """What tells apart rows that came of one row: the first keeps its name, the others get one of their own.
+
+    ``numbers`` count the rows that one row became. The names depend on the row alone, not on what is baked with it.
+
+    >>> part_numbers(np.array([0, 0, 0]), "split", np.array([0, 1, 2])).tolist()
+    [0, 5071542493215320990, 4991020674228712865]
+    """
+    if not numbers.any():
+        return subs
+    words = mixed(subs.astype(np.uint64) ^ np.uint64(seeds.key(0, "recipes", "part", use)))
+    named = (mixed(words + numbers.astype(np.uint64)) >> np.uint64(1)).astype(np.int64)
+    found: Int64 = np.where(numbers == 0, subs, named)
+    return found
+
+
+def threshold_of(fraction: float) -> int:
+    """Rows whose hash is below this are the fraction; of a larger one they are a part.
+
+    >>> threshold_of(1.0) == 2**64, threshold_of(0.1) < threshold_of(0.2)
+    (True, True)
+    """
+    return int(fraction * 2**64)
+
+
+def below(hashes: Words, threshold: int) -> NDArray[np.bool_]:
+    """Which hashes lie below a threshold of up to 2**64."""
+    if threshold >= 2**64:
+        return np.ones(len(hashes), bool)
+    chosen: NDArray[np.bool_] = hashes < np.uint64(threshold)
+    return chosen

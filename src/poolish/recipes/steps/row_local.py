@@ -7,6 +7,8 @@ compared with a number) is no row's fault, and an error whatever ``on_error`` sa
 
 from __future__ import annotations
 
+import datetime
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +19,9 @@ import pyarrow.compute as pc
 from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.fingerprints import options_fingerprint
-from poolish.recipes.exact import exact_scalar
 from poolish.recipes.expressions import Expression, as_expression, as_value
-from poolish.recipes.identity import Int64
-from poolish.recipes.piece import INGREDIENT, Piece, canonical_table
-from poolish.recipes.steps import Prepared, Rejected, WrongResult, place_of, raise_at, reason_of
+from poolish.recipes.fragment_rows import INGREDIENT, FragmentRows, Int64, canonical_table
+from poolish.recipes.steps.step import Prepared, Rejected, WrongResult, halving, place_of, raise_at, rejected_row
 
 #: A table out of a table, and the numbers of the rows that are left; None for all.
 Change = Callable[[pa.Table], tuple[pa.Table, Int64 | None]]
@@ -45,7 +45,7 @@ class RowStep:
         options = options_fingerprint(self._options, f"step {self._name!r}", self._version)
         return f"{self._kind} {options}"
 
-    def prepare(self, piece: Piece, on_error: str) -> Prepared:
+    def prepare(self, piece: FragmentRows, on_error: str) -> Prepared:
         """Do it to all rows, where expressions may ask for the name of the ingredient as if it were a column."""
         if not self._asks_ingredient or INGREDIENT in piece.table.column_names:
             return self._prepared(piece, on_error)
@@ -55,62 +55,42 @@ class RowStep:
             return made
         return made._replace(table=made.table.drop_columns([INGREDIENT]))
 
-    def _prepared(self, piece: Piece, on_error: str) -> Prepared:
+    def _prepared(self, piece: FragmentRows, on_error: str) -> Prepared:
         """To all rows at once, or as far as it can be done."""
         try:
             table, parents = self._change(piece.table)
         except Exception as error:
             if not len(piece):  # rows that never came have no columns that could be wrong
                 return Prepared(piece.table, np.empty(0, np.int64), [])
-            return self._mended(piece, on_error, error)
+            return self._without_failing(piece, on_error, error)
         return Prepared(canonical_table(table), np.arange(len(piece)) if parents is None else parents, [])
 
-    def _mended(self, piece: Piece, on_error: str, error: Exception) -> Prepared:
+    def _without_failing(self, piece: FragmentRows, on_error: str, error: Exception) -> Prepared:
+        """The rows that the change does not fail for, found by halving."""
         try:
-            self._change(piece.table.slice(0, 0))
+            nothing, _ = self._change(piece.table.slice(0, 0))
         except Exception:
             raise_at(place_of(piece, self._name), error)
-        if on_error == "raise":
-            first, error = self._first_failure(piece, error)
-            raise_at(place_of(piece, self._name, first), error)
         tables: list[pa.Table] = []
-        kept: list[Int64] = []
+        parents: list[Int64] = []
         rejected: list[Rejected] = []
-        waiting = [(0, len(piece))]
-        while waiting:
-            first, n_rows = waiting.pop()
-            try:
-                table, parents = self._change(piece.table.slice(first, n_rows))
-            except Exception as failure:
-                if n_rows == 1:
-                    reason = reason_of(failure)
-                    rejected.append(Rejected(int(piece.rows[first]), int(piece.subs[first]), reason))
-                else:
-                    half = n_rows // 2
-                    waiting += [(first + half, n_rows - half), (first, half)]
-                continue
-            tables.append(canonical_table(table))
-            kept.append(first + (np.arange(n_rows) if parents is None else parents))
-        if not tables:
-            table, _ = self._change(piece.table.slice(0, 0))
-            return Prepared(canonical_table(table), np.empty(0, np.int64), rejected)
-        return Prepared(pa.concat_tables(tables, promote_options="default"), np.concatenate(kept), rejected)
 
-    def _first_failure(self, piece: Piece, error: Exception) -> tuple[int, Exception]:
-        """The first row that it fails for, by halving, and how."""
-        low, high = 0, len(piece)
-        while high - low > 1:
-            middle = (low + high) // 2
-            try:
-                self._change(piece.table.slice(low, middle - low))
-                low = middle
-            except Exception as failure:
-                high, error = middle, failure
-        try:
-            self._change(piece.table.slice(low, 1))
-        except Exception as failure:
-            error = failure
-        return low, error
+        def failed(first: int, n_rows: int, error: Exception) -> None:
+            if on_error == "raise":
+                raise_at(place_of(piece, self._name, first), error)
+            rejected.append(rejected_row(piece, first, error))
+
+        for first, n_rows, (table, kept) in halving(self._range(piece), [(0, len(piece))], failed):
+            tables.append(canonical_table(table))
+            parents.append(first + (np.arange(n_rows) if kept is None else kept))
+        if on_error == "raise":  # rows that fail only together
+            raise_at(place_of(piece, self._name), error)
+        if not tables:
+            return Prepared(canonical_table(nothing), np.empty(0, np.int64), rejected)
+        return Prepared(pa.concat_tables(tables, promote_options="default"), np.concatenate(parents), rejected)
+
+    def _range(self, piece: FragmentRows) -> Callable[[int, int], tuple[pa.Table, Int64 | None]]:
+        return lambda first, n_rows: self._change(piece.table.slice(first, n_rows))
 
 
 def _expressions(kind: str, options: Mapping[str, Any]) -> list[Expression]:
@@ -308,3 +288,60 @@ def known(table: pa.Table, columns: Sequence[str]) -> list[str]:
     if unknown:
         raise UnknownColumn(f"no column {unknown[0]!r}; there are {table.column_names}")
     return list(columns)
+
+
+# Values that a column holds exactly ---------------------------------------------------------------------------------
+
+
+_TIMES = (datetime.date, datetime.time, datetime.timedelta)
+
+
+def exact_scalar(value: Any, type_: pa.DataType) -> pa.Scalar:
+    """``value`` in a type of Arrow; a ValueError if it would be another one there.
+
+    Floats may be rounded to the precision of the type, but neither overflow nor become 0.
+
+    >>> exact_scalar(2.0, pa.int8()).as_py(), exact_scalar(0.1, pa.float64()).as_py()
+    (2, 0.1)
+    >>> exact_scalar(0.5, pa.int8())
+    Traceback (most recent call last):
+    ValueError: it would become 0
+    """
+    scalar = pa.scalar(value, type_)
+    held = scalar.as_py()
+    if not _is_kept(value, held):
+        raise ValueError(f"it would become {held!r}")
+    return scalar
+
+
+def _is_kept(value: Any, held: Any) -> bool:
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    elif isinstance(value, pa.Scalar):
+        value = value.as_py()
+    if isinstance(value, bool) or isinstance(held, bool):
+        return value is held
+    if isinstance(held, (float, np.floating)):
+        return _is_rounded(float(value), float(held))
+    if isinstance(value, (Mapping, list, tuple)):
+        return _are_kept(value, held)
+    if isinstance(value, str) and isinstance(held, bytes):
+        return value.encode() == held
+    if isinstance(value, bytes) and isinstance(held, str):
+        return value == held.encode()
+    # A whole number stands for a time in the unit of the column.
+    return bool(value == held) or (isinstance(value, int) and isinstance(held, _TIMES))
+
+
+def _is_rounded(value: float, held: float) -> bool:
+    if math.isnan(value) or math.isinf(value):
+        return math.isnan(held) if math.isnan(value) else held == value
+    return math.isfinite(held) and (held != 0 or value == 0)
+
+
+def _are_kept(value: Any, held: Any) -> bool:
+    """A list, or the fields of a struct: Arrow leaves out those that it does not have."""
+    if isinstance(value, Mapping) and isinstance(held, Mapping):
+        return value.keys() <= held.keys() and all(_is_kept(value[name], held[name]) for name in value)
+    parts = list(value.items()) if isinstance(value, Mapping) else value
+    return len(parts) == len(held) and all(map(_is_kept, parts, held))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from poolish import DatasetBuffer, DatasetRecipe
 from poolish.errors import PoolishError, RecipeError, SchemaError
-from poolish.recipes import steps
 from poolish.recipes.engine import LocalEngine
-from poolish.recipes.steps import CalledStep
+from poolish.recipes.steps import called as steps
+from poolish.recipes.steps.called import CalledStep
 from poolish.schema import dtype_and_shape
 from tests.recipes.kitchen import called, content, cut, message_of, numbers, piece
 

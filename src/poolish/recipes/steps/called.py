@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,130 +20,30 @@ import pyarrow as pa
 from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, SchemaError
 from poolish.fingerprints import function_fingerprint, options_fingerprint
-from poolish.recipes.identity import Int64
-from poolish.recipes.joining import TypesDiffer, joined_tables
-from poolish.recipes.made_rows import RowsDisagree, RowsRefused, table_of, table_of_columns
-from poolish.recipes.piece import Piece, canonical_table
+from poolish.recipes.fragment_rows import FragmentRows, Int64, canonical_table
+from poolish.recipes.rows_to_table import (
+    RowsDisagree,
+    RowsRefused,
+    TypesDiffer,
+    joined_tables,
+    table_of,
+    table_of_columns,
+)
+from poolish.recipes.steps.step import (
+    Prepared,
+    Rejected,
+    WrongResult,
+    halving,
+    place_of,
+    raise_at,
+    rejected_row,
+)
 from poolish.recipes.timeouts import Late, TimedCalls
 from poolish.rows import DatasetBuffer
 from poolish.schema import Schema, describe, is_tensor
 
-__all__ = [
-    "BATCH_ROWS",
-    "CalledStep",
-    "Prepared",
-    "Rejected",
-    "Step",
-    "is_registered",
-    "place_of",
-    "reason_of",
-    "register_step",
-    "registered",
-    "registered_names",
-]
-
 #: Rows that a batched step is called with at a time: about a fragment, since four calls cost Arrow 8 % more than one.
 BATCH_ROWS = 65_536
-
-
-class Rejected(NamedTuple):
-    """A row that a step could not prepare."""
-
-    row: int
-    sub: int
-    reason: str
-
-
-class Prepared(NamedTuple):
-    """What a step made of a piece: its rows, from which row of the piece each came, and what was rejected."""
-
-    table: pa.Table
-    parents: Int64
-    rejected: list[Rejected]
-
-
-class Step(Protocol):
-    """Something that is done to rows, each by itself."""
-
-    @property
-    def fingerprint(self) -> str:
-        """What changes when its result does; a RecipeError asks for a version where nobody can tell."""
-
-    def prepare(self, piece: Piece, on_error: str) -> Prepared:
-        """Do it."""
-
-
-_REGISTRY: dict[str, Callable[..., Any]] = {}
-
-
-def register_step(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A function by name, so that recipe files can use it; files never name anything to import.
-
-    >>> @register_step("shout")
-    ... def shout(row):
-    ...     return {**row, "text": row["text"].upper()}
-    >>> registered("shout")({"text": "rye"})
-    {'text': 'RYE'}
-    """
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        from poolish.recipes.built_in import BUILT_IN
-
-        if name in BUILT_IN:
-            raise RecipeError(f"{name!r} is a step that every recipe has; register yours under another name")
-        _REGISTRY[name] = function
-        return function
-
-    return register
-
-
-def registered(name: str) -> Callable[..., Any]:
-    """The function that was registered under a name."""
-    if name not in _REGISTRY:
-        raise RecipeError(
-            f"no step is registered as {name!r}; import the module that has @register_step({name!r}) first"
-        )
-    return _REGISTRY[name]
-
-
-def is_registered(name: str) -> bool:
-    """Whether a step has this name."""
-    return name in _REGISTRY
-
-
-def registered_names() -> tuple[str, ...]:
-    """All names that steps have been registered under, in the order of that."""
-    return tuple(_REGISTRY)
-
-
-class WrongResult(RecipeError):
-    """What a function of the user's returned, or did not return in time; becomes a RecipeError that names the place."""
-
-
-def place_of(piece: Piece, step: str, first: int | None = None, last: int | None = None) -> str:
-    """Where something went wrong, in words; without rows where it is about all of them."""
-    parts = [f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])]
-    if first is not None and last is not None and last > first:
-        parts.append(f"rows {piece.rows[first]} to {piece.rows[last]}")
-    elif first is not None:
-        parts.append(f"row {piece.rows[first]}")
-    return ", ".join([*parts, f"step {step!r}"])
-
-
-def reason_of(error: Exception) -> str:
-    """An error as the reason of a reject."""
-    kind = RecipeError if isinstance(error, WrongResult) else type(error)
-    return f"{kind.__name__}: {error}"
-
-
-def raise_at(place: str, error: Exception) -> NoReturn:
-    """An error with its place: in the message where it is ours, in a note where it is the user's."""
-    if isinstance(error, WrongResult):
-        raise RecipeError(f"{place}: {error}") from error.__cause__
-    if isinstance(error, StopIteration):  # it would end the loop of whoever asks for the next result
-        raise RuntimeError(f"while baking {place}: StopIteration, from next() without a default") from error
-    error.add_note(f"while baking {place}")
-    raise error
 
 
 class CalledStep:
@@ -171,7 +71,7 @@ class CalledStep:
         options = options_fingerprint(self._options, what, self._version)
         return f"{self._name} {function} {self._batched} {options}"
 
-    def prepare(self, piece: Piece, on_error: str) -> Prepared:
+    def prepare(self, piece: FragmentRows, on_error: str) -> Prepared:
         """Call the function for all rows."""
         if not len(piece):
             return Prepared(self._nothing(piece), np.empty(0, np.int64), [])
@@ -185,7 +85,7 @@ class CalledStep:
             self._schemas[piece.table.schema] = made.table.schema
         return made
 
-    def _nothing(self, piece: Piece) -> pa.Table:
+    def _nothing(self, piece: FragmentRows) -> pa.Table:
         return self._schemas.get(piece.table.schema, piece.table.schema).empty_table()
 
     def _called(self, call: Callable[..., Any], given: Any) -> Any:
@@ -196,7 +96,7 @@ class CalledStep:
 
     # -- row by row
 
-    def _by_rows(self, call: Callable[..., Any], piece: Piece, on_error: str) -> Prepared:
+    def _by_rows(self, call: Callable[..., Any], piece: FragmentRows, on_error: str) -> Prepared:
         made: list[Any] = []
         parents: list[int] = []
         rejected: list[Rejected] = []
@@ -226,7 +126,7 @@ class CalledStep:
         return rows
 
     def _fitted(
-        self, made: list[Any], parents: list[int], piece: Piece, on_error: str, rejected: list[Rejected]
+        self, made: list[Any], parents: list[int], piece: FragmentRows, on_error: str, rejected: list[Rejected]
     ) -> Prepared:
         """The rows as a table; rows that do not fit are rejected, with all that their row became."""
         known = Schema.of(piece.table.schema)
@@ -242,38 +142,33 @@ class CalledStep:
                     error = refused.error(first[parent], piece.rows[parent])
                     if on_error == "raise":
                         raise type(error)(f"{place_of(piece, self._name)}, {error}") from None
-                    rejected.append(_rejected(piece, parent, error))
+                    rejected.append(rejected_row(piece, parent, error))
                 kept = [i for i, parent in enumerate(parents) if parent not in first]
                 made, parents = [made[i] for i in kept], [parents[i] for i in kept]
         return Prepared(self._nothing(piece), np.empty(0, np.int64), rejected)
 
-    def _failed(self, error: Exception, piece: Piece, i: int, on_error: str, rejected: list[Rejected]) -> None:
+    def _failed(self, error: Exception, piece: FragmentRows, i: int, on_error: str, rejected: list[Rejected]) -> None:
         if on_error == "raise":
             raise_at(place_of(piece, self._name, i), error)
-        rejected.append(_rejected(piece, i, error))
+        rejected.append(rejected_row(piece, i, error))
 
     # -- batch by batch
 
-    def _by_batches(self, call: Callable[..., Any], piece: Piece, on_error: str) -> Prepared:
+    def _by_batches(self, call: Callable[..., Any], piece: FragmentRows, on_error: str) -> Prepared:
         tables: list[pa.Table] = []
         parents: list[Int64] = []
         rejected: list[Rejected] = []
-        # A stack of batches to do, the next one last: one that fails is replaced by its halves.
-        waiting = [(first, min(BATCH_ROWS, len(piece) - first)) for first in range(0, len(piece), BATCH_ROWS)][::-1]
-        while waiting:
-            first, n_rows = waiting.pop()
-            part = piece if n_rows == len(piece) else piece.slice(first, n_rows)
-            try:
-                table, own = self._batch(call, part)
-            except Exception as error:
-                if on_error == "raise":
-                    raise_at(place_of(part, self._name, 0, n_rows - 1), error)
-                if n_rows == 1:
-                    rejected.append(_rejected(part, 0, error))
-                else:
-                    half = n_rows // 2
-                    waiting += [(first + half, n_rows - half), (first, half)]
-                continue
+
+        def attempt(first: int, n_rows: int) -> tuple[pa.Table, Int64]:
+            return self._batch(call, piece if n_rows == len(piece) else piece.slice(first, n_rows))
+
+        def failed(first: int, n_rows: int, error: Exception) -> None:
+            if on_error == "raise":
+                raise_at(place_of(piece, self._name, first, first + n_rows - 1), error)
+            rejected.append(rejected_row(piece, first, error))
+
+        batches = [(first, min(BATCH_ROWS, len(piece) - first)) for first in range(0, len(piece), BATCH_ROWS)]
+        for first, _, (table, own) in halving(attempt, batches, failed, halve=on_error != "raise"):
             tables.append(table)
             parents.append(own + first if first else own)
         if not tables:
@@ -284,7 +179,7 @@ class CalledStep:
             raise_at(place_of(piece, self._name), error)
         return Prepared(table, parents[0] if len(parents) == 1 else np.concatenate(parents), rejected)
 
-    def _batch(self, call: Callable[..., Any], part: Piece) -> tuple[pa.Table, Int64]:
+    def _batch(self, call: Callable[..., Any], part: FragmentRows) -> tuple[pa.Table, Int64]:
         n_rows, table = len(part), part.table
         given: Any = table
         if self._batched == "columns":
@@ -307,7 +202,7 @@ class CalledStep:
             raise WrongResult(f"step {self._name!r}: parents has one row number below {n_rows} for each row it made")
         return made, own.astype(np.int64)
 
-    def _as_table(self, result: Any, part: Piece, parents: Any) -> pa.Table:
+    def _as_table(self, result: Any, part: FragmentRows, parents: Any) -> pa.Table:
         if isinstance(result, pa.RecordBatch):
             result = pa.Table.from_batches([result])
         if isinstance(result, pa.Table):
@@ -324,10 +219,6 @@ class CalledStep:
             first = min(refused.why)
             is_known = parents is None and first < len(part)
             raise refused.error(first, part.rows[first] if is_known else f"{first} of those it made") from None
-
-
-def _rejected(piece: Piece, i: int, error: Exception) -> Rejected:
-    return Rejected(int(piece.rows[i]), int(piece.subs[i]), reason_of(error))
 
 
 def _checked_timeout(timeout_s: Any, name: str) -> float | None:

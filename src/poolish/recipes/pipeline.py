@@ -13,17 +13,27 @@ import pyarrow.types as kinds
 
 from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
-from poolish.recipes.cache import Baked, Cache, is_one_to_one, key_of
+from poolish.recipes.cache import BakedFragment, Cache, is_one_to_one, key_of
 from poolish.recipes.expressions import Expression
 from poolish.recipes.filters import asked_for, filtered, reject_of
-from poolish.recipes.identity import Int64, below, part_numbers, row_hashes
-from poolish.recipes.piece import Mask, Piece, canonical, canonical_table, joined, workable
+from poolish.recipes.fragment_rows import (
+    FragmentRows,
+    Int64,
+    Mask,
+    below,
+    canonical,
+    canonical_table,
+    joined,
+    part_numbers,
+    row_hashes,
+    workable,
+)
 from poolish.recipes.selection import Candidates
 from poolish.recipes.sources import Fragment, Source, no_rows, selected
 
 
 @dataclass(frozen=True)
-class Work:
+class BoundStep:
     """A step that looks at one row at a time, on the rows that ``where`` selects; ``bit`` marks those it touched."""
 
     name: str
@@ -38,7 +48,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Chain:
+class FragmentPipeline:
     """What is done to each fragment of an ingredient.
 
     Rows are chosen by hash below ``threshold``, or by their numbers where ``chosen`` has them for each fragment.
@@ -50,7 +60,7 @@ class Chain:
     seed: int
     threshold: int
     chosen: dict[tuple[str, int], Int64] | None
-    works: tuple[Work, ...]
+    steps: tuple[BoundStep, ...]
     on_error: str
 
     def key(self, fragment: Fragment) -> str:
@@ -63,22 +73,22 @@ class Chain:
     @cached_property
     def _fingerprint(self) -> str:
         """What decides the result of every fragment."""
-        works = [work.fingerprint for work in self.works]
-        return key_of(self.ingredient, str(self.where), self.seed, works)
+        steps = [bound.fingerprint for bound in self.steps]
+        return key_of(self.ingredient, str(self.where), self.seed, steps)
 
     def is_kept(self, fragment: Fragment, cache: Cache) -> bool:
         """Whether the cache says that it holds them; it may turn out to be damaged."""
         found = cache.look(self.key(fragment), with_rejects=self.on_error != "raise")
         return found is not None and (found[0] == self.threshold or (found[0] > self.threshold and found[1]))
 
-    def kept(self, fragment: Fragment, cache: Cache | None) -> Baked | None:
+    def kept(self, fragment: Fragment, cache: Cache | None) -> BakedFragment | None:
         """The rows of a fragment, prepared, as far as the cache holds them."""
         found = None if cache is None else cache.get(self.key(fragment))
         if found is None or found.threshold < self.threshold or (found.rejects and self.on_error == "raise"):
             return None
         return self._fewer(found)
 
-    def _fewer(self, found: Baked) -> Baked | None:
+    def _fewer(self, found: BakedFragment) -> BakedFragment | None:
         """A kept result for a lower threshold: the same rows, of which those that are not chosen any more are masked.
 
         Where steps dropped or added rows, nobody knows any more how many of those would have been chosen, and where a
@@ -91,43 +101,45 @@ class Chain:
             return None
         mask = below(self._hashes(found.piece), self.threshold)
         n_left = int(np.count_nonzero(mask))
-        if self.works and not (n_left and _tells_types(found, mask)):
+        if self.steps and not (n_left and _tells_types(found, mask)):
             return None
         after = {"in": n_left, "out": n_left, "alike": 1}
-        counts = [{**found.counts[0], "out": n_left}, *(dict(after) for _ in self.works)]
+        counts = [{**found.counts[0], "out": n_left}, *(dict(after) for _ in self.steps)]
         piece = replace(found.piece, mask=mask) if n_left else found.piece.keep(mask)
         return replace(found, piece=piece, counts=counts, threshold=self.threshold)
 
-    def in_recipe(self, piece: Piece) -> Piece:
+    def in_recipe(self, piece: FragmentRows) -> FragmentRows:
         """The piece with its steps numbered as they stand in the recipe."""
-        if all(work.bit == i for i, work in enumerate(self.works)):
+        if all(bound.bit == i for i, bound in enumerate(self.steps)):
             return piece
         steps = np.zeros_like(piece.steps)
-        for i, work in enumerate(self.works):
-            steps |= (piece.steps >> i & 1) << work.bit
+        for i, bound in enumerate(self.steps):
+            steps |= (piece.steps >> i & 1) << bound.bit
         return replace(piece, steps=steps)
 
-    def _hashes(self, piece: Piece) -> Any:
+    def _hashes(self, piece: FragmentRows) -> Any:
         return self._hashes_of(piece, piece.rows)
 
-    def _hashes_of(self, piece: Piece, rows: Int64) -> Any:
+    def _hashes_of(self, piece: FragmentRows, rows: Int64) -> Any:
         return row_hashes(self.seed, "pick", piece.ingredient, piece.name, rows)
 
-    def nothing(self, name: str) -> Piece:
+    def nothing(self, name: str) -> FragmentRows:
         """No rows, with the columns that the source has."""
         table = canonical_table(selected(no_rows(self.source.schema()), self.columns()))
-        return Piece.read(self.ingredient, name, table, np.empty(0, np.int64))
+        return FragmentRows.read(self.ingredient, name, table, np.empty(0, np.int64))
 
     def columns(self) -> list[str] | None:
         """The columns that are needed, where the first step leaves the others out."""
-        if not self.works or getattr(self.works[0].step, "needs", None) is None or self.works[0].where is not None:
+        if not self.steps or getattr(self.steps[0].step, "needs", None) is None or self.steps[0].where is not None:
             return None
-        needs = list(self.works[0].step.needs)
+        needs = list(self.steps[0].step.needs)
         if not set(needs) <= set(self.source.schema().names):
             return None  # the step itself says what is wrong with a name that is not there, and which are
         return self._with_filter(needs)
 
-    def choose(self, piece: Piece, fragment: Fragment, count: dict[str, int], rejects: list[dict[str, Any]]) -> Piece:
+    def choose(
+        self, piece: FragmentRows, fragment: Fragment, count: dict[str, int], rejects: list[dict[str, Any]]
+    ) -> FragmentRows:
         """The rows of a piece that pass the filter and are chosen."""
         # One mask for filter and choice: filtering a table costs more than hashing its row numbers.
         mask = np.ones(len(piece), bool)
@@ -151,7 +163,7 @@ class Chain:
         found = None if cache is None else cache.get(key)
         piece = self._candidates(fragment, column, tokens) if found is None else found.piece
         if cache is not None and found is None:
-            cache.put(key, Baked(piece))
+            cache.put(key, BakedFragment(piece))
         values = None if column is None else piece.table.column("value")
         counts = None if tokens is None else piece.table.column("tokens").to_numpy()
         return Candidates((fragment.name, fragment.number), piece.rows, self._hashes(piece), values, counts)
@@ -161,7 +173,7 @@ class Chain:
         about = [fragment.name, fragment.number, fragment.fingerprint, column, tokens]
         return key_of("candidates", self.ingredient, str(self.where), *about)
 
-    def _candidates(self, fragment: Fragment, column: str | None, tokens: str | None) -> Piece:
+    def _candidates(self, fragment: Fragment, column: str | None, tokens: str | None) -> FragmentRows:
         needed = {"value": column, "tokens": tokens}
         asked = [name for name in needed.values() if name is not None]
         for name in asked:
@@ -170,7 +182,7 @@ class Chain:
         for table, rows in self.source.read(fragment, self._with_filter(asked), self.where):
             table, kept = workable(table), rows
             if self.where is not None:
-                whole = Piece.read(self.ingredient, fragment.name, table, rows)
+                whole = FragmentRows.read(self.ingredient, fragment.name, table, rows)
                 mask = filtered(whole, self.where, self.on_error, [])[0]
                 # Columns that only the filter looks at are not needed any more.
                 table, kept = table.select(list(dict.fromkeys(asked))).filter(pa.array(mask)), rows[mask]
@@ -179,11 +191,11 @@ class Chain:
                 told["tokens"] = _counts(told["tokens"], tokens, self.ingredient)
             # A table without columns has no rows either, so there is always one.
             told = told or {"value": pa.nulls(len(kept))}
-            pieces.append(Piece.read(self.ingredient, fragment.name, canonical_table(pa.table(told)), kept))
+            pieces.append(FragmentRows.read(self.ingredient, fragment.name, canonical_table(pa.table(told)), kept))
         if pieces:
             return joined(pieces)
         empty = pa.table({"value": pa.nulls(0), "tokens": pa.array([], pa.int64())})
-        return Piece.read(self.ingredient, fragment.name, empty, np.empty(0, np.int64))
+        return FragmentRows.read(self.ingredient, fragment.name, empty, np.empty(0, np.int64))
 
     def _with_filter(self, names: list[str]) -> list[str] | None:
         """These columns and those that the filter looks at; None for all, where nobody knows which those are."""
@@ -194,7 +206,7 @@ class Chain:
         return list(dict.fromkeys([*names, *self.where.top_columns(self.source.schema())]))
 
 
-def _tells_types(found: Baked, mask: Mask) -> bool:
+def _tells_types(found: BakedFragment, mask: Mask) -> bool:
     """Whether any of the rows that are meant would give the columns the types they have."""
     table = found.piece.table
     return all(
@@ -229,24 +241,24 @@ def _counts(column: Any, name: str, ingredient: str) -> Any:
     return column.cast(pa.int64())
 
 
-def prepared(piece: Piece, work: Work, on_error: str, rejects: list[dict[str, Any]]) -> Piece:
+def prepared(piece: FragmentRows, bound: BoundStep, on_error: str, rejects: list[dict[str, Any]]) -> FragmentRows:
     """A piece after one step, on the rows that its filter selects; the others stay, and all keep their places."""
     if not len(piece):  # whatever the step would make of rows, there are none
         return piece
-    piece, chosen = asked_for(piece, work.where, on_error, work.name, rejects)
+    piece, chosen = asked_for(piece, bound.where, on_error, bound.name, rejects)
     if not chosen.any():
         return piece
     part = piece.keep(chosen)
-    made = work.step.prepare(part, on_error)
-    rejects += [reject_of(piece, work.name, rejected) for rejected in made.rejected]
+    made = bound.step.prepare(part, on_error)
+    rejects += [reject_of(piece, bound.name, rejected) for rejected in made.rejected]
     is_one_to_one = len(made.parents) == len(part) and np.array_equal(made.parents, np.arange(len(part)))
     done = part if is_one_to_one else part.rows_of(made.parents)
-    subs = done.subs if is_one_to_one else part_numbers(done.subs, work.name, _nth_of_parent(made.parents))
-    done = replace(done, table=made.table, subs=subs, steps=done.steps | (1 << work.bit))
+    subs = done.subs if is_one_to_one else part_numbers(done.subs, bound.name, _nth_of_parent(made.parents))
+    done = replace(done, table=made.table, subs=subs, steps=done.steps | (1 << bound.bit))
     if not chosen.all():
-        return _back_in_place(piece, chosen, done, made.parents, work.name)
+        return _back_in_place(piece, chosen, done, made.parents, bound.name)
     names = piece.table.column_names
-    if work.where is not None and set(names) == set(done.table.column_names):
+    if bound.where is not None and set(names) == set(done.table.column_names):
         return done.with_table(done.table.select(names))  # as it would be if some rows had not been asked about
     return done
 
@@ -261,7 +273,7 @@ def _nth_of_parent(parents: Int64) -> Int64:
     return nth
 
 
-def _back_in_place(piece: Piece, selected: Mask, done: Piece, parents: Int64, name: str) -> Piece:
+def _back_in_place(piece: FragmentRows, selected: Mask, done: FragmentRows, parents: Int64, name: str) -> FragmentRows:
     rest = piece.keep(~selected)
     if len(done) and set(done.table.column_names) != set(rest.table.column_names):
         raise RecipeError(
@@ -277,68 +289,70 @@ def _back_in_place(piece: Piece, selected: Mask, done: Piece, parents: Int64, na
         ) from None
     places = np.concatenate([np.flatnonzero(~selected), np.flatnonzero(selected)[parents]])
     arrays = {key: np.concatenate([getattr(rest, key), getattr(done, key)]) for key in ("rows", "subs", "steps")}
-    both = Piece(piece.ingredient, piece.name, table.combine_chunks(), **arrays)
+    both = FragmentRows(piece.ingredient, piece.name, table.combine_chunks(), **arrays)
     return both.take(np.argsort(places, kind="stable"))
 
 
-class _Portion:
+class FragmentRun:
     """One fragment on its way through a chain, a table at a time."""
 
-    def __init__(self, chain: Chain, fragment: Fragment) -> None:
-        self._chain, self._fragment, self._columns = chain, fragment, chain.columns()
+    def __init__(self, pipeline: FragmentPipeline, fragment: Fragment) -> None:
+        self._pipeline, self._fragment, self._columns = pipeline, fragment, pipeline.columns()
         self._count = {"in": 0, "null": 0, "filtered": 0, "out": 0}
-        self._pieces: list[Piece] = []
+        self._pieces: list[FragmentRows] = []
         self._rejects: list[dict[str, Any]] = []
 
     def add(self, table: pa.Table, rows: Int64) -> None:
         """Choose among rows that were read."""
         self._count["in"] += len(rows)
         # Others may have asked for more columns.
-        piece = Piece.read(self._chain.ingredient, self._fragment.name, selected(table, self._columns), rows)
-        chosen = self._chain.choose(piece, self._fragment, self._count, self._rejects)
+        piece = FragmentRows.read(self._pipeline.ingredient, self._fragment.name, selected(table, self._columns), rows)
+        chosen = self._pipeline.choose(piece, self._fragment, self._count, self._rejects)
         self._pieces.append(canonical(chosen))
 
-    def baked(self, cache: Cache | None, read_s: float) -> Baked:
+    def baked(self, cache: Cache | None, read_s: float) -> BakedFragment:
         """What the steps make of the rows that were chosen, which took so long to read."""
-        chain, fragment, count = self._chain, self._fragment, self._count
-        piece = joined(self._pieces) if self._pieces else chain.nothing(fragment.name)
+        pipeline, fragment, count = self._pipeline, self._fragment, self._count
+        piece = joined(self._pieces) if self._pieces else pipeline.nothing(fragment.name)
         if fragment.n_rows is not None:  # rows that were not read, because the filter cannot hold for them
             count["filtered"] += fragment.n_rows - count["in"]
             count["in"] = fragment.n_rows
         count["out"] = len(piece)
         counts, given = [count], {field.name: str(field.type) for field in piece.table.schema}
         seconds = [read_s]
-        for i, work in enumerate(chain.works):
+        for i, bound in enumerate(pipeline.steps):
             before, started = piece, time.perf_counter()
             # Numbered as they stand here: where they stand in the recipe is not part of what is kept.
-            piece = prepared(piece, replace(work, bit=i), chain.on_error, self._rejects)
+            piece = prepared(piece, replace(bound, bit=i), pipeline.on_error, self._rejects)
             alike = np.array_equal(piece.rows, before.rows) and np.array_equal(piece.subs, before.subs)
             counts.append({"in": len(before), "out": len(piece), "alike": int(alike)})
             seconds.append(time.perf_counter() - started)
-        baked = Baked(piece, counts, self._rejects, chain.threshold, given=given, seconds=seconds)
+        baked = BakedFragment(piece, counts, self._rejects, pipeline.threshold, given=given, seconds=seconds)
         if cache is not None:
-            cache.put(chain.key(fragment), baked)
+            cache.put(pipeline.key(fragment), baked)
         return baked
 
 
-def bake_together(chains: Sequence[Chain], fragment: Fragment, cache: Cache | None) -> list[Baked]:
+def bake_together(
+    pipelines: Sequence[FragmentPipeline], fragment: Fragment, cache: Cache | None
+) -> list[BakedFragment]:
     """One fragment for several ingredients: it is read once for all of them, and no more of it is held than a table."""
-    if len(chains) == 1:
-        tables = chains[0].source.read(fragment, chains[0].columns(), chains[0].where)
+    if len(pipelines) == 1:
+        tables = pipelines[0].source.read(fragment, pipelines[0].columns(), pipelines[0].where)
     else:
-        tables = chains[0].source.read(fragment, _all_columns(chains), None)
+        tables = pipelines[0].source.read(fragment, _all_columns(pipelines), None)
     started = time.perf_counter()
-    portions = [_Portion(chain, fragment) for chain in chains]
+    runs = [FragmentRun(pipeline, fragment) for pipeline in pipelines]
     for table, rows in tables:
         table = workable(table)
-        for portion in portions:
-            portion.add(table, rows)
-    read_s = (time.perf_counter() - started) / len(portions)
-    return [portion.baked(cache, read_s) for portion in portions]
+        for run in runs:
+            run.add(table, rows)
+    read_s = (time.perf_counter() - started) / len(runs)
+    return [run.baked(cache, read_s) for run in runs]
 
 
-def _all_columns(chains: Sequence[Chain]) -> list[str] | None:
-    asked = [chain.columns() for chain in chains]
+def _all_columns(pipelines: Sequence[FragmentPipeline]) -> list[str] | None:
+    asked = [pipeline.columns() for pipeline in pipelines]
     if any(columns is None for columns in asked):
         return None
     return list(dict.fromkeys(name for columns in asked for name in columns or ()))

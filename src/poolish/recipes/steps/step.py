@@ -1,0 +1,110 @@
+"""What a step is, and what happens to rows that it fails for.
+
+    row-local   prepare(piece, on_error) -> Prepared          each fragment by itself, cached
+    barrier     see ``barriers``                               all rows at once
+
+With ``on_error="raise"`` a failing row is an error that names its place; otherwise it becomes a ``Rejected`` row.
+Steps work on many rows at once, so ``halving`` finds the ones that fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
+
+import pyarrow as pa
+
+from poolish.errors import RecipeError
+from poolish.recipes.fragment_rows import FragmentRows, Int64
+
+Result = TypeVar("Result")
+
+
+class Rejected(NamedTuple):
+    """A row that a step failed for."""
+
+    row: int
+    sub: int
+    reason: str
+
+
+class Prepared(NamedTuple):
+    """The rows a step returns, the position of each one's parent in the input, and the rejected rows."""
+
+    table: pa.Table
+    parents: Int64
+    rejected: list[Rejected]
+
+
+class Step(Protocol):
+    """A row-local step: what it does to a row depends on that row alone."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever its results do; raises ``Unfingerprintable`` if that cannot be known without a version."""
+
+    def prepare(self, piece: FragmentRows, on_error: str) -> Prepared:
+        """Apply the step to all rows of a fragment."""
+
+
+class WrongResult(RecipeError):
+    """A user's function returned the wrong thing, or nothing in time; reported as a RecipeError with its place."""
+
+
+def place_of(piece: FragmentRows, step: str, first: int | None = None, last: int | None = None) -> str:
+    """The ingredient, file, rows and step for an error message; without rows where all are concerned."""
+    parts = [f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])]
+    if first is not None and last is not None and last > first:
+        parts.append(f"rows {piece.rows[first]} to {piece.rows[last]}")
+    elif first is not None:
+        parts.append(f"row {piece.rows[first]}")
+    return ", ".join([*parts, f"step {step!r}"])
+
+
+def rejected_row(piece: FragmentRows, i: int, error: Exception) -> Rejected:
+    """Row ``i`` of a fragment, rejected because of an error."""
+    kind = RecipeError if isinstance(error, WrongResult) else type(error)
+    return Rejected(int(piece.rows[i]), int(piece.subs[i]), f"{kind.__name__}: {error}")
+
+
+def raise_at(place: str, error: Exception) -> NoReturn:
+    """Raise an error with its place: in the message of our errors, in a note on the user's."""
+    if isinstance(error, WrongResult):
+        raise RecipeError(f"{place}: {error}") from error.__cause__
+    if isinstance(error, StopIteration):  # it would end the loop that asks for the next result
+        raise RuntimeError(f"while baking {place}: StopIteration, from next() without a default") from error
+    error.add_note(f"while baking {place}")
+    raise error
+
+
+def halving(
+    attempt: Callable[[int, int], Result],
+    ranges: Iterable[tuple[int, int]],
+    failed: Callable[[int, int, Exception], None],
+    *,
+    halve: bool = True,
+) -> Iterator[tuple[int, int, Result]]:
+    """Yield ``(first, n_rows, attempt(first, n_rows))`` for ranges of rows, in order.
+
+    A range that fails is split in half until single rows fail: these go to ``failed``, which may raise. With
+    ``halve=False`` a failing range goes there whole.
+
+    >>> numbers, bad = [4, 2, 0, 1], []
+    >>> def attempt(first, n_rows):
+    ...     return [8 // n for n in numbers[first : first + n_rows]]
+    >>> [made for _, _, made in halving(attempt, [(0, 4)], lambda first, n_rows, error: bad.append(first))], bad
+    ([[2, 4], [8]], [2])
+    """
+    waiting = list(ranges)[::-1]  # the next range last
+    while waiting:
+        first, n_rows = waiting.pop()
+        try:
+            result = attempt(first, n_rows)
+        except Exception as error:
+            if halve and n_rows > 1:
+                half = n_rows // 2
+                waiting += [(first + half, n_rows - half), (first, half)]
+            else:
+                failed(first, n_rows, error)
+            continue
+        yield first, n_rows, result
