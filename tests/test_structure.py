@@ -26,9 +26,10 @@ from tests.import_graph import ROOT, cycles, graph, imports, module_name, packag
 FLOORS: tuple[set[str], ...] = (
     {"printable"},
     {"concurrency", "errors", "fixed", "health"},
-    {"kernels", "html", "grammar"},
+    {"kernels", "html"},
     {"seeds", "files", "versions"},
     {"schema", "runs", "fingerprints", "content"},
+    {"expressions"},
     {"guards"},
     {"rows", "tokens"},
     {"recipes", "serve", "load"},

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from poolish.expressions import as_expression
 from poolish.recipes import col
-from poolish.recipes.expressions import as_expression
 from poolish.recipes.sources.files import FileSource
 from poolish.recipes.sources.pruning import Range, answers, can_prune, is_out_of_range
 
@@ -166,7 +166,7 @@ def test_only_row_groups_that_may_hold_are_read(tmp_path, where, groups):
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=10)
     source = FileSource(tmp_path / "a.parquet", "ingredient 'a'")
-    from poolish.recipes.expressions import as_expression
+    from poolish.expressions import as_expression
 
     read = [part for fragment in source.fragments() for part in source.read(fragment, None, as_expression(where))]
 

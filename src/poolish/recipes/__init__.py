@@ -1,6 +1,6 @@
 """Datasets as recipes: declared, repeatable, and baked again only where something changed."""
 
-from poolish.recipes.expressions import Expression, col
+from poolish.expressions import Expression, col
 from poolish.recipes.instructions import AddIngredient, PrepareStep, stratified, top
 from poolish.recipes.recipe import DatasetRecipe, bake
 from poolish.recipes.report import BakeResult

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import CorruptDataError
+from poolish.expressions import EVALUATOR_VERSION
 from poolish.files import checksum_hex, local_path, publish, sweep
 from poolish.recipes.fragment_rows import FragmentRows, Int64
 
@@ -57,7 +58,8 @@ class BakedFragment:
 
 def key_of(*parts: Any) -> str:
     """The key of a result that depends on these parts and on nothing else."""
-    return blake2b(json.dumps((_KEYS, *parts), sort_keys=True, default=str).encode(), digest_size=20).hexdigest()
+    described = json.dumps((_KEYS, EVALUATOR_VERSION, *parts), sort_keys=True, default=str)
+    return blake2b(described.encode(), digest_size=20).hexdigest()
 
 
 def local_cache(path: str | os.PathLike[str]) -> Path:

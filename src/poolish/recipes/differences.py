@@ -18,9 +18,9 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish.errors import RecipeError
+from poolish.expressions import Expression, as_expression
 from poolish.fingerprints import function_fingerprint
 from poolish.printable import printable
-from poolish.recipes.expressions import Expression, as_expression
 from poolish.recipes.fragment_rows import Int64
 from poolish.recipes.instructions import AddIngredient, Instruction
 from poolish.recipes.lineage import BakedRows

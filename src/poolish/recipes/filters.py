@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from poolish.concurrency import cached_property
 from poolish.errors import PoolishError
+from poolish.expressions import Expression, as_expression
 from poolish.fingerprints import check_attributes, function_fingerprint
-from poolish.recipes.expressions import Expression, as_expression
 from poolish.recipes.fragment_rows import FragmentRows, Mask, bound_to
 from poolish.recipes.steps.step import Rejected, halving, place_of, raise_at, rejected_row
 from poolish.rows import DatasetBuffer

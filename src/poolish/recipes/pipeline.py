@@ -13,8 +13,8 @@ import pyarrow.types as kinds
 
 from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
+from poolish.expressions import Expression
 from poolish.recipes.cache import BakedFragment, Cache, is_one_to_one, key_of
-from poolish.recipes.expressions import Expression
 from poolish.recipes.filters import asked_for, filtered, reject_of
 from poolish.recipes.fragment_rows import (
     FragmentRows,

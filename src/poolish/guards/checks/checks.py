@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from poolish.errors import ConfigError
+from poolish.errors import ConfigError, RecipeError, UnknownColumn
+from poolish.expressions import Expression
 from poolish.guards.checks.verdicts import Level
-from poolish.guards.expressions import Expression
 from poolish.guards.leaves import Column, Leaves, Mask, Rows, Unfit
 from poolish.schema import describe, dtype_and_shape, is_tensor
 
@@ -328,7 +328,7 @@ class Unique:
 
 @dataclass(frozen=True)
 class Holds:
-    """An expression over columns is true; see poolish/grammar.py."""
+    """An expression over columns is true or unknown; see poolish/expressions."""
 
     text: str
     expression: Expression = field(compare=False, repr=False)
@@ -346,7 +346,12 @@ class Holds:
         return "meaning"
 
     def bad(self, rows: Rows) -> Mask | None:
-        return ~self.expression.holds(rows)
+        # Without columns to read, one is needed for the number of rows.
+        table = rows.to_arrow(self.columns or rows.names[:1])
+        try:
+            return ~self.expression.passes(table)
+        except (RecipeError, UnknownColumn) as error:
+            raise Unfit(str(error)) from None
 
 
 @dataclass(frozen=True)

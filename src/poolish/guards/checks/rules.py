@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from poolish.errors import ConfigError, SchemaError
+from poolish.expressions import parse
 from poolish.guards.checks.checks import (
     FAMILIES,
     Custom,
@@ -36,7 +37,6 @@ from poolish.guards.checks.checks import (
     check_named,
     whole_text,
 )
-from poolish.guards.expressions import parse
 from poolish.schema import Field, describe
 
 

@@ -158,7 +158,7 @@ class Suite:
         return self._add("expect", {"column": column, **rules, "severity": severity})
 
     def expect_rows(self, rule: str, *, severity: Severity = "error") -> Self:
-        """An expression that every row makes true: ``"end >= start and price > 0"``; see poolish/grammar.py."""
+        """An expression that every row makes true: ``"end >= start and price > 0"``; see docs/recipes.md."""
         return self._add("rows", {"rule": rule, "severity": severity})
 
     def expect_unique(self, *columns: str, severity: Severity = "error") -> Self:

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import PoolishError
-from poolish.grammar import COMPARISONS, FLIPPED, Node
-from poolish.recipes.expressions import Expression
+from poolish.expressions import Expression
+from poolish.expressions.nodes import COMPARISONS, FLIPPED, Node
 from poolish.recipes.sources.source import no_rows
 
 Answers = frozenset[bool | None]
@@ -69,39 +69,39 @@ def is_out_of_range(where: Expression, group: Any, schema: pa.Schema) -> bool:
 def answers(node: Node, ranges: Mapping[str, Range]) -> Answers:
     """All that a row within these ranges may answer to a condition, and possibly more.
 
-    >>> from poolish.recipes.expressions import parse
+    >>> from poolish.expressions import parse
     >>> sorted(answers(parse("n > 5 or n < 1")._root, {"n": Range(2, 4, has_nulls=False)}))
     [False]
     >>> sorted(answers(parse("n > 3")._root, {"n": Range(2, 4, has_nulls=False)}))
     [False, True]
     """
-    if node.what == "constant":
+    if node.op == "constant":
         return frozenset({node.value}) if isinstance(node.value, bool) else ANY
-    if node.what in ("and", "or", "not"):
-        return _logic(node, *(answers(part, ranges) for part in node.parts))
-    if node.what == "column":
+    if node.op in ("and", "or", "not"):
+        return _logic(node, *(answers(arg, ranges) for arg in node.args))
+    if node.op == "column":
         return _asked(ranges.get(node.value), lambda low, high: (high is not False, low is not True))
-    if node.what in COMPARISONS:
+    if node.op in COMPARISONS:
         return _comparison(node, ranges)
-    if not node.parts or node.parts[0].what != "column":
+    if not node.args or node.args[0].op != "column":
         return ANY
-    range_ = ranges.get(node.parts[0].value)
-    if node.what == "is_null" and range_ is not None:
+    range_ = ranges.get(node.args[0].value)
+    if node.op == "is_null" and range_ is not None:
         return frozenset({True} if not range_.has_values else {False, True} if range_.has_nulls else {False})
-    if node.what == "in":
+    if node.op == "in":
         return _asked(range_, lambda low, high: _among(node.value, low, high))
-    if node.what == "starts_with":
+    if node.op == "starts_with":
         return _asked(range_, lambda low, high: (_may_start(node.value, low, high), True))
     return ANY
 
 
-def _logic(node: Node, *parts: Answers) -> Answers:
-    if node.what == "not":
-        return frozenset(None if answer is None else not answer for answer in parts[0])
-    decisive = node.what == "or"
+def _logic(node: Node, *args: Answers) -> Answers:
+    if node.op == "not":
+        return frozenset(None if answer is None else not answer for answer in args[0])
+    decisive = node.op == "or"
     found: set[bool | None] = set()
-    for left in parts[0]:
-        for right in parts[1]:
+    for left in args[0]:
+        for right in args[1]:
             known = {left, right}
             found.add(decisive if decisive in known else None if None in known else not decisive)
     return frozenset(found)
@@ -120,10 +120,10 @@ def _asked(range_: Range | None, ask: Callable[[Any, Any], tuple[bool, bool]]) -
 
 
 def _comparison(node: Node, ranges: Mapping[str, Range]) -> Answers:
-    sign, (left, right) = node.what, node.parts
-    if left.what != "column":
+    sign, (left, right) = node.op, node.args
+    if left.op != "column":
         sign, left, right = FLIPPED[sign], right, left
-    if left.what != "column":
+    if left.op != "column":
         return ANY
     constant = _constant(right)
     if constant is None:
@@ -179,9 +179,9 @@ def _may_start(prefix: str, low: Any, high: Any) -> bool:
 
 def _constant(node: Node) -> Any:
     """The value of a constant, as ranges have it; None if it is none."""
-    if node.what == "constant":
+    if node.op == "constant":
         return node.value
-    if node.what != "cast" or node.parts[0].what != "constant":
+    if node.op != "cast" or node.args[0].op != "constant":
         return None
     try:
         scalar = Expression(node).values(pa.table({"row": [0]}))[0]
@@ -260,10 +260,10 @@ def _bounds(statistics: Any, type_: pa.DataType) -> tuple[Any, Any]:
 
 def _cannot_fail(node: Node) -> bool:
     """Whether a condition has an answer for every row, whatever the values are, given that its types fit."""
-    if node.what in ("constant", "column"):
+    if node.op in ("constant", "column"):
         return True
-    if node.what in COMPARISONS:
-        sides = [part for part in node.parts if _constant(part) is None]
+    if node.op in COMPARISONS:
+        sides = [arg for arg in node.args if _constant(arg) is None]
         return len(sides) <= 1 and all(map(_cannot_fail, sides))
     known = ("and", "or", "not", "in", "is_null", "is_finite", *_QUESTIONS, *_CHANGES)
-    return node.what in known and all(map(_cannot_fail, node.parts))
+    return node.op in known and all(map(_cannot_fail, node.args))

@@ -20,9 +20,9 @@ import pyarrow.types as kinds
 
 from poolish.content import content_of
 from poolish.errors import RecipeError
+from poolish.expressions import col
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine
-from poolish.recipes.expressions import col
 from poolish.recipes.fragment_rows import Int64, row_hashes, workable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
+from poolish.expressions import Expression, as_expression, as_value
 from poolish.fingerprints import options_fingerprint
-from poolish.recipes.expressions import Expression, as_expression, as_value
 from poolish.recipes.fragment_rows import INGREDIENT, FragmentRows, Int64, canonical_table
 from poolish.recipes.steps.step import Prepared, Rejected, WrongResult, halving, place_of, raise_at, rejected_row
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import RecipeError
+from poolish.expressions import Expression, as_expression, as_value
 from poolish.files import checksum_hex
 from poolish.fingerprints import function_fingerprint
-from poolish.recipes.expressions import Expression, as_expression, as_value
 from poolish.recipes.filters import RowPredicate
 from poolish.recipes.instructions import AddIngredient, Instruction, PrepareStep
 from poolish.recipes.recipe import DatasetRecipe

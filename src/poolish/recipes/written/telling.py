@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from poolish.errors import RecipeError
-from poolish.recipes.expressions import Expression
+from poolish.expressions import Expression
 from poolish.recipes.instructions import AddIngredient, Instruction, Pick, PrepareStep
 from poolish.recipes.recipe import DatasetRecipe
 from poolish.recipes.steps import registry as steps

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import PoolishError
+from poolish.expressions import Expression, as_expression
 from poolish.files.documents import MAX_DEPTH
-from poolish.recipes.expressions import Expression, as_expression
 
 
 @dataclass

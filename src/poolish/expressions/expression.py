@@ -2,18 +2,17 @@
 
     col.name, operators, methods --+
                                    +--> Expression, a tree of Nodes --types of a table--> Arrow compute, pushed filter
-    text --poolish/grammar.py -----+      |
+    text --grammar.py -------------+      |
                                           +--str()--> text of the same grammar, which parses to the same tree
                                           `--bind()--> the same with constants in place of columns
 
-An expression knows no types; they come with the table or schema it meets, and decide what may meet what: a text is
-never compared with a number. Null is unknown, as in SQL. How exactly numbers meet is told in rules.py.
+An expression has no types; they come with the table or schema it meets, and decide what may be compared: text is never
+compared with a number. evaluate.py describes nulls, zero divisors and overflow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,29 +22,19 @@ from numpy.typing import NDArray
 
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
-from poolish.grammar import WORDS, Node, parse_node, walk
-from poolish.recipes.expressions.binding import bound, is_bool
-from poolish.recipes.expressions.evaluation import build, column_names, plain, type_at
-from poolish.recipes.expressions.nodes import (
-    FUNCTIONS,
-    check_limits,
-    checked_argument,
-    constant_node,
-    negative_node,
-    utf8,
-)
-from poolish.recipes.expressions.parts import Part, as_array, kind_of
-from poolish.recipes.expressions.text import canonical, short, text_of
+from poolish.expressions.evaluate import EVALUATOR_VERSION, bind, column_operand, evaluate, find_column, is_decided
+from poolish.expressions.grammar import parse_node
+from poolish.expressions.nodes import Node, check_limits, checked_argument, constant_node, negative_node, utf8, walk
+from poolish.expressions.rules import Operand, as_array, kind_of
+from poolish.expressions.text import canonical, short, text_of
 
-__all__ = ["Expression", "as_expression", "as_value", "col", "parse"]
-
-MAX_CHARACTERS = 4_194_304  # an expression may list many values
+Mask = NDArray[np.bool_]
 
 
 class Expression:
-    """What is asked of each row, as a value: immutable, hashable by its text, built with operators or by ``parse``.
+    """A condition or value of each row: immutable, hashable by its text, built with operators or by ``parse``.
 
-    ``==`` builds a new expression; ``same_as`` tells whether two are the same.
+    ``==`` builds a new expression; ``same_as`` compares two.
 
     >>> where = (col.lang == "en") & (col.quality > 0.7)
     >>> where
@@ -81,8 +70,8 @@ class Expression:
     def __hash__(self) -> int:
         return hash(self._text)
 
-    def __fingerprint__(self) -> str:
-        return self._text
+    def __fingerprint__(self) -> tuple[int, str]:
+        return EVALUATOR_VERSION, self._text
 
     def same_as(self, other: object) -> bool:
         """Whether the other is an expression with the same text, so the same tree."""
@@ -100,11 +89,11 @@ class Expression:
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The columns it reads, in the order of their appearance."""
-        return tuple(dict.fromkeys(node.value for node in walk(self._root) if node.what == "column"))
+        return tuple(dict.fromkeys(node.value for node in walk(self._root) if node.op == "column"))
 
     def top_columns(self, schema: pa.Schema) -> tuple[str, ...]:
         """The columns of a schema that have to be read: ``meta`` for the field ``meta.lang`` of a struct."""
-        return tuple(dict.fromkeys(schema.field(self._found(name, schema)[0]).name for name in self.columns))
+        return tuple(dict.fromkeys(self._found(name, schema)[0] for name in self.columns))
 
     # What it gives ----------------------------------------------------------------------------------------------
 
@@ -114,17 +103,36 @@ class Expression:
         >>> (col.n * 2 + 1).values(pa.table({"n": [1, None]})).to_pylist()
         [3, None]
         """
-        return as_array(self._evaluated(table), table.num_rows)
+        return as_array(self._evaluated(table).arrow(), table.num_rows)
 
-    def mask(self, table: pa.Table | pa.RecordBatch) -> tuple[NDArray[np.bool_], int]:
-        """Which rows it is true for, and for how many the answer is unknown; those are not kept."""
-        answers = self._evaluated(table, wants_bool=True)
-        if isinstance(answers, pa.Scalar):
-            known = answers.as_py()
-            return np.full(table.num_rows, known is True), table.num_rows if known is None else 0
-        n_unknown = answers.null_count
-        kept = answers.fill_null(False) if n_unknown else answers
-        return np.asarray(as_array(kept, table.num_rows).to_numpy(zero_copy_only=False), np.bool_), n_unknown
+    def mask(self, table: pa.Table | pa.RecordBatch) -> tuple[Mask, int]:
+        """Which rows a filter keeps: those it is true for; and how many it drops because the answer is unknown."""
+        answers = self._answers(table)
+        return _filled(answers, False), answers.null_count
+
+    def passes(self, table: pa.Table | pa.RecordBatch) -> Mask:
+        """Which rows a check lets pass: those it is true or unknown for.
+
+        A row that cannot be evaluated, because a number overflows or a value cannot be cast, does not pass; if that is
+        every row, it is an error.
+
+        >>> parse("end >= start").passes(pa.table({"start": [1, 5, None], "end": [2, 4, 4]}))
+        array([ True, False,  True])
+        """
+        passing, n_failed = np.zeros(table.num_rows, np.bool_), 0
+        waiting = [(0, table.num_rows)]
+        while waiting:
+            first, n_rows = waiting.pop()
+            try:
+                passing[first : first + n_rows] = _filled(self._answers(table.slice(first, n_rows)), True)
+            except RecipeError:
+                if n_rows == table.num_rows:
+                    self._answers(table.slice(0, 0))  # raises if types are the reason, not values
+                half, n_failed = n_rows // 2, n_failed + (n_rows == 1)
+                if n_failed == table.num_rows:
+                    raise
+                waiting += [(first + half, n_rows - half), (first, half)] if half else []
+        return passing
 
     def to_arrow(self, schema: pa.Schema) -> pc.Expression:
         """The same for Arrow, to be pushed into a dataset, parquet or ``table.filter`` with columns of these types.
@@ -145,44 +153,37 @@ class Expression:
         (parse('score > 0'), False)
         """
         nodes = {name: constant_node(value) for name, value in constants.items()}
-        root = bound(self._root, nodes)
-        return bool(root.value) if is_bool(root) else Expression(root)
+        root = bind(self._root, nodes)
+        return bool(root.value) if is_decided(root) else Expression(root)
 
-    def _evaluated(self, table: pa.Table | pa.RecordBatch, *, wants_bool: bool = False) -> Any:
+    def _answers(self, table: pa.Table | pa.RecordBatch) -> pa.Array:
+        operand = self._evaluated(table)
+        if kind_of(operand.type) not in ("bool", "null"):
+            raise RecipeError(
+                f"expression {short(self._text)} gives {operand.type}, not true or false; compare it with something"
+            )
+        return as_array(operand.arrow(pa.bool_()), table.num_rows)
+
+    def _evaluated(self, table: pa.Table | pa.RecordBatch) -> Operand:
         def column(path: tuple[str, ...]) -> Any:
             whole = table.column(table.schema.get_field_index(path[0]))
             return pc.struct_field(whole, list(path[1:])) if path[1:] else whole
 
-        part = self._built(table.schema, column).decoded()
-        if wants_bool and kind_of(part.type) not in ("bool", "null"):
-            raise RecipeError(
-                f"expression {short(self._text)} gives {part.type}, not true or false; compare it with something"
-            )
-        return part.arrow(pa.bool_()) if wants_bool else part.arrow()
+        return self._built(table.schema, column).decoded()
 
-    def _built(self, schema: pa.Schema, column: Callable[[tuple[str, ...]], Any]) -> Part:
-        def leaf(node: Node) -> Part:
-            path = self._found(node.value, schema)
-            return plain(Part(node, type_at(schema, path), column(path)))
-
+    def _built(self, schema: pa.Schema, column: Callable[[tuple[str, ...]], Any]) -> Operand:
         try:
-            return build(self._root, leaf)
-        except RecipeError as error:
-            raise RecipeError(f"expression {short(self._text)}: {error}") from None
+            return evaluate(self._root, lambda node: column_operand(node, schema, column))
+        except (RecipeError, UnknownColumn) as error:
+            raise type(error)(f"expression {short(self._text)}: {error}") from None
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise RecipeError(f"expression {short(self._text)}: {error}") from error
 
     def _found(self, name: str, schema: pa.Schema) -> tuple[str, ...]:
-        """The column itself, else the field of a struct that the dots lead to."""
-        n_found = len(schema.get_all_field_indices(name))
-        if n_found == 1:
-            return (name,)
-        if n_found > 1:
-            raise RecipeError(f"expression {short(self._text)}: {n_found} columns are called {name!r}; rename them")
-        path = tuple(name.split("."))
-        if len(path) > 1 and type_at(schema, path) is not None:
-            return path
-        raise UnknownColumn(f"expression {short(self._text)}: there is no column {name!r}; {_meant(name, schema)}")
+        try:
+            return find_column(name, schema)
+        except (RecipeError, UnknownColumn) as error:
+            raise type(error)(f"expression {short(self._text)}: {error}") from None
 
     # How it is built --------------------------------------------------------------------------------------------
 
@@ -265,7 +266,7 @@ class Expression:
         nodes = [constant_node(value) for value in values]
         if not nodes:
             raise ConfigError(f"{short(self._text)}: is_in of an empty list would keep no row")
-        if any(node.what != "constant" for node in nodes):
+        if any(node.op != "constant" for node in nodes):
             raise ConfigError(f"{short(self._text)}: a list holds numbers, text and bools; compare times with ==")
         return Expression(Node("in", (self._root,), tuple(node.value for node in nodes)))
 
@@ -328,8 +329,8 @@ class Expression:
         """
         return self._with("cast", checked_argument("cast", type_))
 
-    def _with(self, what: str, value: str | None = None) -> Expression:
-        return Expression(Node(what, (self._root,), value))
+    def _with(self, op: str, value: str | None = None) -> Expression:
+        return Expression(Node(op, (self._root,), value))
 
 
 class _Columns:
@@ -358,16 +359,16 @@ col = _Columns()
 
 
 def parse(text: str) -> Expression:
-    """The expression in a text, which is never run as Python; what it cannot be is a ConfigError that shows where.
+    """The expression in a text, which is never run as Python; a ConfigError shows the place of a mistake.
 
     >>> parse("lang == 'en' and 0.7 < quality <= 1")
     parse("lang == 'en' and (0.7 < quality and quality <= 1)")
     """
-    return Expression(parse_node(text, functions=FUNCTIONS, max_characters=MAX_CHARACTERS))
+    return Expression(parse_node(text))
 
 
 def as_value(value: object) -> Expression | None:
-    """What a column is made of: an expression, as itself or as text, or a number or a bool; None for no value.
+    """An expression for a new column, from an expression, text, a number or a bool; None for no value.
 
     >>> as_value("n + 1"), as_value(1), as_value(None)
     (parse('n + 1'), parse('1'), None)
@@ -393,29 +394,25 @@ def as_expression(value: object) -> Expression:
     raise ConfigError(f"an expression is col.score > 0 or 'score > 0', got {type(value).__name__} {value!r}")
 
 
-def _meant(name: str, schema: pa.Schema) -> str:
-    """What somebody may have meant by a column that is not there."""
-    if name.lower() in ("none", "null"):
-        return "to ask for no value write is_null(column), or not is_null(column)"
-    if name.lower() in WORDS:
-        return f"write {name.lower()}"
-    near = get_close_matches(name, [*column_names(schema)], n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {schema.names}"
-
-
 # Building ---------------------------------------------------------------------------------------------------------
 
 
-def _binary(what: str, left: object, right: object) -> Expression:
-    return Expression(Node(what, (_node(left), _node(right))))
+def _binary(op: str, left: object, right: object) -> Expression:
+    return Expression(Node(op, (_node(left), _node(right))))
 
 
-def _logical(what: str, left: object, right: object) -> Expression:
+def _logical(op: str, left: object, right: object) -> Expression:
     for side in (left, right):
         if not isinstance(side, (Expression, bool, np.bool_)):
             raise TypeError(f"& and | join expressions, got {side!r}; put parentheses, as in (col.a == 1) & col.b")
-    return _binary(what, left, right)
+    return _binary(op, left, right)
 
 
 def _node(value: object) -> Node:
     return value._root if isinstance(value, Expression) else constant_node(value)
+
+
+def _filled(answers: pa.Array, unknown: bool) -> Mask:
+    """Answers as a mask, with this for those that are null."""
+    known = answers.fill_null(unknown) if answers.null_count else answers
+    return np.asarray(known.to_numpy(zero_copy_only=False), np.bool_)

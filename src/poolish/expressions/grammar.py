@@ -1,46 +1,31 @@
 """The grammar of expressions, such as ``end >= start and price > 0``: a small language of our own, never Python's.
 
-    expression   or-parts:   and-parts joined by "or"
-    and-part     not-parts joined by "and";   not-part   ["not"] comparison
-    comparison   sum [op sum ...]             == != < <= > >=, chained as in Python; ["not"] "in" [value, ...]
-    sum          product [+ - product ...];   product    factor [* / % factor ...];   factor   ["-"] value
-    value        12   -1.5e3   "text"   true   false   column   column.part   `any name`   ( expression )
-                 f(expression)   f(expression, "text")
-
-Text becomes a tree of nodes. What a tree means, and which functions ``f`` there are, is said by the rooms: guards ask
-claims of rows, recipes filter and calculate. Both follow trees by recursion, so no tree is deeper than ``MAX_DEPTH``:
-a node that would be cannot be made, neither by the parser nor by operators in Python.
+expression   disjunct ["or" disjunct ...]
+disjunct     conjunct ["and" conjunct ...];   conjunct   ["not"] comparison
+comparison   sum [op sum ...]                 == != < <= > >=, chained as in Python; ["not"] "in" [value, ...]
+sum          product [+ - product ...];       product    factor [* / % factor ...];   factor   ["-"] value
+value        12   -1.5e3   "text"   true   false   column   column.part   `any name`   ( expression )
+             f(expression)   f(expression, "text")                  f is one of nodes.FUNCTIONS
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from poolish.errors import ConfigError, LimitExceeded
-
-__all__ = ["COMPARISONS", "FLIPPED", "MAX_CHARACTERS", "MAX_DEPTH", "MAX_DIGITS", "MAX_NESTING", "WORDS", "Functions",
-           "Node", "parse_node", "walk"]  # fmt: skip
-
-MAX_CHARACTERS = 4_096
-MAX_DIGITS = 1_000
-#: Parentheses in each other: each costs the parser eight or nine calls, of the thousand that Python allows.
-MAX_NESTING = 64
-#: Levels of a tree; a chain such as ``a + b + c`` is as deep as it is long. Following one level takes two calls of the
-#: thousand, so more than half of them are left to the caller. Arrow follows a filter that is pushed down on a stack of
-#: its own, and ends the process between 500 and 600 levels where that has 512 KiB, as threads have on macOS.
-MAX_DEPTH = 200
-
-#: Each comparison, and what it is with its sides exchanged.
-FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-COMPARISONS = tuple(FLIPPED)
-#: What cannot be the name of a column, unless in backquotes.
-WORDS = frozenset({"and", "or", "not", "in", "true", "false"})
-
-#: Names that may be called: with one part, or with a part and a text that the function given here checks.
-Functions = Mapping[str, Callable[[str], str] | None]
+from poolish.expressions.nodes import (
+    COMPARISONS,
+    FUNCTIONS,
+    KEYWORDS,
+    MAX_CHARACTERS,
+    MAX_DIGITS,
+    MAX_NESTING,
+    Node,
+    checked_argument,
+    negative_node,
+)
+from poolish.expressions.text import short
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
@@ -51,68 +36,29 @@ _TOKEN = re.compile(
 )
 _SPACE = re.compile(r"\s*")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
-#: Signs of other languages, and what stands for them here.
-_MEANT = {"=": "==", "&": "and", "|": "or", "!": "not", "~": "not"}
+#: Signs of other languages, and their counterparts here.
+_COUNTERPARTS = {"=": "==", "&": "and", "|": "or", "!": "not", "~": "not"}
 
 
-@dataclass(frozen=True)
-class Node:
-    """A part of an expression: a constant, a column, or something done to other parts.
+def parse_node(text: str) -> Node:
+    """The tree of an expression; a ConfigError shows the place where the text is none.
 
-    >>> Node("+", (Node("column", value="a"), Node("constant", value=1))).depth
-    2
-    """
-
-    what: str
-    parts: tuple[Node, ...] = ()
-    value: Any = None
-    depth: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        depth = 1 + max((part.depth for part in self.parts), default=0)
-        if depth > MAX_DEPTH:
-            raise LimitExceeded(
-                f"an expression of more than {MAX_DEPTH} operations in a chain; say many alternatives as one list, "
-                "by 'in' or is_in, or split it into several"
-            )
-        object.__setattr__(self, "depth", depth)
-
-
-def walk(root: Node) -> Iterator[Node]:
-    """A node and all its parts, each before its own parts and in the order of the text.
-
-    >>> [node.value for node in walk(parse_node("a + b > c", functions={})) if node.what == "column"]
-    ['a', 'b', 'c']
-    """
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        waiting.extend(reversed(node.parts))
-
-
-def parse_node(text: str, *, functions: Functions, max_characters: int = MAX_CHARACTERS) -> Node:
-    """The tree of an expression, with the functions that a room can evaluate.
-
-    What it cannot be is a ConfigError that shows where.
-
-    >>> parse_node("a == ", functions={})
+    >>> parse_node("a == ")
     Traceback (most recent call last):
     poolish.errors.ConfigError: expression 'a == ', at character 6: a number, a text, a column or '(' was expected here
     """
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"an expression is text such as 'end >= start', got {text!r}")
-    if len(text) > max_characters:
-        raise LimitExceeded(f"an expression of {len(text):,} characters; the limit is {max_characters:,}")
-    return _Parser(text, functions).whole()
+    if len(text) > MAX_CHARACTERS:
+        raise LimitExceeded(f"an expression of {len(text):,} characters; the limit is {MAX_CHARACTERS:,}")
+    return _Parser(text).whole()
 
 
 class _Parser:
     """One token at a time, each rule of the grammar a method."""
 
-    def __init__(self, text: str, functions: Functions) -> None:
+    def __init__(self, text: str) -> None:
         self._text, self._place, self._nesting = text, 0, 0
-        self._functions = functions
         self._kind, self._token, self._start, self._token_before = "", "", 0, ""
         self._next()
 
@@ -123,9 +69,10 @@ class _Parser:
         return root
 
     def _lower_case(self) -> str:
-        """What to write, where AND or NOT was taken for a column; nothing where that is not what is wrong."""
-        words = (word for word in (self._token, self._token_before) if word.lower() in WORDS and word not in WORDS)
-        return "".join(f"; write {word.lower()!r} for {word!r}" for word in words)
+        """Advice where AND or NOT was read as a column, else nothing."""
+        tokens = (self._token, self._token_before)
+        wrong = (token for token in tokens if token.lower() in KEYWORDS and token not in KEYWORDS)
+        return "".join(f"; write {token.lower()!r} for {token!r}" for token in wrong)
 
     def _next(self) -> None:
         self._token_before = self._token
@@ -137,7 +84,8 @@ class _Parser:
         self._start = rest
         if match is None:
             sign = self._text[rest]
-            self._fail(f"{sign!r} has no meaning here{f'; write {_MEANT[sign]!r}' if sign in _MEANT else ''}")
+            advice = f"; write {_COUNTERPARTS[sign]!r}" if sign in _COUNTERPARTS else ""
+            self._fail(f"{sign!r} has no meaning here{advice}")
         self._kind, self._token, self._place = str(match.lastgroup), match[str(match.lastgroup)], match.end()
 
     def _take(self, *tokens: str) -> str | None:
@@ -153,7 +101,7 @@ class _Parser:
 
     def _fail(self, why: str, start: int | None = None) -> NoReturn:
         place = self._start if start is None else start
-        raise ConfigError(f"expression {self._text!r}, at character {place + 1}: {why}")
+        raise ConfigError(f"expression {short(self._text)}, at character {place + 1}: {why}")
 
     def _or(self) -> Node:
         self._nesting += 1
@@ -180,20 +128,20 @@ class _Parser:
 
     def _comparison(self) -> Node:
         left = self._sum()
-        claims: list[Node] = []
+        conditions: list[Node] = []
         while (sign := self._take(*COMPARISONS, "in", "not")) is not None:
             if sign == "not":
                 self._need("in")
             if sign in ("in", "not"):
                 choice = Node("in", (left,), self._choices())
-                claims.append(choice if sign == "in" else Node("not", (choice,)))
+                conditions.append(choice if sign == "in" else Node("not", (choice,)))
                 break
             right = self._sum()
-            claims.append(Node(sign, (left, right)))
+            conditions.append(Node(sign, (left, right)))
             left = right
-        node = claims[0] if claims else left
-        for claim in claims[1:]:
-            node = Node("and", (node, claim))
+        node = conditions[0] if conditions else left
+        for condition in conditions[1:]:
+            node = Node("and", (node, condition))
         return node
 
     def _choices(self) -> tuple[Any, ...]:
@@ -207,7 +155,7 @@ class _Parser:
     def _constant(self) -> Any:
         start = self._start
         node = self._factor()
-        if node.what != "constant":
+        if node.op != "constant":
             self._fail("a list holds numbers and text only", start)
         return node.value
 
@@ -228,12 +176,7 @@ class _Parser:
         while self._take("-"):
             negative = not negative
         node = self._value()
-        if not negative:
-            return node
-        is_number = (
-            node.what == "constant" and isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
-        )
-        return Node("constant", value=-node.value) if is_number else Node("negative", (node,))
+        return negative_node(node) if negative else node
 
     def _value(self) -> Node:
         kind, token, start = self._kind, self._token, self._start
@@ -242,7 +185,7 @@ class _Parser:
             node = self._or()
             self._need(")")
             return node
-        if kind in ("end", "sign") or (kind == "name" and token in WORDS - {"true", "false"}):
+        if kind in ("end", "sign") or (kind == "name" and token in KEYWORDS - {"true", "false"}):
             self._fail("a number, a text, a column or '(' was expected here")
         self._next()
         if kind == "number":
@@ -260,20 +203,20 @@ class _Parser:
         return Node("column", value=token)
 
     def _call(self, function: str, start: int) -> Node:
-        if function not in self._functions:
-            self._fail(f"{function!r} is no function here, there are {', '.join(self._functions)}", start)
-        inner, check = self._or(), self._functions[function]
-        value = None if check is None else self._checked_text(check)
+        if function not in FUNCTIONS:
+            self._fail(f"{function!r} is no function here, there are {', '.join(FUNCTIONS)}", start)
+        inner = self._or()
+        value = None if FUNCTIONS[function] is None else self._text_argument(function)
         self._need(")")
         return Node(function, (inner,), value)
 
-    def _checked_text(self, check: Callable[[str], str]) -> str:
+    def _text_argument(self, function: str) -> str:
         self._need(",")
         start = self._start
         node = self._factor()
-        if node.what != "constant" or not isinstance(node.value, str):
+        if node.op != "constant" or not isinstance(node.value, str):
             self._fail("a text in quotes was expected here", start)
         try:
-            return check(node.value)
+            return checked_argument(function, node.value)
         except ConfigError as error:
             self._fail(str(error), start)
