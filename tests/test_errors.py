@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import poolish
 from poolish import errors
 
 BUILTIN_PARENT = {
@@ -53,6 +54,12 @@ every_system_error = pytest.mark.parametrize("kind", SYSTEM_CODE)
 def test_every_error_of_the_module_is_in_these_tests():
     """A new error cannot be added without saying here which builtin it is."""
     assert set(errors.__all__) == {kind.__name__ for kind in BUILTIN_PARENT}
+
+
+@every_error
+def test_every_error_is_at_the_top_of_the_package(kind):
+    """``from poolish import Starved`` finds what a program catches."""
+    assert getattr(poolish, kind.__name__) is kind
 
 
 @every_error

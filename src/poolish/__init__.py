@@ -19,7 +19,27 @@ if TYPE_CHECKING:
     from poolish import guards as guards
     from poolish import load as load
     from poolish import testing as testing
+    from poolish.errors import BadText as BadText
+    from poolish.errors import BudgetSpent as BudgetSpent
+    from poolish.errors import CircuitOpen as CircuitOpen
+    from poolish.errors import ConfigError as ConfigError
+    from poolish.errors import CorruptDataError as CorruptDataError
+    from poolish.errors import DataRefused as DataRefused
+    from poolish.errors import DurabilityLost as DurabilityLost
+    from poolish.errors import LimitExceeded as LimitExceeded
+    from poolish.errors import NumberTooLarge as NumberTooLarge
     from poolish.errors import PoolishError as PoolishError
+    from poolish.errors import QueueError as QueueError
+    from poolish.errors import QueueNotFound as QueueNotFound
+    from poolish.errors import RecipeError as RecipeError
+    from poolish.errors import ResumeError as ResumeError
+    from poolish.errors import SchemaError as SchemaError
+    from poolish.errors import StaleSchema as StaleSchema
+    from poolish.errors import Starved as Starved
+    from poolish.errors import StoreFull as StoreFull
+    from poolish.errors import StoreLocked as StoreLocked
+    from poolish.errors import Unfingerprintable as Unfingerprintable
+    from poolish.errors import UnknownColumn as UnknownColumn
     from poolish.guards import Profile as Profile
     from poolish.guards import Suite as Suite
     from poolish.load import Dataset as Dataset
@@ -45,21 +65,41 @@ __version__ = "0.1.0"
 
 #: Public name -> the module it lives in. The imports above say the same to type checkers and editors.
 _HOMES = {
+    "BadText": "poolish.errors",
+    "BudgetSpent": "poolish.errors",
+    "CircuitOpen": "poolish.errors",
+    "ConfigError": "poolish.errors",
+    "CorruptDataError": "poolish.errors",
     "DataProvider": "poolish.serve",
     "DataProviderBase": "poolish.serve",
+    "DataRefused": "poolish.errors",
     "Dataset": "poolish.load",
     "DatasetBuffer": "poolish.rows",
     "DatasetConsumer": "poolish.serve",
     "DatasetProvider": "poolish.serve",
     "DatasetRecipe": "poolish.recipes",
+    "DurabilityLost": "poolish.errors",
     "Field": "poolish.schema",
+    "LimitExceeded": "poolish.errors",
     "Loader": "poolish.load",
     "MemmapBuffer": "poolish.tokens",
+    "NumberTooLarge": "poolish.errors",
     "PoolishError": "poolish.errors",
     "Profile": "poolish.guards",
+    "QueueError": "poolish.errors",
+    "QueueNotFound": "poolish.errors",
+    "RecipeError": "poolish.errors",
+    "ResumeError": "poolish.errors",
     "Schema": "poolish.schema",
+    "SchemaError": "poolish.errors",
+    "StaleSchema": "poolish.errors",
+    "Starved": "poolish.errors",
+    "StoreFull": "poolish.errors",
+    "StoreLocked": "poolish.errors",
     "StreamStore": "poolish.tokens",
     "Suite": "poolish.guards",
+    "Unfingerprintable": "poolish.errors",
+    "UnknownColumn": "poolish.errors",
     "bake": "poolish.recipes",
     "col": "poolish.recipes",
     "register_normalizer": "poolish.rows",
@@ -72,21 +112,41 @@ _HOMES = {
 _MODULES = ("errors", "guards", "load", "testing")
 
 __all__ = [
+    "BadText",
+    "BudgetSpent",
+    "CircuitOpen",
+    "ConfigError",
+    "CorruptDataError",
     "DataProvider",
     "DataProviderBase",
+    "DataRefused",
     "Dataset",
     "DatasetBuffer",
     "DatasetConsumer",
     "DatasetProvider",
     "DatasetRecipe",
+    "DurabilityLost",
     "Field",
+    "LimitExceeded",
     "Loader",
     "MemmapBuffer",
+    "NumberTooLarge",
     "PoolishError",
     "Profile",
+    "QueueError",
+    "QueueNotFound",
+    "RecipeError",
+    "ResumeError",
     "Schema",
+    "SchemaError",
+    "StaleSchema",
+    "Starved",
+    "StoreFull",
+    "StoreLocked",
     "StreamStore",
     "Suite",
+    "Unfingerprintable",
+    "UnknownColumn",
     "bake",
     "col",
     "errors",
@@ -112,4 +172,4 @@ if not TYPE_CHECKING:  # hidden from type checkers, so that they see a misspelt 
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]
