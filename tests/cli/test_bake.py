@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from poolish import DatasetBuffer, DatasetRecipe
 from poolish.cli.app import app
 from poolish.cli.bake import WRITTEN, Order, Watched, bake, write_result
-from poolish.files import directories, publish_directory
+from poolish.files import publish_directory, publishing
 from poolish.recipes.steps import registry as steps
 from tests.cli.commands import finish, start
 from tests.effort import times
@@ -346,7 +346,7 @@ def test_killed_before_any_call_the_target_is_as_it_was_or_complete(kitchen: Pat
         shutil.rmtree(out, ignore_errors=True)
         if is_there:
             shutil.copytree(old, out)
-        die_at_call(len(outcomes) + 1, also=[(directories, "exchange")])
+        die_at_call(len(outcomes) + 1, also=[(publishing, "exchange")])
         with publish_directory(out) as folder:
             write_result(result, folder, "parquet")
 

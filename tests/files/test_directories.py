@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from poolish.errors import ConfigError
-from poolish.files import directories, publish_directory
-from poolish.files.directories import exchange
+from poolish.files import publish_directory, publishing
+from poolish.files.publishing import exchange
 from tests.effort import times
 from tests.faults import die_at_call, fork, in_child, kill
 
@@ -130,8 +130,8 @@ def test_a_file_is_not_replaced(target: Path):
 def test_everything_is_synced_before_it_has_its_name(target: Path, monkeypatch: pytest.MonkeyPatch):
     """All files, inner directories and the directory itself, then the name; links are not followed."""
     done: list[str] = []
-    monkeypatch.setattr(directories, "sync", lambda fd, path: done.append(str(path)))
-    monkeypatch.setattr(directories, "sync_directory", lambda path: done.append(str(path)))
+    monkeypatch.setattr(publishing, "sync", lambda fd, path: done.append(str(path)))
+    monkeypatch.setattr(publishing, "sync_directory", lambda path: done.append(str(path)))
     rename = os.rename
 
     def noted(old: Path, new: Path) -> None:
@@ -164,7 +164,7 @@ def test_directories_change_places(tmp_path: Path):
 def test_where_directories_cannot_change_places_the_old_one_stays(target: Path, monkeypatch: pytest.MonkeyPatch):
     """Two renames would leave a moment with neither, so it is an error that says what to do."""
     publish_word(target, "old")
-    monkeypatch.setattr(directories.ctypes, "CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(publishing.ctypes, "CDLL", lambda *_, **__: object())
 
     with pytest.raises(ConfigError, match="cannot be exchanged here; remove it, or give another directory"):
         publish_word(target, "new")
@@ -187,7 +187,7 @@ def test_killed_before_any_call_it_is_the_old_one_or_the_new_one(target: Path, b
         if before is not None:
             target.mkdir()
             fill(target, before)
-        die_at_call(len(outcomes) + 1, also=[(directories, "exchange")])
+        die_at_call(len(outcomes) + 1, also=[(publishing, "exchange")])
         publish_word(target, "new")
 
     while 0 not in outcomes:

@@ -478,7 +478,7 @@ def test_a_file_that_is_not_what_it_is_called_is_told(name, tmp_path):
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow", "a.jsonl.gz", "a.csv"])
 def test_random_damage_is_one_typed_error_or_rows(tmp_path, monkeypatch, name):
     """Bits that flip in a file: an error of ours that names the file, or rows; never another error, or no process."""
-    monkeypatch.setattr("poolish.files.stamps.TICK_NS", 0)  # no other write within the tick of the clock
+    monkeypatch.setattr("poolish.files.checksums.TICK_NS", 0)  # no other write within the tick of the clock
     path = FILES[name](tmp_path / name, numbers(300))
     whole = path.read_bytes()
     rng = np.random.default_rng(5)
@@ -510,7 +510,7 @@ def test_nulls_in_a_column_that_is_declared_to_have_none_are_told(tmp_path):
 
 def test_no_bit_of_a_footer_ends_the_process(tmp_path, monkeypatch):
     """Arrow does not survive to be asked for columns that contradict the schema; we do not ask."""
-    monkeypatch.setattr("poolish.files.stamps.TICK_NS", 0)  # no other write within the tick of the clock
+    monkeypatch.setattr("poolish.files.checksums.TICK_NS", 0)  # no other write within the tick of the clock
     path = write(tmp_path / "a.parquet", numbers(20))
     whole = path.read_bytes()
     n_footer = int.from_bytes(whole[-8:-4], "little")

@@ -12,7 +12,7 @@ import pytest
 
 from poolish import StreamStore
 from poolish.errors import PoolishError
-from poolish.tokens.directory import _proof
+from poolish.files.state_files import json_checksum
 from tests.canary import Canary
 
 
@@ -67,7 +67,7 @@ def test_no_feature_is_unpickled_or_imported(stream: Path, payload: bytes, marke
     del told["checksum"]
     for feature in (payload.decode(), json.dumps({"_type": "os.mkdir", "path": str(marker)}), '{"_type": "Pickle"}'):
         told["fields"][0]["feature"] = feature
-        (stream / "store.json").write_text(json.dumps({**told, "checksum": _proof(told)}))
+        (stream / "store.json").write_text(json.dumps({**told, "checksum": json_checksum(told)}))
 
         use(stream)
         with pytest.raises(PoolishError, match="no feature in"):

@@ -1,7 +1,7 @@
 """``poolish bake``: a recipe file becomes a directory, whole or not at all.
 
 A directory that is there is refused, unless --overwrite is given and nothing is in it but what a bake writes: then the
-two change places in one step of the file system (``files.directories``), so at each moment ``out`` is the old one or
+two change places in one step of the file system (``files.publishing``), so at each moment ``out`` is the old one or
 the new one.
 """
 

@@ -1,29 +1,23 @@
 """What every file of poolish is written and read with, so that each promise about files is kept in one place.
 
-    publishing   a file appears whole or not at all, and survives a power cut if asked to
-    directories  the same for a directory, also where it replaces another
-    locks        one writer at a time, told apart from one that was killed
-    space        a full disk is an error where space is asked for, never a signal later
-    checksums    every byte that is read back can be checked
-    documents    small JSON files and names that come from outside
-    yaml_toml    files that people write, read strictly; imported by name, because PyYAML takes long to load
-    sizes        "8gb" as a number of bytes
+    publishing   a file or directory appears whole or not at all, and survives a power cut if asked to
+    locks        one writer at a time, distinguished from one that was killed
+    space        a full disk is an error where space is requested, never a signal later
+    checksums    is this what was written? has this file changed?
+    documents    small JSON files, names, paths and sizes that come from outside
     state_files  small checksummed files that are rewritten often; imported by name
-    stamps       has a file changed?
+    yaml_toml    files that people write, read strictly; imported by name, because PyYAML takes long to load
 
 All of it works on paths and descriptors alone and knows nothing of rows, tokens or queues.
 """
 
 from __future__ import annotations
 
-from poolish.files.checksums import CHECKSUM, Checksummed, checksum, checksum_hex
-from poolish.files.directories import publish_directory
-from poolish.files.documents import check_name, local_path, parse_json, read_json, write_json
+from poolish.files.checksums import CHECKSUM, Checksummed, checksum, checksum_hex, is_rewritten, local_stamp
+from poolish.files.documents import check_name, local_path, parse_bytes, parse_json, read_json, write_json
 from poolish.files.locks import Lock
-from poolish.files.publishing import Partial, publish, sweep, sync, sync_directory
-from poolish.files.sizes import parse_bytes
+from poolish.files.publishing import Partial, publish, publish_directory, sweep, sync, sync_directory
 from poolish.files.space import allocate, explain_full, grow, open_regular, punch, write_all, write_at
-from poolish.files.stamps import is_rewritten, local_stamp
 
 __all__ = [
     "CHECKSUM",

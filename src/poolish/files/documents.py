@@ -1,4 +1,4 @@
-"""Small JSON files and names that come from outside: bounded, exact, and never trusted.
+"""Small JSON files, names, paths and sizes that come from outside: bounded, exact, and never trusted.
 
 Python's own JSON reader takes the last of two equal keys, reads ``NaN`` and ``1e999``, and follows nesting until the
 stack ends. Here each of these is an error that names the file.
@@ -12,6 +12,7 @@ import math
 import os
 import re
 import stat
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +21,7 @@ from poolish.files.publishing import publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
@@ -167,3 +169,34 @@ def _check_size(n_bytes: int, path: str | os.PathLike[str], max_bytes: int) -> N
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+# Sizes -----------------------------------------------------------------------------------------------------------
+
+
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?(?:([kmgt]?)i?b)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(size: int | str) -> int:
+    """How many bytes a size is; part of a byte is left off.
+
+    kb, mb, gb and tb are powers of 1024, as in other loaders' "100gb", so they are the same as KiB, MiB, GiB and TiB.
+    Capitals do not matter.
+
+    >>> parse_bytes(4096), parse_bytes("64 MiB"), parse_bytes("1.5gb")
+    (4096, 67108864, 1610612736)
+    >>> parse_bytes("plenty")
+    Traceback (most recent call last):
+    poolish.errors.ConfigError: size 'plenty': write a number of bytes from 0, or text such as "64mb" or "1.5 GiB"
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    written = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if written is None:
+        raise ConfigError(
+            f'size {_shorten(repr(size))}: write a number of bytes from 0, or text such as "64mb" or "1.5 GiB"'
+        )
+    number, unit = written.groups("")
+    # Exactly: as a float, 0.1 TB would depend on how it is rounded.
+    return int(Fraction(number) * 1024 ** _POWERS[unit.lower()])

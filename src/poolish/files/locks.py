@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from poolish.concurrency import close_locked_fd, open_locked_fd, owns_fd, try_lock
 from poolish.errors import StoreLocked
-from poolish.files.space import check_one_name, explain_full
+from poolish.files.space import check_one_name, explain_full, is_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ class Lock:
             if not try_lock(fd):
                 self._kept = fd
                 return None
-            if _is_still_at(self.path, fd):
+            if is_at(self.path, fd):
                 return fd
         except BaseException:
             close_locked_fd(fd)
@@ -141,7 +141,7 @@ def _take(path: Path) -> int | None:
             fd = open_locked_fd(path, os.O_RDWR | os.O_CREAT)
         try:
             is_ours = try_lock(fd)
-            if is_ours and _is_still_at(path, fd):
+            if is_ours and is_at(path, fd):
                 check_one_name(os.fstat(fd), path)
                 _sign(fd)
                 return fd
@@ -153,13 +153,6 @@ def _take(path: Path) -> int | None:
             break
         # Somebody removed the file between our two calls; what we locked is nobody's lock any more.
     return None
-
-
-def _is_still_at(path: Path, fd: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
-    except FileNotFoundError:
-        return False
 
 
 def _sign(fd: int) -> None:

@@ -1,24 +1,31 @@
-"""A file appears whole or not at all.
+"""A file, or a directory, appears whole or not at all.
 
-A file is written under a name that no reader looks for, and gets its real name in one step::
+It is written under a name that no reader looks for, and gets its real name in one step::
 
-    (nothing) --create--> .<name>.<random>.partial --sync, then rename or link--> <name>
+    (nothing) --create--> .<name>.<random>.partial --sync, then rename, link or exchange--> <name>
                            locked by its writer |
                                                 |-- any exception --> removed
-                                                `-- kill -9 --> stays, unlocked, until sweep() removes it
+                                                `-- kill -9 --> stays, unlocked, until the next sweep removes it
 
-The lock is what tells a file in the making from one whose writer is dead; its age would tell nothing.
+The lock tells a file in the making from one whose writer is dead; its age would tell nothing.
 Durable means: file synced, then renamed, then the directory synced. In another order a power cut may leave the name
 without the content.
+
+A file system can rename a directory over an empty one only; one with files in it changes places with the new one in a
+single step. So at each moment there is the old one or the new one under the name. A kill after that step leaves the old
+one under the temporary name, which the next writer removes like anything unfinished.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno as codes
 import fcntl
 import io
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
 from contextlib import contextmanager, suppress
@@ -26,13 +33,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
 from poolish.concurrency import cached_property, close_locked_fd, open_locked_fd, owns_fd, try_lock
-from poolish.errors import DurabilityLost
-from poolish.files.space import explain_full
+from poolish.errors import ConfigError, DurabilityLost
+from poolish.files.space import explain_full, is_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from typing_extensions import Buffer
+
 
 _LEFTOVER = re.compile(r"\..*\.[0-9a-f]{16}\.partial", re.DOTALL)
 
@@ -244,3 +252,107 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 
 def _exists(target: Path | str) -> FileExistsError:
     return FileExistsError(f"{target}: there is a file already; choose another name, or remove it first")
+
+
+# Directories -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def publish_directory(path: str | os.PathLike[str], *, check: Callable[[Path], object] | None = None) -> Iterator[Path]:
+    """A directory to write into, which becomes ``path`` when the block ends well; after an exception nothing happened.
+
+    Whatever directory is at ``path`` is replaced. ``check`` is called with ``path`` just before, when all is on disk,
+    and may refuse that by an exception. Two writers for one path do not disturb each other; the later one stays.
+
+    >>> with publish_directory(folder / "out") as new:
+    ...     (new / "data.txt").write_text("whole")
+    5
+    >>> os.listdir(folder / "out")
+    ['data.txt']
+    """
+    target = Path(path)
+    _sweep_folders(target)
+    folder, fd = _create_folder(target)
+    try:
+        yield folder
+        with explain_full(target):
+            _sync_inside(folder)
+        sync(fd, folder)
+        if check is not None:
+            check(target)
+        with explain_full(target):
+            _put(folder, target)
+        sync_directory(target.parent)
+    finally:
+        # What still has the temporary name is what was not finished, or the directory that was replaced.
+        shutil.rmtree(folder, ignore_errors=True)
+        close_locked_fd(fd)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two directories change their names in one step, which Linux and macOS can do, if the file system can."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    first, second = os.fsencode(one), os.fsencode(other)
+    if hasattr(libc, "renameat2"):
+        here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+        failed = libc.renameat2(here, first, here, second, ctypes.c_uint(swap))
+    elif hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(first, second, ctypes.c_uint(2))  # RENAME_SWAP
+    else:
+        failed = -1
+        ctypes.set_errno(codes.ENOSYS)
+    if failed:
+        number = ctypes.get_errno()
+        if number in (codes.ENOSYS, codes.EINVAL, codes.ENOTSUP):
+            # Two renames would do, with a moment between them when there is neither; that is not what was promised.
+            raise ConfigError(f"{other}: directories cannot be exchanged here; remove it, or give another directory")
+        raise OSError(number, os.strerror(number), str(other))
+
+
+def _put(folder: Path, target: Path) -> None:
+    try:
+        os.rename(folder, target)  # in place of nothing, or of an empty directory
+    except OSError as error:
+        if error.errno not in (codes.ENOTEMPTY, codes.EEXIST):
+            raise
+        exchange(folder, target)
+
+
+def _sync_inside(folder: Path) -> None:
+    """Hand all files and directories in a directory to the disk; links are names, which are in their directory."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False):
+            _sync_inside(Path(entry.path))
+            sync_directory(entry.path)
+        elif entry.is_file(follow_symlinks=False):
+            fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                sync(fd, entry.path)
+            finally:
+                os.close(fd)
+
+
+def _create_folder(target: Path) -> tuple[Path, int]:
+    while True:
+        folder = _partial_name(os.fspath(target.parent), target.name)
+        with explain_full(folder):
+            os.mkdir(folder)
+        # Gone or locked: a sweeper came between our calls and took the directory for a dead one.
+        with suppress(FileNotFoundError):
+            fd = open_locked_fd(folder, os.O_RDONLY | os.O_DIRECTORY)
+            if try_lock(fd) and is_at(folder, fd):
+                return folder, fd
+            close_locked_fd(fd)
+
+
+def _sweep_folders(target: Path) -> None:
+    """Remove what writers for this target have left that were killed; what is still being written is locked."""
+    leftover = re.compile(rf"\.{re.escape(target.name[:50])}\.[0-9a-f]{{16}}\.partial")
+    for path in [target.parent / name for name in os.listdir(target.parent) if leftover.fullmatch(name)]:
+        with suppress(OSError):  # finished meanwhile, or somebody else's
+            fd = open_locked_fd(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if try_lock(fd):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                close_locked_fd(fd)

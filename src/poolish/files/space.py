@@ -78,6 +78,14 @@ def open_regular(path: Path | str, flags: int, *, one_name: bool = False) -> int
     return fd
 
 
+def is_at(path: Path | str, fd: int) -> bool:
+    """Whether an open file, or directory, is the one that a path names now."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
 def check_one_name(status: os.stat_result, path: Path | str) -> None:
     """Raise if a file that is about to be written in place has other names, whose content would change with it."""
     if status.st_nlink > 1:

@@ -37,7 +37,7 @@ def write_checksummed_json(path: Path, value: dict[str, Any], *, durable: bool) 
     >>> read_checksummed_json(folder / "run.json")
     {'start': 8}
     """
-    write_json(path, {**value, "checksum": _checksum_of(value)}, durable=durable)
+    write_json(path, {**value, "checksum": json_checksum(value)}, durable=durable)
 
 
 def read_checksummed_json(path: Path) -> dict[str, Any]:
@@ -46,13 +46,14 @@ def read_checksummed_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptDataError(f"{path}: a JSON object was written there; restore it or remove it")
     written = value.pop("checksum", None)
-    found = _checksum_of(value)
+    found = json_checksum(value)
     if written != found:
         raise CorruptDataError(f"{path}: its checksum is {found}, written was {written!r}; restore it or remove it")
     return value
 
 
-def _checksum_of(value: dict[str, Any]) -> str:
+def json_checksum(value: Any) -> str:
+    """The checksum of a JSON value: of its text with sorted keys and without spaces."""
     return checksum_hex(json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii"))
 
 

@@ -21,7 +21,6 @@ next is made, because the kernel has released the lock. Each has a name, so that
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import shutil
 import stat
@@ -33,7 +32,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from poolish.errors import ConfigError, CorruptDataError, StoreLocked
-from poolish.files import CHECKSUM, Lock, checksum_hex, explain_full, read_json, sweep, sync_directory, write_json
+from poolish.files import CHECKSUM, Lock, explain_full, read_json, sweep, sync_directory, write_json
+from poolish.files.state_files import json_checksum
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
 from poolish.tokens import branches
 from poolish.tokens.branches import Branches, BranchLog
@@ -113,7 +113,7 @@ def _write(path: Path, uuid: UUID, fields: tuple[TokenField, ...], *, durable: b
         "lanes": {"data": "int64", "index": "3 x int64", "types": "uint8"},
         "fields": [field.to_json() for field in fields],
     }
-    write_json(path, {**told, "checksum": _proof(told)}, durable=durable, replace=False)
+    write_json(path, {**told, "checksum": json_checksum(told)}, durable=durable, replace=False)
 
 
 def read_description(path: Path) -> Description:
@@ -129,7 +129,7 @@ def read_description(path: Path) -> Description:
             f"{file}: version {told.get('version')!r}, this poolish reads {VERSION}; upgrade poolish"
         )
     proof = told.pop("checksum", None)
-    if proof != _proof(told):
+    if proof != json_checksum(told):
         raise CorruptDataError(f"{file}: damaged, its checksum does not fit; restore it from a copy")
     try:
         fields = tuple(TokenField.from_json(field, str(file)) for field in told["fields"])
@@ -139,10 +139,6 @@ def read_description(path: Path) -> Description:
     if not 1 <= len(fields) <= MAX_FIELDS or len({field.name for field in fields}) < len(fields):
         raise CorruptDataError(f"{file}: {len(fields)} fields that are no stream's; restore it from a copy")
     return Description(uuid, fields)
-
-
-def _proof(told: dict[str, Any]) -> str:
-    return checksum_hex(json.dumps(told, sort_keys=True, separators=(",", ":")).encode())
 
 
 # Temporary directories -------------------------------------------------------------------------------------------
