@@ -27,7 +27,7 @@ from poolish import DatasetBuffer
 from poolish.load import Loader
 from poolish.load.frozen import NumberedRows
 from poolish.load.order import NOTHING, Order
-from poolish.load.workers import ReadAhead, Workers
+from poolish.prefetch import Prefetcher, Workers
 
 N_ROWS, WIDTH, BATCH = 200_000, 64, 256
 
@@ -340,7 +340,7 @@ def reading(seconds: Any, assignment: Any) -> Measure:
     n, batch, workers = len(seconds), 64, Workers(8, assignment=assignment)
 
     def walk() -> None:
-        batches: Any = ReadAhead(
+        batches: Any = Prefetcher(
             iter([range(first, first + batch) for first in range(0, n, batch)]),
             lambda task: [task[i : i + 2] for i in range(0, batch, 2)],
             lambda part: [time.sleep(seconds[i]) for i in part],

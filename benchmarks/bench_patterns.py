@@ -28,7 +28,7 @@ from poolish.load.dataset import Dataset, check_index
 from poolish.load.loader import Loader
 from poolish.load.transformed import TransformedDataset
 from poolish.load.vision import ImageFolder
-from poolish.load.workers import ReadAhead, Workers
+from poolish.prefetch import Prefetcher, Workers
 
 rng = np.random.default_rng(7)
 
@@ -248,7 +248,7 @@ def stealing() -> None:
             yield from (range(16 * k, 16 * k + 16) for k in range(32))
 
         with Workers(4, assignment=assignment) as workers:
-            ahead = ReadAhead(tasks(), list, read, lambda task, pieces: pieces, workers=workers, n_ahead=4)
+            ahead = Prefetcher(tasks(), list, read, lambda task, pieces: pieces, workers=workers, n_ahead=4)
             return 1e3 * seconds(lambda: list(ahead))
 
     compare(

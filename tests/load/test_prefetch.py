@@ -140,10 +140,10 @@ def test_a_loop_that_takes_no_batch_costs_nothing():
     loader.close()
     assert len(threads()) == before
     iter(loader)
-    crew = loader._supply._workers.crew()
+    group = loader._supply._workers.threads()
     del loader
     gc.collect()
-    crew.join(PATIENCE_S)
+    group.join(PATIENCE_S)
     assert len(threads()) == before
 
 

@@ -15,7 +15,7 @@ from poolish.load.frozen import Int64
 from poolish.load.reading import Read, Reading, pieces_of
 from poolish.load.sizes import nbytes
 from poolish.load.walk import Piece, Place, Plan, Walks
-from poolish.load.workers import ReadAhead, Workers
+from poolish.prefetch import Prefetcher, Workers
 
 #: What may be read ahead of the trainer, however many batches that is.
 MAX_BYTES_AHEAD = 2**30
@@ -76,7 +76,7 @@ class SupplyAhead(Supply):
         self._n_workers, self._n_ahead, self._n_rows = n_workers, n_ahead, n_rows
         self._timeout, self._init = timeout, init
         self._workers: Workers | None = None
-        self._ahead: ReadAhead[Plan, Piece, Read, tuple[Plan, Read]] | None = None
+        self._ahead: Prefetcher[Plan, Piece, Read, tuple[Plan, Read]] | None = None
         self._staged: Supplied | None = None
 
     def next(self, place: Place, stride: int) -> Supplied | None:
@@ -116,11 +116,11 @@ class SupplyAhead(Supply):
             return None
         return plan, read, read.content if self._stage is None else self._stage.begin(read.content)
 
-    def _begin(self, place: Place, stride: int) -> ReadAhead[Plan, Piece, Read, tuple[Plan, Read]]:
+    def _begin(self, place: Place, stride: int) -> Prefetcher[Plan, Piece, Read, tuple[Plan, Read]]:
         if self._workers is None:
             self._workers = Workers(self._n_workers, self._init)
         reading, n_rows = self._reading, self._n_rows
-        return ReadAhead(
+        return Prefetcher(
             _Plans(self._walk, place, stride),
             lambda plan: plan.pieces if n_rows is None else pieces_of(plan, n_rows),
             reading.read,

@@ -10,12 +10,13 @@ marks, so nothing is handed out again because the second step had not come.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -174,6 +175,11 @@ class SplitReader:
     def number(self, ahead: int = 0) -> int:
         """The number of this rank's next batch, or of the one so many after it."""
         return self._dealing.number(self.position, self.rank + ahead * self.world_size)
+
+    def numbers(self) -> Iterator[int]:
+        """The numbers of this rank's batches, from the next one on."""
+        dealing, position = self._dealing, self.position
+        return (dealing.number(position, self.rank + i * self.world_size) for i in itertools.count())
 
     def asked(self) -> None:
         """The next batch is asked for: the step on the last one is over."""

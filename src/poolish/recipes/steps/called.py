@@ -20,6 +20,7 @@ import pyarrow as pa
 from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, SchemaError
 from poolish.fingerprints import function_fingerprint, options_fingerprint
+from poolish.prefetch import CallTimeout, TimedCalls
 from poolish.recipes.fragment_rows import FragmentRows, Int64, canonical_table
 from poolish.recipes.rows_to_table import (
     RowsDisagree,
@@ -38,7 +39,6 @@ from poolish.recipes.steps.step import (
     raise_at,
     rejected_row,
 )
-from poolish.recipes.timeouts import Late, TimedCalls
 from poolish.rows import DatasetBuffer
 from poolish.schema import Schema, describe, is_tensor
 
@@ -91,7 +91,7 @@ class CalledStep:
     def _called(self, call: Callable[..., Any], given: Any) -> Any:
         try:
             return call(given, **self._options)
-        except Late:
+        except CallTimeout:
             raise WrongResult(f"a call took longer than timeout_s={self._timeout_s}; the function may hang") from None
 
     # -- row by row

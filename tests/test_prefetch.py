@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poolish import prefetch as workers_module
 from poolish.errors import ConfigError
-from poolish.load import workers as workers_module
-from poolish.load.workers import ReadAhead, Workers
+from poolish.prefetch import OrderedMap, Prefetcher, Workers
 from tests.faults import in_own_process, interrupted_at_line, wait_until
 
 #: How long a test waits for what must happen. Nothing is judged by time: it only ends a test that would hang.
@@ -31,7 +31,7 @@ def workers() -> Iterator[Workers]:
 
 
 def ahead(tasks, read=lambda part: part, *, workers, n_ahead=2, split=list, join=lambda task, pieces: pieces, **more):
-    return ReadAhead(iter(tasks), split, read, join, workers=workers, n_ahead=n_ahead, **more)
+    return Prefetcher(iter(tasks), split, read, join, workers=workers, n_ahead=n_ahead, **more)
 
 
 # Order ----------------------------------------------------------------------------------------------------------
@@ -397,6 +397,26 @@ def test_a_task_too_large_is_read_alone(workers):
         assert drawn == list(range(k + 1))
 
 
+def test_a_caller_can_wait_without_taking(workers):
+    """``wait`` says whether ``next`` would wait, and ``next_task`` which task is next."""
+    go_on = threading.Event()
+    results = ahead(["a", "b"], lambda part: go_on.wait(PATIENCE_S) and part, workers=workers)
+
+    assert (results.next_task, results.wait(0.01), results.next_task) == (None, False, "a")
+    go_on.set()
+    assert (results.wait(PATIENCE_S), next(results), results.next_task) == (True, ["a"], "b")
+
+
+def test_a_failure_of_a_map_comes_at_once_and_stays():
+    """Whatever task is next, and however often the caller asks; its threads end."""
+    results = OrderedMap(lambda n: 1 // (n - 1), range(4), 2, name="poolish-test")
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            list(results)
+    wait_until(lambda: running("poolish-test") == 0)
+
+
 # The threads ----------------------------------------------------------------------------------------------------
 
 
@@ -492,7 +512,7 @@ def test_ctrl_c_while_the_threads_start_comes_out_as_ctrl_c():
         workers = Workers(2)
         with interrupted_at_line(k, lambda path: path == threading.__file__) as lines:
             try:
-                workers.crew()
+                workers.threads()
             except KeyboardInterrupt:
                 n_interrupts += 1
         assert list(ahead([[1]], workers=workers)) == [[1]]
@@ -529,10 +549,10 @@ def test_a_forked_process_starts_threads_of_its_own():
     """Unused, used before, or in the middle of an epoch: the child goes on where the parent stood."""
     program = """
 import os
-from poolish.load.workers import ReadAhead, Workers
+from poolish.prefetch import Prefetcher, Workers
 
 workers = Workers(2)
-def read(): return ReadAhead(iter([[k] * 50 for k in range(6)]), list, abs, lambda t, p: p, workers=workers, n_ahead=3)
+def read(): return Prefetcher(iter([[k] * 50 for k in range(6)]), list, abs, lambda t, p: p, workers=workers, n_ahead=3)
 first = read()
 next(first)
 child = os.fork()
@@ -556,10 +576,10 @@ def test_a_program_ends_while_workers_read():
     """Threads that were never closed do not hold it up, and say nothing."""
     program = """
 import time
-from poolish.load.workers import ReadAhead, Workers
+from poolish.prefetch import Prefetcher, Workers
 
 workers = Workers(4)
-results = ReadAhead(iter([range(9)] * 9), list, lambda i: time.sleep(i / 100), len, workers=workers, n_ahead=4)
+results = Prefetcher(iter([range(9)] * 9), list, lambda i: time.sleep(i / 100), len, workers=workers, n_ahead=4)
 results._join = lambda task, pieces: pieces
 next(results)
 """

@@ -1,0 +1,574 @@
+"""Daemon threads that work ahead: results in the order of the tasks, and calls with a time-out.
+
+    caller's thread                          worker threads
+    ---------------                          --------------
+    draw tasks, up to n_ahead
+    split each, queue its parts          --> take a part, read it, store the piece with its task
+    wait for the head                    <-- the last piece of a task wakes the caller
+    join its pieces, yield
+
+Only the caller draws tasks and joins pieces, so their decisions happen in one order. With ``"steal"`` there is
+one queue: an idle worker takes the next part of the nearest task, and a slow part delays no other. With
+``"static"`` part i goes to worker ``i % n``, for readers that keep something open for their share.
+
+A task leaves the line as the last thing before its result is returned. An interrupt before that (Ctrl-C, a time-out,
+an error of a part) leaves it at the head, and asking again continues there. An interrupt after that loses
+the result, never its order: a caller that must not lose it compares the next task with the one that is due.
+
+All threads are daemons: the threads of ``ThreadPoolExecutor`` are joined at exit, however long a task takes.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Literal, Self, TypeVar, get_args
+
+from poolish.concurrency import WeakRegistry
+from poolish.errors import ConfigError
+
+__all__ = ["CallTimeout", "OrderedMap", "Prefetcher", "TimedCalls", "Workers"]
+
+Task = TypeVar("Task")
+Part = TypeVar("Part")
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+Assignment = Literal["steal", "static"]
+#: Items are (function, argument); None ends the thread that takes it.
+_Queue = SimpleQueue[Any]
+
+#: How long ``close`` waits for a part that is being read.
+CLOSE_TIMEOUT_S = 5.0
+
+#: How long a wait for a result lasts at most: a signal that arrives just before a wait does not end it.
+_POLL_S = 0.2
+
+
+class Workers:
+    """Threads for any number of ``Prefetcher`` objects, started at first use, ended by ``close`` or with this object.
+
+    ``init(worker_id)`` runs first in each thread; its errors are raised where the workers are first used. A forked
+    process starts its own threads, and so does a use after ``close``. With ``grace_s`` the interpreter waits that
+    long at exit for running parts.
+
+    >>> with Workers(2) as workers:
+    ...     print(workers)
+    <Workers: 2 threads, steal, not started>
+    """
+
+    def __init__(
+        self,
+        n_workers: int,
+        init: Callable[[int], object] | None = None,
+        assignment: Assignment = "steal",
+        *,
+        name: str = "poolish-worker",
+        grace_s: float = 0,
+    ) -> None:
+        if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
+            raise ConfigError(f"n_workers must be a whole number from 1 up, got {n_workers!r}")
+        if assignment not in get_args(Assignment):
+            raise ConfigError(f"assignment must be 'steal' or 'static', got {assignment!r}")
+        self.n_workers, self.assignment = n_workers, assignment
+        self._init, self._name, self._grace_s = init, name, grace_s
+        self._threads: _ThreadGroup | None = None
+
+    def threads(self) -> _ThreadGroup:
+        """Return the running threads, started if this process has none."""
+        threads = self._threads
+        if threads is None or threads.pid != os.getpid():
+            n_queues = 1 if self.assignment == "steal" else self.n_workers
+            threads = _ThreadGroup(self.n_workers, n_queues, self._init, self._name)
+            # The threads know the queues and not this object, so it is collected with its last reference.
+            threads.leave = weakref.finalize(self, threads.dismiss)
+            if self._grace_s:
+                _join_at_exit(threads, self._grace_s)
+            threads.start()
+            self._threads = threads
+        return threads
+
+    def close(self, *, wait: bool = True) -> None:
+        """End the threads, and wait for running parts up to ``CLOSE_TIMEOUT_S``; queued parts return to their line."""
+        threads, self._threads = self._threads, None
+        if threads is not None and threads.pid == os.getpid():
+            threads.leave()
+            if wait:
+                threads.join(CLOSE_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        is_started = self._threads is not None and self._threads.pid == os.getpid()
+        return f"<Workers: {self.n_workers} threads, {self.assignment}{'' if is_started else ', not started'}>"
+
+
+class _ThreadGroup:
+    """The threads of one process, and the queues from which they take their work."""
+
+    leave: Callable[[], object]
+
+    def __init__(self, n_threads: int, n_queues: int, init: Callable[[int], object] | None, name: str) -> None:
+        self.pid = os.getpid()
+        self.queues: list[_Queue] = [SimpleQueue() for _ in range(n_queues)]
+        self._started: _Queue = SimpleQueue()
+        self._threads = [
+            threading.Thread(
+                target=_work, args=(self.queues[i % n_queues], i, init, self._started), name=f"{name}-{i}", daemon=True
+            )
+            for i in range(n_threads)
+        ]
+
+    def start(self) -> None:
+        """Start the threads and wait until each is ready to work.
+
+        A helper thread starts them: Python interrupts only the main thread, and inside ``Thread.start`` Ctrl-C
+        can surface as "release unlocked lock".
+        """
+        try:
+            _thread.start_new_thread(self._start_all, ())
+            for _ in self._threads:
+                worker_id, error = self._started.get()
+                if error is not None:
+                    error.add_note(f"while starting worker {worker_id}")
+                    raise error
+        except BaseException:
+            self.dismiss()
+            raise
+
+    def _start_all(self) -> None:
+        for i, thread in enumerate(self._threads):
+            try:
+                thread.start()
+            except BaseException as error:  # no more threads: raised where they are waited for
+                self._started.put((i, error))
+
+    def dismiss(self) -> None:
+        """Drop all queued work and end the threads, without waiting for them."""
+        for queue in self.queues:
+            try:
+                while True:
+                    queue.get_nowait()
+            except Empty:
+                pass
+        for i in range(len(self._threads)):
+            self.queues[i % len(self.queues)].put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for the threads; a thread that closes its own workers does not wait for itself."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _work(queue: _Queue, worker_id: int, init: Callable[[int], object] | None, started: _Queue) -> None:
+    try:
+        if init is not None:
+            init(worker_id)
+    except BaseException as error:
+        started.put((worker_id, error))
+        return
+    started.put((worker_id, None))
+    # No names for queue items: while the thread waits they would keep the last batch in memory.
+    while _run_one(queue.get()):
+        pass
+
+
+def _run_one(item: tuple[Callable[[Any], None], Any] | None) -> bool:
+    if item is None:
+        return False
+    function, argument = item
+    function(argument)
+    return True
+
+
+_ending: WeakRegistry[_ThreadGroup] = WeakRegistry()
+_longest_grace_s = 0.0
+
+
+def _join_at_exit(threads: _ThreadGroup, grace_s: float) -> None:
+    global _longest_grace_s
+    _longest_grace_s = max(_longest_grace_s, grace_s)
+    _ending.add(threads)
+
+
+@atexit.register
+def _join_all() -> None:
+    # A thread that returns from Arrow while the interpreter shuts down can abort the process; most are back by then.
+    deadline = time.monotonic() + _longest_grace_s
+    groups = list(_ending)
+    for threads in groups:
+        threads.dismiss()
+    for threads in groups:
+        threads.join(max(0.0, deadline - time.monotonic()))
+
+
+# Results in order -------------------------------------------------------------------------------------------------
+
+
+class _Reader(Generic[Part, Piece]):
+    """What a ``Prefetcher`` and its queued parts share; the queues do not know the ``Prefetcher`` itself."""
+
+    def __init__(self, read: Callable[[Part], Piece], size_of: Callable[[Piece], int] | None, fails_fast: bool) -> None:
+        self.read, self.size_of, self.fails_fast = read, size_of, fails_fast
+        self.is_closed = self.has_failed = False
+        # No thread owns this lock: releasing it wakes the caller, and waking twice is waking once.
+        self.wakes = threading.Lock()
+        self.wakes.acquire()
+
+    def wake(self) -> None:
+        try:
+            self.wakes.release()
+        except RuntimeError:  # the caller has not slept since the last time
+            pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def fail(self) -> None:
+        """Begin no further part, and tell the caller at once."""
+        self.is_closed = self.has_failed = True
+        self.wake()
+
+
+class _Job(Generic[Part, Piece]):
+    """One task in progress: its parts, and their pieces or errors so far."""
+
+    def __init__(self, reader: _Reader[Part, Piece], drawn: tuple[Any], parts: Sequence[Part]) -> None:
+        self.reader, self.drawn, self.parts = reader, drawn, parts
+        self.pieces: list[Any] = [None] * len(parts)
+        self.sizes = [0] * len(parts)
+        self.errors: dict[int, BaseException] = {}
+        self.unsent = deque(range(len(parts)))
+        # A set, not a count: a part that was sent twice (see _send) is still one part.
+        self.left = set(self.unsent)
+
+    def read(self, index: int) -> None:
+        """Read one part, in a worker; each statement is one atomic change, so there is no lock."""
+        reader = self.reader
+        if reader.is_closed:
+            return
+        try:
+            piece = reader.read(self.parts[index])
+            if reader.size_of is not None:
+                self.sizes[index] = reader.size_of(piece)
+            self.pieces[index] = piece
+        except BaseException as error:
+            self.errors[index] = error
+            if reader.fails_fast:
+                reader.fail()
+        self.left.discard(index)
+        if not self.left:
+            reader.wake()
+
+    def failure(self) -> tuple[int, BaseException]:
+        """Return the first part that failed and its error, and queue all failed parts again."""
+        index = min(self.errors)
+        error = self.errors[index]
+        self.left, self.unsent = set(self.errors), deque(sorted(self.errors))
+        self.errors = {}
+        return index, error
+
+
+class Prefetcher(Generic[Task, Part, Piece, Result]):
+    """The results of ``tasks``, in their order, read by ``workers`` up to ``n_ahead`` tasks at a time.
+
+    ``split(task)`` gives its parts, ``read(part)`` runs in a worker, ``join(task, pieces)`` makes the result. Parts
+    should be small: a part is the least that a worker can take over from another, and costs less than 1 us.
+
+    An error of ``read`` is raised when its task is next, with a note that names the part by ``describe``; the task
+    stays next, and asking again reads the failed parts again. With ``fail_fast`` it is raised at the next call,
+    nothing further begins, and every later call raises it again. ``timeout`` seconds without a result are a
+    TimeoutError. ``max_bytes`` bounds the pieces that wait or are being read, measured by ``size_of``, unread ones
+    estimated at average size; one task is always begun. For one consumer.
+
+    >>> with Workers(2) as workers:
+    ...     tasks = iter([[1, 2, 3], [4]])
+    ...     list(Prefetcher(tasks, list, lambda i: 2 * i, lambda task, pieces: pieces, workers=workers, n_ahead=2))
+    [[2, 4, 6], [8]]
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        split: Callable[[Task], Sequence[Part]],
+        read: Callable[[Part], Piece],
+        join: Callable[[Task, list[Piece]], Result],
+        *,
+        workers: Workers,
+        n_ahead: int,
+        max_bytes: int | None = None,
+        size_of: Callable[[Piece], int] | None = None,
+        timeout: float = 0,
+        describe: Callable[[Part], str] | None = repr,
+        fail_fast: bool = False,
+    ) -> None:
+        if n_ahead < 1:
+            raise ConfigError(f"n_ahead must be at least 1, the task that is next, got {n_ahead}")
+        if max_bytes is not None and size_of is None:
+            raise ConfigError("max_bytes needs size_of, which returns the bytes of a piece")
+        if timeout < 0:
+            raise ConfigError(f"timeout must be 0 (wait for ever) or a number of seconds, got {timeout}")
+        # Each task in a tuple of its own, so that every drawing is a distinct object.
+        self._source, self._split, self._join, self._describe = zip(tasks, strict=False), split, join, describe
+        self._workers, self._n_ahead, self._max_bytes, self._timeout = workers, n_ahead, max_bytes, timeout
+        self._reader = _Reader(read, size_of, fail_fast)
+        weakref.finalize(self, self._reader.close)
+        self._threads: _ThreadGroup | None = None
+        self._drawn: deque[tuple[Task]] = deque()  # a task that has no job yet
+        self._jobs: deque[_Job[Part, Piece]] = deque()
+        self._postponed: Exception | None = None
+        self._is_over = False
+        self._n_seen = self._bytes_seen = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def begin(self) -> None:
+        """Start the workers on the next tasks, before their results are asked for."""
+        if not self._reader.has_failed:
+            self._draw()
+            self._send()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Begin, and wait up to ``timeout_s`` for the next result; return whether ``next`` would not wait."""
+        self.begin()
+        return not self._jobs or self._wait(self._jobs[0], timeout_s)
+
+    def __next__(self) -> Result:
+        try:
+            self.begin()
+            is_over = not self._jobs
+            if is_over and self._postponed is not None:
+                raise self._take_postponed()
+            result = None if is_over else self._finished(self._jobs[0])
+        except StopIteration as error:
+            raise RuntimeError("a task raised StopIteration; it would end the results early") from error
+        if is_over:
+            raise StopIteration
+        del self._jobs[0]
+        return result  # type: ignore[return-value]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next result is complete, so that ``next`` would not wait."""
+        return bool(self._jobs) and not self._jobs[0].left
+
+    @property
+    def next_task(self) -> Task | None:
+        """The task whose result is next, if it has begun."""
+        return self._jobs[0].drawn[0] if self._jobs else None
+
+    def close(self) -> None:
+        """Drop all tasks. A worker finishes the part it is reading, and its piece is dropped."""
+        self._reader.close()
+        self._is_over, self._postponed = True, None
+        self._jobs.clear()
+        self._drawn.clear()
+
+    def _draw(self) -> None:
+        while self._postponed is None and self._has_room():
+            try:
+                self._draw_one()
+            except Exception as error:
+                # Raised in its turn: the tasks before it are in order.
+                self._postponed = error
+
+    def _draw_one(self) -> None:
+        """Add a job, or note the end; an interrupt anywhere leaves the task drawn, or at the end of the line."""
+        if self._drawn and self._jobs and self._jobs[-1].drawn is self._drawn[0]:
+            self._drawn.clear()
+        if not self._drawn:
+            # In one call, written in C: an interrupt cannot lose a task between drawing and keeping it.
+            self._drawn.extend(islice(self._source, 1))
+        if not self._drawn:
+            self._is_over = True
+            return
+        drawn = self._drawn[0]
+        self._jobs.append(_Job(self._reader, drawn, self._split(*drawn)))
+        self._drawn.clear()
+
+    def _has_room(self) -> bool:
+        if self._is_over or len(self._jobs) >= self._n_ahead:
+            return False
+        if self._max_bytes is None or not self._jobs:
+            return True
+        n_parts = sum(len(job.parts) for job in self._jobs)
+        n_read = n_parts - sum(len(job.left) for job in self._jobs)
+        n_bytes = sum(sum(job.sizes) for job in self._jobs)
+        n_known = self._n_seen + n_read
+        if not n_known:
+            return False
+        average = (self._bytes_seen + n_bytes) / n_known
+        n_to_come = n_parts - n_read + len(self._jobs[-1].parts)
+        return n_bytes + n_to_come * average <= self._max_bytes
+
+    def _send(self) -> None:
+        if not self._jobs:
+            return
+        threads = self._workers.threads()
+        if threads is not self._threads:
+            # The former threads were closed, or belong to the process that this one was forked from.
+            for job in self._jobs:
+                job.unsent = deque(sorted(job.left))
+            self._threads = threads
+        queues = threads.queues
+        for job in self._jobs:
+            while job.unsent:
+                index = job.unsent[0]
+                queues[index % len(queues)].put((job.read, index))
+                # An interrupt here sends the part twice. The other way round it would never be sent.
+                del job.unsent[0]
+
+    def _finished(self, job: _Job[Part, Piece]) -> Result:
+        if not self._wait(job, self._timeout or None):
+            raise self._too_late(job)
+        if self._reader.has_failed:
+            raise next(min(each.errors.items())[1] for each in list(self._jobs) if each.errors)
+        if not self._n_seen:  # now it is known how large a task is: the next ones are read while the caller works
+            self.begin()
+        if job.errors:
+            index, error = job.failure()
+            self._add_note(error, job.parts[index])
+            raise error
+        result = self._join(*job.drawn, job.pieces)
+        self._n_seen += len(job.parts)
+        self._bytes_seen += sum(job.sizes)
+        return result
+
+    def _add_note(self, error: BaseException, part: Part) -> None:
+        if self._describe is not None:
+            note = f"while reading {self._describe(part)}"
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+
+    def _wait(self, job: _Job[Part, Piece], timeout_s: float | None) -> bool:
+        """Wait for a job, or for any failure with ``fail_fast``; return whether it came in time."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while job.left and not self._reader.has_failed:
+            rest = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
+            if rest <= 0:
+                return False
+            # A wait for a lock ends at once when a signal arrives, so Ctrl-C works.
+            self._reader.wakes.acquire(timeout=rest)
+        return True
+
+    def _too_late(self, job: _Job[Part, Piece]) -> TimeoutError:
+        left = sorted(job.left)
+        which = "a part" if self._describe is None or not left else self._describe(job.parts[left[0]])
+        more = f" and {len(left) - 1} more parts" if len(left) > 1 else ""
+        return TimeoutError(
+            f"no result in {self._timeout} s; still reading {which}{more}; "
+            "raise timeout, use more workers, or see why reading is slow. Asking again continues the wait"
+        )
+
+    def _take_postponed(self) -> Exception:
+        error, self._postponed = self._postponed, None
+        assert error is not None
+        return error
+
+
+class OrderedMap(Prefetcher[Task, Task, Result, Result]):
+    """``function`` applied to all tasks by threads of its own, begun at once; the first failure ends it.
+
+    It is ``2 * n_workers`` tasks ahead of the results taken, so memory does not grow with the number of tasks.
+    ``close`` begins nothing more and waits for nothing.
+
+    >>> list(OrderedMap(str.upper, ["rye", "wheat"], 2))
+    ['RYE', 'WHEAT']
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Task], Result],
+        tasks: Sequence[Task],
+        n_workers: int,
+        *,
+        name: str = "poolish-map",
+        grace_s: float = 0,
+    ) -> None:
+        self._own = Workers(max(1, min(n_workers, len(tasks))), name=name, grace_s=grace_s)
+        super().__init__(
+            tasks,
+            lambda task: [task],
+            function,
+            lambda _, pieces: pieces[0],
+            workers=self._own,
+            n_ahead=2 * n_workers,
+            describe=None,
+            fail_fast=True,
+        )
+        self.begin()
+
+    def __next__(self) -> Result:
+        try:
+            return super().__next__()
+        except BaseException:  # the end, a failure or an interrupt
+            if not self._jobs or self._reader.has_failed:
+                self._own.close(wait=False)
+            raise
+
+    def close(self) -> None:
+        """Begin nothing more, and do not wait for what is running."""
+        super().close()
+        self._own.close(wait=False)
+
+
+# Calls with a time-out --------------------------------------------------------------------------------------------
+
+
+class CallTimeout(Exception):
+    """A call took longer than allowed."""
+
+
+class TimedCalls:
+    """A function whose calls may take ``timeout_s`` each; for one thread at a time, which closes it in the end.
+
+    A thread makes the calls. Nothing can stop a running Python function from outside, so a thread that hangs is
+    abandoned with its memory, and the next call starts another one.
+
+    >>> calls = TimedCalls(lambda row: {**row, "loaves": 3}, timeout_s=30)
+    >>> calls({"flour": "rye"})
+    {'flour': 'rye', 'loaves': 3}
+    >>> calls.close()
+    """
+
+    def __init__(self, function: Callable[..., Any], timeout_s: float) -> None:
+        self._function, self._timeout_s = function, timeout_s
+        self._workers = Workers(1, name="poolish-step")
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Return the function's result or raise its error; CallTimeout if neither comes in time."""
+        answers: _Queue = SimpleQueue()
+
+        def call(_: None) -> None:
+            try:
+                answers.put((self._function(*arguments, **options), None))
+            except BaseException as error:  # the caller's to handle, whatever it is
+                answers.put((None, error))
+
+        self._workers.threads().queues[0].put((call, None))
+        try:
+            result, error = answers.get(timeout=self._timeout_s)
+        except Empty:
+            self.close()
+            raise CallTimeout from None
+        if error is not None:
+            raise error
+        return result
+
+    def close(self) -> None:
+        """End the thread, or abandon it if it hangs."""
+        self._workers.close(wait=False)
