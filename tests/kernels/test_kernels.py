@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from poolish import DatasetBuffer
 from poolish.kernels import reference
-from poolish.rows.cells import cell_of
-from poolish.rows.limits import Limits
-from poolish.rows.refusal import Refusal
+from poolish.rows.encode import cell_of
+from poolish.rows.validate import Limits, Refusal
 from poolish.schema import tensor_type
 
 pytestmark = pytest.mark.kernels

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from poolish.rows.cells import cell_of as cell_for
-from poolish.rows.limits import Limits
+from poolish.rows.encode import cell_of as cell_for
+from poolish.rows.validate import Limits
 from poolish.schema import Field
 
 Row = dict[str, Any]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish import DatasetBuffer
-from poolish.rows.aligned_ipc import AlignedIpc
+from poolish.rows.ipc import AlignedIpc
 
 LINE = 64
 

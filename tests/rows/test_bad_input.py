@@ -21,7 +21,7 @@ import torch
 
 from poolish import DatasetBuffer, Field
 from poolish.errors import BadText, LimitExceeded, NumberTooLarge, PoolishError, SchemaError
-from poolish.rows.limits import Limits
+from poolish.rows.validate import Limits
 from tests.rows.facts import column, facts
 
 CAFE = "caf\u00e9", "cafe\u0301"

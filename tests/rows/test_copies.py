@@ -13,7 +13,7 @@ import pytest
 
 from poolish import DatasetBuffer, DatasetRecipe, Loader
 from poolish.errors import ConfigError, CorruptDataError
-from poolish.rows.state import MAX_BRANCHES
+from poolish.rows.storage import MAX_BRANCHES
 from tests.rows.children import in_child
 from tests.rows.facts import facts
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageFile, ImageSequence
 
 from poolish import DatasetBuffer
 from poolish.errors import LimitExceeded, SchemaError
-from poolish.rows.limits import Limits
+from poolish.rows.validate import Limits
 from tests.rows.facts import facts
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (16, 12, 4), np.uint8)

@@ -28,7 +28,7 @@ import pytest
 from poolish import DatasetBuffer
 from poolish.guards import Suite
 from poolish.rows import buffer as buffer_module
-from poolish.rows import columns, memory, stored
+from poolish.rows import columns, memory, storage
 from tests.effort import IS_SOAK, times
 from tests.faults import in_own_process, interrupted_at_line
 from tests.rows.children import in_child
@@ -137,7 +137,7 @@ def nulls_only() -> DatasetBuffer:
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
     """Small buffers flush and move their rows, as large ones do."""
-    monkeypatch.setattr(stored, "MIN_DEAD", 0)
+    monkeypatch.setattr(storage, "MIN_DEAD", 0)
     monkeypatch.setattr(columns, "CHOSEN_ROWS", 4)
     monkeypatch.setattr(buffer_module, "PENDING_ROWS", 3)
 
@@ -195,7 +195,7 @@ def test_no_memory_is_no_change(name, tmp_path):
 
 # Every line ---------------------------------------------------------------------------------------------------
 
-CHANGING = {"buffer.py", "state.py", "stored.py", "columns.py", "memory.py", "live.py", "guarding.py", "rejected.py"}
+CHANGING = {"buffer.py", "storage.py", "columns.py", "memory.py", "rejected.py"}
 
 
 def interrupted_at(k: int) -> AbstractContextManager[list[str]]:

@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from poolish import DatasetBuffer
 from poolish.errors import ConfigError, SchemaError
 from poolish.rows import buffer as buffer_module
-from poolish.rows import columns, normalizers, stored
+from poolish.rows import columns, normalizers, storage
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import Field, is_resolved
 from tests.effort import times
@@ -132,7 +132,7 @@ class BufferMachine(RuleBasedStateMachine):
         max_size, drop_strategy = data.draw(self.sizes, "max_size"), data.draw(self.strategies, "drop_strategy")
         is_ragged = any(KINDS[name].is_ragged for name in self.names)
         self.is_declared = is_ragged or data.draw(st.booleans(), "declared")
-        self.patch(stored, "MIN_DEAD", data.draw(st.sampled_from([0, 3, 1024]), "MIN_DEAD"))
+        self.patch(storage, "MIN_DEAD", data.draw(st.sampled_from([0, 3, 1024]), "MIN_DEAD"))
         self.patch(columns, "CHOSEN_ROWS", data.draw(st.sampled_from([1, 5, 2048]), "CHOSEN_ROWS"))
         self.patch(normalizers, "CHUNK_ROWS", data.draw(st.sampled_from([1, 4, 8192]), "CHUNK_ROWS"))
         self.patch(buffer_module, "PENDING_ROWS", data.draw(st.sampled_from([1, 3, 1024]), "PENDING_ROWS"))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish.rows import columns, memory, stored
+from poolish.rows import columns, memory, storage
 from poolish.rows.snapshot import Snapshot
-from poolish.rows.stored import StoredRows
+from poolish.rows.storage import StoredRows
 from poolish.schema import Schema
 from tests.rows.facts import plain
 from tests.rows.kinds import listed
@@ -47,7 +47,7 @@ def addresses(snapshot: Snapshot) -> list[int]:
 @pytest.fixture
 def tidy(monkeypatch):
     """Rows move as soon as the dead are many, not only when they are a thousand."""
-    monkeypatch.setattr(stored, "MIN_DEAD", 0)
+    monkeypatch.setattr(storage, "MIN_DEAD", 0)
 
 
 # Thinning -----------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_thinning_is_that_of_a_list(steps, min_dead, move_rows):
     """Ranges and scattered rows, kept or dropped, before and after the rows have moved; snapshots stay as they were."""
     rows, expected, next_key, looks = StoredRows.empty(SCHEMA), [], 0, []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored, "MIN_DEAD", min_dead)
+        patch.setattr(storage, "MIN_DEAD", min_dead)
         patch.setattr(columns, "CHOSEN_ROWS", move_rows)
         for step, argument in steps:
             n = len(expected)
@@ -143,7 +143,7 @@ def test_eviction_counts_rows_one_by_one():
 
 def test_rows_move_when_most_are_dead(monkeypatch):
     """Not before: each row that leaves pays for moving a bounded number of others."""
-    monkeypatch.setattr(stored, "MIN_DEAD", 10)
+    monkeypatch.setattr(storage, "MIN_DEAD", 10)
     rows, moves = stored_rows(1_000), 0
     n_dropped = 0
     while len(rows) > 100:
@@ -159,7 +159,7 @@ def test_rows_move_when_most_are_dead(monkeypatch):
 
 def test_few_dead_rows_are_left_where_they_are(monkeypatch):
     """Below the least number that is worth it nothing moves."""
-    monkeypatch.setattr(stored, "MIN_DEAD", 1024)
+    monkeypatch.setattr(storage, "MIN_DEAD", 1024)
     rows = stored_rows(1_000)
     column = rows.columns[0]
 
@@ -238,7 +238,7 @@ def test_generations_survive_moving(sizes, n_gone, is_random):
     n = len(rows)
     n_gone = min(n_gone, n)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored, "MIN_DEAD", 0)
+        patch.setattr(storage, "MIN_DEAD", 0)
         rows = rows.dropping(np.arange(n_gone) if is_random else range(n_gone))
 
     ends = [*starts[1:], n]

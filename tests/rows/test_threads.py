@@ -15,7 +15,7 @@ import pytest
 
 from poolish import DatasetBuffer
 from poolish.rows import buffer as buffer_module
-from poolish.rows import stored
+from poolish.rows import storage
 from poolish.rows.snapshot import Snapshot
 from tests.effort import times
 from tests.rows.children import HANGS_AFTER_S, in_child
@@ -27,7 +27,7 @@ TOGETHER = 5
 @pytest.fixture(autouse=True)
 def restless(monkeypatch):
     """Threads change places a hundred times as often, and small buffers flush and move as large ones do."""
-    monkeypatch.setattr(stored, "MIN_DEAD", 50)
+    monkeypatch.setattr(storage, "MIN_DEAD", 50)
     monkeypatch.setattr(buffer_module, "PENDING_ROWS", 7)
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-5)

@@ -31,7 +31,7 @@ from poolish.errors import RecipeError, UnknownColumn
 from poolish.expressions.nodes import KEYWORDS, Node, negative_node
 from poolish.expressions.rules import ON_DICTIONARY, RULES, Operand, constant_operand
 from poolish.expressions.text import short, text_of
-from poolish.schema.arrow import spelled_out
+from poolish.schema.types import spelled_out
 
 #: Part of the key of every cached result. Raise it whenever an expression may give another result than before.
 EVALUATOR_VERSION = 2

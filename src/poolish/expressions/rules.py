@@ -23,7 +23,7 @@ import pyarrow.types as kinds
 from poolish.errors import RecipeError
 from poolish.expressions.nodes import COMPARISONS, FLIPPED, Node, type_named
 from poolish.expressions.text import constant_text, short, text_of
-from poolish.schema.arrow import spelled_out
+from poolish.schema.types import spelled_out
 
 Typed = tuple[pa.DataType, Any]
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, SchemaError
 from poolish.schema import canonical, describe, dtype_and_shape, is_tensor, readable, tensor_type
-from poolish.schema.tensor import NATIVE, TENSOR_DTYPES, carriers_per_value, numpy_dtype
+from poolish.schema.types import NATIVE, TENSOR_DTYPES, carriers_per_value, numpy_dtype
 
 Mask = NDArray[np.bool_]
 Int64 = NDArray[np.int64]

@@ -14,7 +14,7 @@ import numpy as np
 
 from poolish.errors import SchemaError
 from poolish.load.structures import field_names, field_values, is_structure, rebuilt
-from poolish.rows.arrays import is_torch_tensor
+from poolish.rows.values import is_torch_tensor
 
 
 def collate(samples: Sequence[Any]) -> Any:

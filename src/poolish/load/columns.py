@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from poolish import kernels
 from poolish.load.frozen import Int64
+from poolish.rows.decode import number_rows, tensor_rows
 from poolish.rows.gather import taker
-from poolish.rows.readers import number_rows, tensor_rows
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype
 

@@ -22,7 +22,7 @@ from poolish.guards.checks.suite import Suite
 from poolish.guards.leaves import Rows
 from poolish.load.frozen import Int64
 from poolish.load.structures import field_names, field_values, is_structure
-from poolish.rows.arrays import is_torch_tensor
+from poolish.rows.values import is_torch_tensor
 
 
 class LoaderGuard:

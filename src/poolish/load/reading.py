@@ -17,7 +17,7 @@ from poolish.load.columns import Columns
 from poolish.load.frozen import Frozen, Int64, SnapshotRows
 from poolish.load.walk import Piece, Plan
 from poolish.rows import DatasetBuffer
-from poolish.rows.fit import one_chunk
+from poolish.rows.cast import one_chunk
 
 OUTPUTS = ("torch", "numpy", "arrow")
 
@@ -75,7 +75,7 @@ class Reading:
             from poolish.load.torch_bridge import cast, convert
 
             return convert, cast
-        from poolish.rows.numpy_bridge import to_array
+        from poolish.rows.decode import to_array
         from poolish.schema import readable
 
         return to_array, readable

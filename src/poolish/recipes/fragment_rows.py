@@ -14,7 +14,7 @@ from poolish import seeds
 from poolish.content import is_rare
 from poolish.errors import CorruptDataError, SchemaError
 from poolish.schema import Schema
-from poolish.schema.arrow import spelled_out, unsliced
+from poolish.schema.types import spelled_out, unsliced
 
 Mask = NDArray[np.bool_]
 

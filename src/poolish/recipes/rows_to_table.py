@@ -21,12 +21,10 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import LimitExceeded, SchemaError
-from poolish.rows.cells import Cell, cell_of
-from poolish.rows.codec import image_hint
-from poolish.rows.fit import fit, one_chunk
-from poolish.rows.infer import ragged, settle, type_of
-from poolish.rows.limits import Limits
-from poolish.rows.refusal import Refusal
+from poolish.rows.cast import fit, one_chunk
+from poolish.rows.encode import Cell, cell_of
+from poolish.rows.validate import Limits, Refusal
+from poolish.rows.values import image_hint, ragged, settle, type_of
 from poolish.schema import Field, Schema, describe, dtype_and_shape, is_resolved, is_tensor
 
 _LIMITS = Limits()
@@ -127,7 +125,7 @@ def _joined(columns: Mapping[str, Any], fields: Sequence[Field | None]) -> pa.Ta
         schema = Schema([field for field in fields if field is not None]).to_arrow()
         if len({len(column) for column in columns.values()}) == 1:
             return pa.Table.from_arrays(list(columns.values()), schema=schema)
-    from poolish.rows.column_input import batch_from
+    from poolish.rows.cast import batch_from
 
     return pa.Table.from_batches([batch_from(columns, None, _LIMITS)])
 

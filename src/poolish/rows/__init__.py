@@ -1,8 +1,8 @@
 """Rows that change while you train: ``DatasetBuffer`` and what belongs to it."""
 
 from poolish.rows.buffer import DatasetBuffer
-from poolish.rows.limits import Limits
 from poolish.rows.normalizers import register_normalizer
 from poolish.rows.snapshot import Found, Snapshot
+from poolish.rows.validate import Limits
 
 __all__ = ["DatasetBuffer", "Found", "Limits", "Snapshot", "register_normalizer"]

@@ -17,7 +17,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,19 +28,21 @@ from poolish import seeds
 from poolish.concurrency import ForkGuard
 from poolish.errors import ConfigError
 from poolish.health import Health
-from poolish.rows import arrays, normalizers, retention, show
-from poolish.rows.codec import RowCodec, kept_types
-from poolish.rows.draft import Draft, joined, runs_of
-from poolish.rows.limits import Limits
-from poolish.rows.reading import ReadsSnapshots
-from poolish.rows.snapshot import Snapshot, check_mask, checked_ids
-from poolish.rows.state import State
-from poolish.rows.stored import StoredRows
+from poolish.rows import normalizers, retention
+from poolish.rows.codec import Draft, RowCodec, joined, kept_types, runs_of
+from poolish.rows.snapshot import ReadsSnapshots, Snapshot, check_mask, checked_ids
+from poolish.rows.storage import State, StoredRows
+from poolish.rows.validate import Limits
+from poolish.rows.values import held
 from poolish.schema import Schema
-from poolish.schema.arrow import unsliced
+from poolish.schema.types import unsliced
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard, Rejected
+    from poolish.guards.checks.verdicts import Result
+
+#: The rows of an append, the guard's result, and a mask of the rows that it rejected.
+RejectedRows: TypeAlias = "tuple[pa.Table, Result, NDArray[np.bool_]]"
 
 #: Rows appended one by one wait until there are this many, or until they are read.
 PENDING_ROWS = 1024
@@ -149,18 +151,17 @@ class DatasetBuffer(ReadsSnapshots):
 
     def _append_guarded(self, draft: Draft, retain_prior: float, retain_prior_by: str, guard: Guard | None) -> None:
         from poolish.guards.checks.guard import check_guard
-        from poolish.rows.guarding import admit
 
         asked = check_guard(guard, "append") or self._state.guard
         assert asked is not None
-        turned = admit(draft, asked, self)
-        if turned is None:
+        rejected_rows = apply_guard(draft, asked, self)
+        if rejected_rows is None:
             with self._lock:
                 self._publish(self._committed(draft, retain_prior, retain_prior_by))
             return
         rejected = self.rejected
         with self._lock, rejected.lock:
-            tally = rejected.tally.plus(*turned)
+            tally = rejected.tally.plus(*rejected_rows)
             state = self._committed(draft, retain_prior, retain_prior_by) if draft.n_rows else self._state
             # In one statement, between whose two assignments Python handles no signal.
             self._state, rejected.tally, self._shown = state, tally, None
@@ -180,7 +181,7 @@ class DatasetBuffer(ReadsSnapshots):
         >>> len(buffer), buffer[1]["observation"].shape
         (3, (4,))
         """
-        from poolish.rows.column_input import batch_from
+        from poolish.rows.cast import batch_from
 
         self.append(batch_from(columns, self.schema, self.limits), retain_prior, retain_prior_by, guard=guard)
 
@@ -335,7 +336,7 @@ class DatasetBuffer(ReadsSnapshots):
         >>> buffer[1]
         {'text': 'wheat', 'priority': 0.25}
         """
-        from poolish.rows.column_input import check_columns, fitted_columns
+        from poolish.rows.cast import check_columns, fitted_columns
 
         check_columns(columns)
         with self._lock:
@@ -365,7 +366,7 @@ class DatasetBuffer(ReadsSnapshots):
     def map(self, function: Callable[[dict[str, Any]], Any]) -> DatasetBuffer:
         """A new buffer with ``function(row)`` for every row; a name that stays keeps its type where the values fit."""
         rows = self.snapshot()
-        mapped = [arrays.held(result) for result in self._calls(function, rows)]
+        mapped = [held(result) for result in self._calls(function, rows)]
         return self._derived(mapped, kept_types(rows.schema, mapped, self.limits))
 
     def filter(self, keep: Any) -> DatasetBuffer:
@@ -521,14 +522,23 @@ class DatasetBuffer(ReadsSnapshots):
         with self._lock:
             return DatasetBuffer._restored, (self.snapshot(), self._settings(), self.limits)
 
-    def __repr__(self) -> str:
-        return show.text("DatasetBuffer", self.snapshot(), self._bound())
-
-    def _repr_html_(self) -> str:
-        return show.page("DatasetBuffer", self.snapshot(), self._bound())
-
-    def _bound(self) -> str:
+    def _settings_text(self) -> str:
         return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self._drop_strategy!r}"
+
+
+def apply_guard(draft: Draft, guard: Guard, buffer: object) -> RejectedRows | None:
+    """Keep in the draft the rows that pass; return the others, if any. ``DataRefused`` if the guard rejects all."""
+    from poolish.guards.checks.guard import ask, passed
+
+    table = draft.table()
+    if table is None:
+        return None
+    result = ask(guard, table, buffer)
+    kept = passed(result, f"append of {draft.n_rows:,} rows")
+    if kept is None:
+        return None
+    draft.keep(kept)
+    return table, result, ~kept
 
 
 def _thinned(state: State, n_new: int, fraction: float, by: str) -> State:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import SchemaError
-from poolish.rows.fit import validity
-from poolish.rows.readers import reader, tensor_rows
+from poolish.rows.cast import validity
+from poolish.rows.decode import reader, tensor_rows
 from poolish.schema import Schema, dtype_and_shape, is_tensor, readable
 from poolish.schema.features import without_arrays
 

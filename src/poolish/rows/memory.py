@@ -15,6 +15,10 @@ MiB, ten times as long as everything else about an append.
 
 Bytes below the used length are only rewritten (``DatasetBuffer.update``) while no view of the region is alive;
 ``export`` hands out views through one token array, and the token's weak reference tells whether any is left.
+
+Rows may leave from anywhere. ``LiveSet`` records which places still hold one: a bit per place, and a Fenwick tree that
+counts live bits by blocks of 512. Finding the n-th live row and killing one take O(log n). Unwritten places are live
+too, so that appending only needs room. A set never changes: rows that leave give another set.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from poolish import kernels
+from poolish.kernels.reference import BLOCK_BITS
 
 Bytes = NDArray[np.uint8]
 
@@ -239,3 +246,68 @@ def _reservation(n_bytes: int) -> int:
     """How much is reserved for a region: as much as there is, and a part of that where addresses are limited."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return max(n_bytes, _physical_memory()) if limit == resource.RLIM_INFINITY else max(2 * n_bytes, limit // 64)
+
+
+Int64 = NDArray[np.int64]
+
+
+class LiveSet:
+    """Live and dead places from 0 on.
+
+    >>> live = LiveSet(10).without(np.array([0, 3]))
+    >>> live.select(np.array([0, 1, 2]))
+    array([1, 2, 4])
+    """
+
+    def __init__(self, n_places: int) -> None:
+        n_blocks = max(1, -(-n_places // BLOCK_BITS))
+        self._words = np.full(n_blocks * (BLOCK_BITS // 64), ~np.uint64(0))
+        self._tree = np.empty(n_blocks + 1, np.int64)
+        kernels.count_blocks(self._words, self._tree)
+
+    def reserve(self, n_places: int) -> LiveSet:
+        """The set with room for ``n_places``: itself, or a larger one."""
+        if n_places <= len(self._words) * 64:
+            return self
+        grown = LiveSet(2 * n_places)
+        grown._words[: len(self._words)] = self._words
+        kernels.count_blocks(grown._words, grown._tree)
+        return grown
+
+    def without(self, places: Int64) -> LiveSet:
+        """The set in which the rows at ``places`` are dead."""
+        changed = self._copy()
+        kernels.kill(changed._words, changed._tree, places)
+        return changed
+
+    def evicted(
+        self, n_before: int, n_live: int, max_live: int, key: int, first_id: int, n: int
+    ) -> tuple[LiveSet, int]:
+        """The set after ``n`` rows came in singly, each driving out a random row where more than ``max_live`` would
+        live; and how many live in it.
+        """
+        changed = self._copy()
+        n_left = kernels.evict(changed._words, changed._tree, n_before, n_live, max_live, key, first_id, n)
+        return changed, int(n_left)
+
+    def _copy(self) -> LiveSet:
+        copy = LiveSet.__new__(LiveSet)
+        copy._words, copy._tree = self._words.copy(), self._tree.copy()
+        return copy
+
+    def select(self, ranks: Int64) -> Int64:
+        """Places of the live rows number ``ranks``, counted from 0."""
+        places = np.empty(len(ranks), np.int64)
+        kernels.select(self._words, self._tree, np.ascontiguousarray(ranks, np.int64), places)
+        return places
+
+    def place(self, rank: int) -> int:
+        """Place of one live row."""
+        return int(kernels.select_one(self._words, self._tree, rank))
+
+    def places(self, start: int, stop: int) -> Int64:
+        """All live places from ``start`` up to ``stop``."""
+        first = start // 64
+        bits = np.unpackbits(self._words[first : -(-stop // 64)].view(np.uint8), bitorder="little")
+        live = np.flatnonzero(bits[: stop - first * 64]) + first * 64
+        return live[np.searchsorted(live, start) :]

@@ -19,10 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import SchemaError
-from poolish.rows import arrays, hf_bridge, images
-from poolish.rows.refusal import shown
+from poolish.rows import hf_bridge
+from poolish.rows.validate import shown
+from poolish.rows.values import as_dict, held, is_array, is_dataclass, is_image, is_named_tuple, is_torch_tensor
 from poolish.schema import features
-from poolish.schema.arrow import no_rows
+from poolish.schema.types import no_rows
 
 Row = Mapping[str, Any]
 Normalizer = Callable[[Any], Any]
@@ -139,7 +140,7 @@ def _parts_of_many(samples: Any) -> Iterator[Part]:
             continue
         made = _normalized(sample, normalize, i, kind)
         if not isinstance(made, list):
-            rows.append(made if are_kept and normalize is _as_it_is else arrays.held(dict(made)))
+            rows.append(made if are_kept and normalize is _as_it_is else held(dict(made)))
             if of is not None:
                 of.append(i)
             continue
@@ -159,9 +160,9 @@ def _parts_of_many(samples: Any) -> Iterator[Part]:
 
 def is_sample(value: object) -> bool:
     """Whether a value is one sample, not an iterable of samples."""
-    if _registered_for(type(value)) is not None or arrays.is_array(value) or images.is_image(value):
+    if _registered_for(type(value)) is not None or is_array(value) or is_image(value):
         return True
-    if isinstance(value, (Mapping, str, bytes, type)) or arrays.is_named_tuple(value) or arrays.is_dataclass(value):
+    if isinstance(value, (Mapping, str, bytes, type)) or is_named_tuple(value) or is_dataclass(value):
         return True
     return not (hasattr(value, "__iter__") or (hasattr(value, "__getitem__") and hasattr(value, "__len__")))
 
@@ -180,13 +181,13 @@ def _normalizer_of(sample: Any, i: int) -> tuple[str, Normalizer]:
     if isinstance(sample, Mapping):
         hf_bridge.refuse_splits(sample, i)
         return ROWS, _as_it_is
-    if arrays.is_torch_tensor(sample):
+    if is_torch_tensor(sample):
         return "torch.Tensor", _tensor
     if isinstance(sample, np.ndarray):
         return "numpy.ndarray", _tensor
-    if images.is_image(sample):
+    if is_image(sample):
         return "PIL.Image.Image", _image
-    if arrays.is_dataclass(sample) or arrays.is_named_tuple(sample):
+    if is_dataclass(sample) or is_named_tuple(sample):
         return _named(type(sample)), _record
     if not hasattr(sample, "__dict__") or isinstance(sample, type):
         raise SchemaError(
@@ -213,7 +214,7 @@ def _image(sample: Any) -> Row:
 
 
 def _record(sample: Any) -> Row:
-    return arrays.as_dict(sample) or {}
+    return as_dict(sample) or {}
 
 
 def _normalized(sample: Any, normalize: Normalizer, i: int, kind: str) -> Row | list[Part]:
@@ -223,7 +224,7 @@ def _normalized(sample: Any, normalize: Normalizer, i: int, kind: str) -> Row | 
         if isinstance(made, Mapping):
             return made
         if isinstance(made, (list, tuple, Iterator)):  # which may hand out the same row again and again
-            made = [arrays.held(dict(row)) if isinstance(row, Mapping) else row for row in made]
+            made = [held(dict(row)) if isinstance(row, Mapping) else row for row in made]
         else:
             batches = _tabular(made)
             if batches is not None:
@@ -246,7 +247,7 @@ def _normalized(sample: Any, normalize: Normalizer, i: int, kind: str) -> Row | 
 
 def batches_of(value: Any) -> Iterable[pa.RecordBatch] | None:
     """The Arrow batches of anything tabular; None for anything else."""
-    if type(value) is dict or images.is_image(value) or _registered_for(type(value)) is not None:
+    if type(value) is dict or is_image(value) or _registered_for(type(value)) is not None:
         return None  # images speak Arrow too, but mean pixels
     return _tabular(value)
 

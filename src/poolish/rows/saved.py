@@ -6,7 +6,7 @@
 The footer comes last, so that rows are written as they are hashed, in one pass and without a second copy in memory.
 It holds the settings, the lengths of the parts and the xxh3 of everything before it. Reading goes: sizes, checksums,
 structure (``validate(full=True)``), use; Arrow alone would take every second damaged file for good. The file is
-mapped copy-on-write, so a loaded buffer costs no memory until its rows are looked at; ``mapped_file`` says what must
+mapped copy-on-write, so a loaded buffer costs no memory until its rows are looked at; ``MappedFile`` says what must
 not happen to it meanwhile. Columns in it begin at borders of cache lines; those of 0.1.0 begin at multiples of 8 bytes.
 """
 
@@ -21,19 +21,14 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as kinds
 import xxhash
-from numpy.typing import NDArray
 
 from poolish import files
 from poolish.errors import CorruptDataError, PoolishError
-from poolish.rows.aligned_ipc import AlignedIpc
-from poolish.rows.fit import one_chunk
-from poolish.rows.mapped_file import MappedFile
-from poolish.rows.refusal import Refusal
-from poolish.rows.sizes import check_shapes
-from poolish.rows.snapshot import Lineage, Snapshot
-from poolish.schema import Schema
+from poolish.rows.cast import one_chunk
+from poolish.rows.ipc import AlignedIpc, MappedFile, table_over, write_stream
+from poolish.rows.snapshot import Snapshot
+from poolish.rows.validate import Refusal, check_shapes
 
 Restored = TypeVar("Restored")
 
@@ -51,9 +46,9 @@ def write(path: str | os.PathLike[str], snapshot: Snapshot, settings: dict[str, 
     with files.publish(files.local_path(path, "DatasetBuffer.save path", instead=_URLS)) as file:
         body = _Hashed(file)
         body.write(_FRONT)
-        _write_ipc(snapshot, pa.PythonFile(AlignedIpc(body), "w"))
+        write_stream(snapshot.to_arrow(), pa.PythonFile(AlignedIpc(body), "w"))
         n_rows_bytes = body.n_bytes - len(_FRONT)
-        starts = _starts(snapshot)
+        starts = snapshot.generation_starts
         body.write(snapshot.ids.astype("<i8").tobytes())
         body.write(starts.astype("<i8").tobytes())
         footer = {
@@ -187,14 +182,14 @@ def _snapshot(memory: memoryview, footer: dict[str, Any]) -> Snapshot:
     sizes = footer["bytes"]
     first = len(_FRONT) + sizes["rows"]
     try:
-        table = _table(memory[len(_FRONT) : first])
+        table = table_over(memory[len(_FRONT) : first])
         # Copied: ids are handed out and searched all the time, without asking first whether the file is still whole.
         ids = np.frombuffer(memory[first : first + sizes["ids"]], "<i8").astype(np.int64)
         starts = np.frombuffer(memory[first + sizes["ids"] :][: sizes["generations"]], "<i8").astype(np.int64)
         for column in table.columns:
             check_shapes(one_chunk(column))
         lineage = tuple((name, first) for name, first in footer["lineage"])
-        snapshot = _from_table(table, ids, starts, footer["next_id"], footer["uuid"], lineage)
+        snapshot = Snapshot.of_table(table, ids, starts, footer["next_id"], footer["uuid"], lineage)
     except (Refusal, pa.ArrowException, PoolishError, KeyError, TypeError, ValueError, OSError) as error:
         raise _Damaged(f"its rows cannot be read ({error})") from None
     _check_ids(ids, starts, table.num_rows, footer["next_id"])
@@ -207,73 +202,3 @@ def _check_ids(ids: Any, starts: Any, n_rows: int, next_id: int) -> None:
             raise _Damaged("its row ids or generations do not count up")
     if len(ids) != n_rows or (n_rows > 0) != (len(starts) > 0) or (n_rows and starts[0] > ids[0]):
         raise _Damaged("its row ids or generations do not match its rows")
-
-
-def snapshot_to_ipc(snapshot: Snapshot) -> tuple[Any, ...]:
-    """All a spawned worker needs, as plain bytes, and random numbers of its own."""
-    sink = pa.BufferOutputStream()
-    _write_ipc(snapshot, sink)
-    ids, starts = np.asarray(snapshot.ids).tobytes(), _starts(snapshot).tobytes()
-    (child,) = snapshot.rng.spawn(1)
-    return sink.getvalue().to_pybytes(), ids, starts, snapshot.next_id, snapshot.uuid, snapshot.lineage, child
-
-
-def snapshot_from_ipc(
-    ipc: bytes, ids: bytes, starts: bytes, next_id: int, uuid: str, lineage: Lineage, rng: np.random.Generator
-) -> Snapshot:
-    """The snapshot in the worker, in memory that may be written: torch shares no other."""
-    table = _table(memoryview(bytearray(ipc)))
-    all_ids, all_starts = np.frombuffer(ids, np.int64), np.frombuffer(starts, np.int64)
-    snapshot = _from_table(table, all_ids, all_starts, next_id, uuid, lineage)
-    snapshot.rng = rng
-    return snapshot
-
-
-def _table(memory: memoryview) -> pa.Table:
-    """The rows of an IPC stream over memory that may be written; Arrow's reader itself would mark them read-only."""
-    table = pa.ipc.open_stream(pa.py_buffer(memory)).read_all()
-    table.validate(full=True)  # before anything is sliced: Arrow ends the process over a negative length
-    writable = np.frombuffer(memory, np.uint8)
-    columns = [_over(one_chunk(column), writable) for column in table.columns]
-    return pa.Table.from_arrays(columns, schema=table.schema)
-
-
-def _over(array: pa.Array, memory: NDArray[np.uint8]) -> pa.Array:
-    """The same array, its buffers taken from ``memory``, in which they lie."""
-    type_ = array.type
-    if isinstance(type_, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(type_, _over(array.storage, memory))
-    if kinds.is_null(type_):
-        return array
-    children = [array.field(i) for i in range(type_.num_fields)] if kinds.is_struct(type_) else []
-    if kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
-        children = [array.values]
-    n_own = {pa.large_string(): 3, pa.large_binary(): 3}.get(type_, 2)
-    n_own = 1 if kinds.is_struct(type_) or kinds.is_fixed_size_list(type_) else n_own
-    buffers = [_part(buffer, memory) for buffer in array.buffers()[:n_own]]
-    children = [_over(child, memory) for child in children]
-    return pa.Array.from_buffers(type_, len(array), buffers, -1, array.offset, children or None)
-
-
-def _part(buffer: pa.Buffer | None, memory: NDArray[np.uint8]) -> pa.Buffer | None:
-    if buffer is None:
-        return None
-    start = buffer.address - memory.ctypes.data
-    is_inside = start >= 0 and start + buffer.size <= len(memory)
-    return pa.py_buffer(memory[start : start + buffer.size]) if is_inside else buffer
-
-
-def _write_ipc(snapshot: Snapshot, sink: Any) -> None:
-    table = snapshot.to_arrow()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-
-
-def _starts(snapshot: Snapshot) -> np.ndarray[Any, Any]:
-    return np.array([first for first, _ in snapshot.generations], np.int64)
-
-
-def _from_table(table: pa.Table, ids: Any, starts: Any, next_id: int, uuid: str, lineage: Lineage) -> Snapshot:
-    schema = Schema.from_arrow(table.schema)
-    columns = [one_chunk(column) for column in table.columns]
-    return Snapshot(schema, columns, ids, starts, next_id=next_id, uuid=uuid, lineage=lineage)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,17 +17,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from poolish import kernels, seeds
+from poolish import html, kernels, seeds
 from poolish.concurrency import cached_property
 from poolish.errors import UnknownColumn
-from poolish.rows import show
-from poolish.rows.fit import one_chunk
+from poolish.printable import printable
+from poolish.rows.cast import one_chunk
+from poolish.rows.decode import Reader, reader, to_array
 from poolish.rows.gather import Taker, taker
-from poolish.rows.live import LiveSet
-from poolish.rows.mapped_file import MappedFile
-from poolish.rows.readers import Reader, reader
-from poolish.rows.refusal import shown
-from poolish.schema import Schema
+from poolish.rows.ipc import MappedFile, table_over, write_stream
+from poolish.rows.memory import LiveSet
+from poolish.rows.validate import shown
+from poolish.schema import Schema, describe
 
 if TYPE_CHECKING:
     import datasets
@@ -40,6 +41,95 @@ Lineage = tuple[tuple[str, int], ...]
 #: Rows gathered at a time while iterating.
 ITERATION_ROWS = 1024
 
+#: Rows at each end that a notebook shows.
+N_SHOWN = 5
+
+
+class Conversions(ABC):
+    """Conversions and display of the rows in a snapshot, shared by buffers and snapshots."""
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """The rows as they are now."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """For polars, pandas, DuckDB and everything else that speaks Arrow's C interface."""
+        return self.snapshot().to_arrow().__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> object:
+        return self.snapshot().schema.to_arrow().__arrow_c_schema__()
+
+    def to_pydict(self) -> dict[str, list[Any]]:
+        """Columns as lists of the values that ``snapshot[i]`` would give."""
+        rows = self.snapshot()
+        places = rows.places(np.arange(len(rows))).tolist()
+        return {name: [read(place) for place in places] for name, read in rows.readers}
+
+    def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Columns as arrays: read-only views of numbers and tensors, object arrays of anything else."""
+        return {name: to_array(name, array) for name, array in self._chosen(columns)}
+
+    def to_torch(
+        self, columns: Sequence[str] | None = None, *, device: Any = None, copy: bool = False
+    ) -> dict[str, torch.Tensor | Any]:
+        """Columns as tensors; text and bytes stay lists, lists of different lengths become lists of tensors.
+
+        Numbers and tensors of one shape share the buffer's memory unless ``copy`` is true or the device is another one:
+        do not write to them.
+        """
+        from poolish.rows.torch_bridge import to_tensor
+
+        return {name: to_tensor(name, array, device, copy) for name, array in self._chosen(columns)}
+
+    def to_hf_dataset(self) -> datasets.Dataset:
+        """A Hugging Face dataset with the features the rows came with, or those their types ask for."""
+        from poolish.rows.hf_bridge import to_dataset
+
+        rows = self.snapshot()
+        return to_dataset(rows.to_arrow(), rows.schema)
+
+    def _chosen(self, columns: Sequence[str] | None) -> Iterable[tuple[str, pa.Array]]:
+        if isinstance(columns, str):
+            raise TypeError(f"columns is a list of names, got {columns!r}; pass columns=[{columns!r}]")
+        rows = self.snapshot()
+        names = rows.schema.names if columns is None else list(columns)
+        unknown = [name for name in names if name not in rows.schema]
+        if unknown:
+            raise UnknownColumn(f"no column {unknown[0]!r}; there are {rows.schema.names}")
+        table = rows.to_arrow()
+        return [(name, one_chunk(table.column(name))) for name in names]
+
+    def __repr__(self) -> str:
+        rows, extra = self.snapshot(), self._settings_text()
+        columns = ", ".join(f"{field.name}: {describe(field.type)}" for field in rows.schema)
+        counted = f"{len(rows):,} row" + ("" if len(rows) == 1 else "s")
+        held = f" of {{{columns}}}" if columns else ", no schema yet"
+        return printable(f"{type(self).__name__}({counted}{held}{extra and ', '}{extra})")
+
+    def _repr_html_(self) -> str:
+        """A table of the first and last rows, with their ids and the types of their columns."""
+        rows = self.snapshot()
+        numbers = list(range(len(rows)))
+        shown = numbers if len(numbers) <= 2 * N_SHOWN else [*numbers[:N_SHOWN], *numbers[-N_SHOWN:]]
+        headers = ["id", *(f"{field.name} ({describe(field.type)})" for field in rows.schema)]
+        body: list[list[Any]] = [[int(rows.ids[i]), *map(_short, rows[i].values())] for i in shown]
+        if len(shown) < len(numbers):
+            body.insert(N_SHOWN, ["..."] * len(headers))
+        return str(html.element("div", html.element("p", repr(self)), html.table(headers, body)))
+
+    def _settings_text(self) -> str:
+        """What the repr adds behind the columns."""
+        return ""
+
+
+def _short(value: object) -> str:
+    if hasattr(value, "shape"):
+        return f"{value.dtype}{list(value.shape)}"  # type: ignore[attr-defined]
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    words = str(value)
+    return words if len(words) <= 80 else words[:77] + "..."
+
 
 class Found(NamedTuple):
     """What ``by_id`` gives: the rows that are still there, in the order asked for, and the ids that are gone."""
@@ -48,7 +138,7 @@ class Found(NamedTuple):
     gone: Int64
 
 
-class Snapshot:
+class Snapshot(Conversions):
     """Rows as they were at one moment.
 
     >>> from poolish import DatasetBuffer
@@ -87,6 +177,19 @@ class Snapshot:
         self._n_before = n_before
         self._n_rows = self._last - self._first if n_rows is None else n_rows
 
+    @classmethod
+    def of_table(
+        cls, table: pa.Table, ids: Int64, starts: Int64, next_id: int, uuid: str, lineage: Lineage
+    ) -> Snapshot:
+        """The rows of a table, with ids and generations from elsewhere."""
+        columns = [one_chunk(column) for column in table.columns]
+        schema = Schema.from_arrow(table.schema)
+        return cls(schema, columns, ids, starts, next_id=next_id, uuid=uuid, lineage=lineage)
+
+    def snapshot(self) -> Snapshot:
+        """Itself, which never changes."""
+        return self
+
     #: The file that the rows are mapped from, if they are.
     mapped_file: MappedFile | None = None
 
@@ -120,7 +223,7 @@ class Snapshot:
             self.mapped_file.check()
         i = i + self._n_rows if i < 0 else i
         place = i + self._first if self._live is None else self._live.place(i + self._n_before)
-        return {name: read(place) for name, read in self._readers}
+        return {name: read(place) for name, read in self.readers}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Rows as dicts, the way torch's DataLoader asks for a whole batch: numbers have the dtype of their column.
@@ -173,7 +276,8 @@ class Snapshot:
         return [taker(array) for array in self._arrays]
 
     @cached_property
-    def _readers(self) -> list[tuple[str, Reader]]:
+    def readers(self) -> list[tuple[str, Reader]]:
+        """For each column its name and a function from place to Python value."""
         return [(name, reader(array)) for name, array in zip(self.schema.names, self._arrays, strict=True)]
 
     @cached_property
@@ -192,6 +296,11 @@ class Snapshot:
         ids = ids.view()
         ids.flags.writeable = False
         return ids
+
+    @property
+    def generation_starts(self) -> Int64:
+        """The first id of each generation of which rows may be left."""
+        return np.array([first for first, _ in self.generations], np.int64)
 
     @property
     def generations(self) -> list[tuple[int, int]]:
@@ -297,69 +406,79 @@ class Snapshot:
         columns = [array.slice(self._first, self._n_rows) for array in self._arrays]
         return pa.Table.from_arrays(columns, schema=self.schema.to_arrow())
 
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """For polars, pandas, DuckDB and everything else that speaks Arrow's C interface."""
-        return self.to_arrow().__arrow_c_stream__(requested_schema)
-
-    def __arrow_c_schema__(self) -> object:
-        return self.schema.to_arrow().__arrow_c_schema__()
-
-    def to_pydict(self) -> dict[str, list[Any]]:
-        """Columns as lists of the values that ``snapshot[i]`` would give."""
-        places = self.places(np.arange(self._n_rows)).tolist()
-        return {name: [read(place) for place in places] for name, read in self._readers}
-
-    def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Columns as arrays: read-only views of numbers and tensors, object arrays of anything else."""
-        from poolish.rows.numpy_bridge import to_array
-
-        return {name: to_array(name, array) for name, array in self._chosen(columns)}
-
-    def to_torch(
-        self, columns: Sequence[str] | None = None, *, device: Any = None, copy: bool = False
-    ) -> dict[str, torch.Tensor | Any]:
-        """Columns as tensors; text and bytes stay lists, lists of different lengths become lists of tensors.
-
-        Numbers and tensors of one shape share the buffer's memory unless ``copy`` is true or the device is another one:
-        do not write to them.
-        """
-        from poolish.rows.torch_bridge import to_tensor
-
-        return {name: to_tensor(name, array, device, copy) for name, array in self._chosen(columns)}
-
-    def to_hf_dataset(self) -> datasets.Dataset:
-        """A Hugging Face dataset with the features the rows came with, or those their types ask for."""
-        from poolish.rows.hf_bridge import to_dataset
-
-        return to_dataset(self.to_arrow(), self.schema)
-
-    def _chosen(self, columns: Sequence[str] | None) -> Iterable[tuple[str, pa.Array]]:
-        if isinstance(columns, str):
-            raise TypeError(f"columns is a list of names, got {columns!r}; pass columns=[{columns!r}]")
-        names = self.schema.names if columns is None else list(columns)
-        unknown = [name for name in names if name not in self.schema]
-        if unknown:
-            raise UnknownColumn(f"no column {unknown[0]!r}; there are {self.schema.names}")
-        table = self.to_arrow()
-        return [(name, one_chunk(table.column(name))) for name in names]
-
     # -- travelling and showing
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        from poolish.rows.saved import snapshot_from_ipc, snapshot_to_ipc
-
-        return snapshot_from_ipc, snapshot_to_ipc(self)
+        sink = pa.BufferOutputStream()
+        write_stream(self.to_arrow(), sink)
+        ids, starts = np.asarray(self.ids).tobytes(), self.generation_starts.tobytes()
+        (child,) = self.rng.spawn(1)  # every copy draws its own random numbers
+        return _unpickled, (sink.getvalue().to_pybytes(), ids, starts, self.next_id, self.uuid, self.lineage, child)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Snapshot) and self.uuid == other.uuid and self.to_arrow().equals(other.to_arrow())
 
     __hash__ = object.__hash__
 
-    def __repr__(self) -> str:
-        return show.text("Snapshot", self)
 
-    def _repr_html_(self) -> str:
-        return show.page("Snapshot", self)
+def _unpickled(
+    ipc: bytes, ids: bytes, starts: bytes, next_id: int, uuid: str, lineage: Lineage, rng: np.random.Generator
+) -> Snapshot:
+    """The snapshot in another process, over writable memory: torch shares no other."""
+    table = table_over(memoryview(bytearray(ipc)))
+    all_ids, all_starts = np.frombuffer(ids, np.int64), np.frombuffer(starts, np.int64)
+    snapshot = Snapshot.of_table(table, all_ids, all_starts, next_id, uuid, lineage)
+    snapshot.rng = rng
+    return snapshot
+
+
+class ReadsSnapshots(Conversions):
+    """The reading half of ``DatasetBuffer``: everything reads the current snapshot, never half of a change."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows as dicts, the way torch's DataLoader asks for a whole batch: numbers have the dtype of their column."""
+        return self.snapshot().__getitems__(indices)
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """The rows one by one, as one-row tables; rows that come or go meanwhile make no difference."""
+        return iter(self.snapshot())
+
+    def get_batch(self, indices: ArrayLike) -> pa.Table:
+        """The rows with these numbers, in this order, copied into a table of their own."""
+        return self.snapshot().get_batch(indices)
+
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> pa.Table:
+        """``n`` random rows; ``weights`` are one number per row, or the name of a column; ``rng`` follows the seed."""
+        return self.snapshot().sample(n, weights, replace, rng)
+
+    def by_id(self, ids: ArrayLike) -> Found:
+        """The rows with these ids that are still there, and which of the ids are gone."""
+        return self.snapshot().by_id(ids)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The row id of every row, oldest first; ids count up for ever and are never used again."""
+        return self.snapshot().ids
+
+    @property
+    def generations(self) -> list[tuple[int, int]]:
+        """The ids ``[first, last)`` that each append brought, for appends of which rows may be left."""
+        return self.snapshot().generations
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next row will get."""
+        return self.snapshot().next_id
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as a table of one chunk, without a copy unless rows have left from the middle."""
+        return self.snapshot().to_arrow()
 
 
 def checked_ids(ids: ArrayLike, next_id: int) -> Int64:

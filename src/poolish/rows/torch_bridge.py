@@ -13,7 +13,7 @@ import pyarrow.types as kinds
 import torch
 
 from poolish.errors import SchemaError
-from poolish.rows.readers import number_rows, reader, tensor_rows
+from poolish.rows.decode import number_rows, reader, tensor_rows
 from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype
 
 

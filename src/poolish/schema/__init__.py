@@ -1,8 +1,17 @@
 """One description of a row or batch, and the Arrow types that hold it."""
 
-from poolish.schema.arrow import canonical, describe, is_resolved
 from poolish.schema.fields import Field, Schema, column_name
-from poolish.schema.tensor import TensorType, dtype_and_shape, is_tensor, numpy_dtype, readable, tensor_type
+from poolish.schema.types import (
+    TensorType,
+    canonical,
+    describe,
+    dtype_and_shape,
+    is_resolved,
+    is_tensor,
+    numpy_dtype,
+    readable,
+    tensor_type,
+)
 
 __all__ = [
     "Field",

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import SchemaError
-from poolish.schema.arrow import canonical
-from poolish.schema.tensor import Shape, dtype_and_shape, is_tensor
+from poolish.schema.types import Shape, canonical, dtype_and_shape, is_tensor
 
 if TYPE_CHECKING:
     import datasets

@@ -24,12 +24,14 @@ from poolish.concurrency import cached_property
 from poolish.errors import BadText, LimitExceeded, SchemaError, UnknownColumn
 from poolish.printable import printable
 from poolish.schema import features as hf
-from poolish.schema.arrow import canonical, check_names, describe
-from poolish.schema.tensor import (
+from poolish.schema.types import (
     CARRIED,
     NATIVE,
     TENSOR_DTYPES,
     Shape,
+    canonical,
+    check_names,
+    describe,
     dtype_and_shape,
     is_shape,
     is_tensor,

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
-from poolish.rows.arrays import stored
-from poolish.rows.refusal import Refusal
+from poolish.rows.validate import Refusal
+from poolish.rows.values import stored
 from poolish.schema import Field, Schema
 from poolish.seeds import KeyedPermutation, key
 from poolish.serve.digests import digest_of

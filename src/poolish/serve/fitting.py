@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import SchemaError
-from poolish.rows.arrays import stored
-from poolish.rows.refusal import Refusal
+from poolish.rows.validate import Refusal
+from poolish.rows.values import stored
 from poolish.schema import Schema, numpy_dtype
 from poolish.serve.batch_file import Array, Columns
 

@@ -27,7 +27,7 @@ from poolish.guards.checks.verdicts import ACTIONS, Action, Result, Verdict
 from poolish.guards.leaves import Mask, Rows
 from poolish.health import Health, Problem
 from poolish.printable import printable
-from poolish.schema.arrow import unsliced
+from poolish.schema.types import unsliced
 
 logger = logging.getLogger("poolish.guards")
 

@@ -31,7 +31,7 @@ from poolish.guards.checks.suite import Suite
 from poolish.guards.checks.verdicts import Result, Verdict
 from poolish.guards.leaves import Rows
 from poolish.guards.stats.profile import Profile
-from poolish.schema.arrow import unsliced
+from poolish.schema.types import unsliced
 
 VERSION = 1
 

@@ -26,7 +26,7 @@ from poolish.recipes.engine import Engine
 from poolish.recipes.fragment_rows import Int64, row_hashes, workable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
-from poolish.schema import Schema, arrow
+from poolish.schema import Schema, types
 from poolish.tokens.fields import schema_of
 from poolish.tokens.store import StreamStore
 from poolish.tokens.stream_files import TYPE
@@ -275,7 +275,7 @@ def selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
 
 def no_rows(schema: pa.Schema) -> pa.Table:
     """The columns of a schema with nothing in them."""
-    return pa.Table.from_batches([arrow.no_rows(schema)])
+    return pa.Table.from_batches([types.no_rows(schema)])
 
 
 def without_columns(n_rows: int) -> pa.Table:

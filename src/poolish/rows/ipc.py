@@ -1,17 +1,30 @@
-"""An Arrow IPC stream whose buffers begin at borders of cache lines, so that columns of a mapped file do.
+"""Rows as an Arrow IPC stream: written with aligned buffers, read over writable memory, mapped from a file.
 
-Arrow puts buffers at multiples of 8 bytes, and pyarrow has no option for more. A message says where its buffers are
-before they come, so the stream is rewritten while it passes through, without a copy of the rows::
+Arrow puts buffers at multiples of 8 bytes, and pyarrow has no option for more. ``AlignedIpc`` starts them at cache
+lines. A message states where its buffers are before they come, so the stream is rewritten while it passes through,
+without a copy of the rows::
 
     prefix | metadata, zeros to 64 | buffer, zeros to 64 | buffer, zeros to 64 | ...
 
-The result is an IPC stream like any other: every Arrow library reads it.
+The result is an ordinary IPC stream: every Arrow library reads it.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import struct
-from typing import Any, Protocol
+import weakref
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
+from numpy.typing import NDArray
+
+from poolish.errors import CorruptDataError
+from poolish.rows.cast import one_chunk
 
 LINE = 64
 _RECORD_BATCH = 3
@@ -126,3 +139,73 @@ def _field(data: bytearray, table: int, number: int) -> int:
     place = 4 + 2 * number
     offset = struct.unpack_from("<H", data, vtable + place)[0] if place < n_bytes else 0
     return table + offset if offset else 0
+
+
+class MappedFile:
+    """A file mapped copy-on-write, and its size and modification time at that moment.
+
+    A file that is replaced (``save``, ``mv``) keeps its old bytes while it is mapped. One that is written in place or
+    truncated does not: rows change, or the system ends the process with SIGBUS. Size and modification time reveal that
+    before rows are read; they cannot prevent it in between.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path, self._fd = path, os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._fd)
+        self._before = self._stamp()
+        self.memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+    def _stamp(self) -> tuple[int, int]:
+        """Of the file that is mapped, whatever the path names now."""
+        status = os.fstat(self._fd)
+        return status.st_size, status.st_mtime_ns
+
+    def check(self) -> None:
+        """CorruptDataError if the file was written or truncated since it was mapped."""
+        size, time = self._stamp()
+        if (size, time) != self._before:
+            what = "written to" if size == self._before[0] else f"resized from {self._before[0]:,} to {size:,} bytes"
+            raise CorruptDataError(
+                f"{self._path}: this file was {what} while a buffer that was loaded from it is in use; load the buffer "
+                "again from a whole copy, replace saved buffers with save() or mv, or load them with mmap=False"
+            )
+
+
+def table_over(memory: memoryview) -> pa.Table:
+    """The table of an IPC stream over writable memory; Arrow's own reader would mark the buffers read-only."""
+    table = pa.ipc.open_stream(pa.py_buffer(memory)).read_all()
+    table.validate(full=True)  # before anything is sliced: Arrow ends the process over a negative length
+    writable = np.frombuffer(memory, np.uint8)
+    columns = [_over(one_chunk(column), writable) for column in table.columns]
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def _over(array: pa.Array, memory: NDArray[np.uint8]) -> pa.Array:
+    """The same array, its buffers taken from ``memory``, in which they lie."""
+    type_ = array.type
+    if isinstance(type_, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(type_, _over(array.storage, memory))
+    if kinds.is_null(type_):
+        return array
+    children = [array.field(i) for i in range(type_.num_fields)] if kinds.is_struct(type_) else []
+    if kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
+        children = [array.values]
+    n_own = {pa.large_string(): 3, pa.large_binary(): 3}.get(type_, 2)
+    n_own = 1 if kinds.is_struct(type_) or kinds.is_fixed_size_list(type_) else n_own
+    buffers = [_part(buffer, memory) for buffer in array.buffers()[:n_own]]
+    children = [_over(child, memory) for child in children]
+    return pa.Array.from_buffers(type_, len(array), buffers, -1, array.offset, children or None)
+
+
+def _part(buffer: pa.Buffer | None, memory: NDArray[np.uint8]) -> pa.Buffer | None:
+    if buffer is None:
+        return None
+    start = buffer.address - memory.ctypes.data
+    is_inside = start >= 0 and start + buffer.size <= len(memory)
+    return pa.py_buffer(memory[start : start + buffer.size]) if is_inside else buffer
+
+
+def write_stream(table: pa.Table, sink: Any) -> None:
+    """Write a table as one IPC stream."""
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)

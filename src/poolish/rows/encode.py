@@ -22,12 +22,10 @@ import pyarrow.types as kinds
 
 from poolish.errors import BadText, NumberTooLarge
 from poolish.kernels.reference import Step
-from poolish.rows import arrays, images
-from poolish.rows.limits import Limits
-from poolish.rows.refusal import Refusal
-from poolish.rows.sizes import size_refusal
+from poolish.rows.validate import Limits, Refusal, size_refusal
+from poolish.rows.values import as_dict, as_list, encode_png, is_array, is_bytes_view, is_image, scalar, stored
 from poolish.schema import describe, dtype_and_shape, is_tensor, numpy_dtype
-from poolish.schema.tensor import exactly
+from poolish.schema.types import exactly
 
 Frozen = Any
 
@@ -111,7 +109,7 @@ class IntCell(Cell):
         return super().freeze_many(values)
 
     def _freeze(self, value: object) -> int:
-        value = arrays.scalar(value)
+        value = scalar(value)
         if isinstance(value, (float, np.floating)) and float(value).is_integer():
             value = int(value)
         if not isinstance(value, (int, np.integer)) or isinstance(value, (bool, np.timedelta64)):
@@ -150,7 +148,7 @@ class FloatCell(Cell):
         return super().freeze_many(values)
 
     def _freeze(self, value: object) -> float:
-        value = arrays.scalar(value)
+        value = scalar(value)
         if isinstance(value, bool) or not _is_number(value):
             raise self.refuse(value)
         number = self._rounded(value)
@@ -178,7 +176,7 @@ class BoolCell(Cell):
     """True and False."""
 
     def _freeze(self, value: object) -> bool:
-        value = arrays.scalar(value)
+        value = scalar(value)
         if isinstance(value, (bool, np.bool_)):
             return bool(value)
         raise self.refuse(value)
@@ -222,8 +220,8 @@ class BytesCell(Cell):
     """Bytes; an image is kept as its PNG."""
 
     def _freeze(self, value: object) -> bytes:
-        if images.is_image(value):
-            value = images.encode(value, self.limits)
+        if is_image(value):
+            value = encode_png(value, self.limits)
         if not (isinstance(value, (bytes, bytearray)) or is_bytes_view(value)):
             raise self.refuse(
                 value, "encode it before append" if isinstance(value, str) else "convert it before append"
@@ -231,11 +229,6 @@ class BytesCell(Cell):
         data = bytes(cast(bytes, value))
         self._check_size(len(data), self.limits.cell_bytes, "cell_bytes", value)
         return data
-
-
-def is_bytes_view(value: object) -> bool:
-    """Whether this is a memoryview of bytes, not of numbers."""
-    return isinstance(value, memoryview) and value.format in ("B", "b", "c")
 
 
 class OtherCell(Cell):
@@ -248,7 +241,7 @@ class OtherCell(Cell):
         self._is_number = kinds.is_timestamp(type_) or kinds.is_duration(type_) or self._unit == "ns"
 
     def _freeze(self, value: object) -> Frozen:
-        value = arrays.scalar(value)
+        value = scalar(value)
         if isinstance(value, (np.datetime64, np.timedelta64)) and self._is_number:
             return self._number(value)
         if kinds.is_temporal(self.type) and isinstance(value, (int, float, complex, np.generic)):
@@ -256,15 +249,15 @@ class OtherCell(Cell):
         if isinstance(value, (bool, np.bool_, np.complexfloating)):
             raise self.refuse(value)
         try:
-            scalar = pa.scalar(value, self.type)
-            is_same = _same(scalar, value)
+            converted = pa.scalar(value, self.type)
+            is_same = _same(converted, value)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise self.refuse(value) from None
         if kinds.is_timestamp(self.type) and (getattr(value, "tzinfo", None) is None) != (self.type.tz is None):
             raise self.refuse(value, "give all times a time zone, or none")
         if not is_same:
             raise self.refuse(value, "round it yourself, or declare a finer type with schema=")
-        return scalar.value if self._is_number else scalar.as_py()
+        return converted.value if self._is_number else converted.as_py()
 
     def _number(self, value: np.datetime64 | np.timedelta64) -> int:
         """NumPy's times, exactly; in a column with a time zone they are UTC, as they are when rows are read."""
@@ -292,9 +285,9 @@ class ListCell(Cell):
         self._element = cell_of(type_.value_type, limits)
 
     def _freeze(self, value: object) -> Sequence[Frozen]:
-        values = arrays.as_list(value)
+        values = as_list(value)
         if values is None:
-            raise self.refuse(value, "pass a list (value.tolist())" if arrays.is_array(value) else "pass a list")
+            raise self.refuse(value, "pass a list (value.tolist())" if is_array(value) else "pass a list")
         self._check_size(8 * len(values), self.limits.row_bytes, "row_bytes", value)
         try:
             return tuple(self._element.freeze_many(values))
@@ -318,9 +311,9 @@ class StructCell(Cell):
         self._parts = [(field.name, cell_of(field.type, limits)) for field in fields]
 
     def _freeze(self, value: object) -> tuple[Frozen, ...]:
-        if images.is_image(value) and [name for name, _ in self._parts] == ["bytes", "path"]:  # Hugging Face's images
+        if is_image(value) and [name for name, _ in self._parts] == ["bytes", "path"]:  # Hugging Face's images
             value = {"bytes": value, "path": None}
-        row = arrays.as_dict(value)
+        row = as_dict(value)
         if row is None:
             raise self.refuse(value, "pass a dict")
         if row.keys() != {name for name, _ in self._parts}:
@@ -452,18 +445,18 @@ _CELLS: list[tuple[Callable[[pa.DataType], bool], type[Cell]]] = [
 def _exact_array(cell: Cell, value: object, dtype: str) -> np.ndarray[Any, Any]:
     """The array as ``dtype`` stores it; NumPy's float32 may stand for a dtype it lacks, as it does in rows read."""
     given, array = _array(cell, value)
-    stored = exactly(array, dtype) if given == "float32" != dtype and isinstance(value, np.ndarray) else None
-    if stored is not None:
-        return stored
+    exact = exactly(array, dtype) if given == "float32" != dtype and isinstance(value, np.ndarray) else None
+    if exact is not None:
+        return exact
     if given != dtype:
         raise cell.refuse(value, f"convert it (astype) or declare {given} with schema=")
     return array
 
 
 def _array(cell: Cell | None, value: object) -> tuple[str, np.ndarray[Any, Any]]:
-    if cell is not None and not arrays.is_array(value) and not isinstance(value, (complex, np.generic)):
+    if cell is not None and not is_array(value) and not isinstance(value, (complex, np.generic)):
         raise cell.refuse(value, "pass an array or a tensor (np.asarray)")
-    return arrays.stored(value)
+    return stored(value)
 
 
 def _validity(frozen: Sequence[Frozen]) -> pa.Buffer | None:

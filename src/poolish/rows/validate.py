@@ -1,20 +1,91 @@
-"""Whether any cell of an Arrow array is larger than a buffer allows, no text, or contradicts its own shape.
+"""Values that a buffer rejects: the exception, the size limits, and the checks of whole arrays.
 
-Rows of Python values are checked one by one as they are frozen; a whole array is looked at only if it is larger than
-the smallest limit, and then in one pass over its offsets.
+``ValueRejected`` is raised where the rule is known; the caller that knows row and column turns it into the user's
+error. Python values are checked one by one while they are encoded. Arrow arrays are checked here: an array larger than
+the smallest limit in one pass over its offsets, text for UTF-8, ragged tensors against their shapes.
 """
 
 from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from poolish.errors import BadText, LimitExceeded
-from poolish.rows.limits import Limits
-from poolish.rows.refusal import Refusal
-from poolish.schema import TensorType
-from poolish.schema.tensor import carriers_per_value
+from poolish.errors import BadText, LimitExceeded, SchemaError
+from poolish.schema import Field, TensorType, describe
+from poolish.schema.types import carriers_per_value
+
+
+class Refusal(Exception):
+    """Raised where the rule is known; whoever knows the place turns it into the error a user sees.
+
+    ``{column}`` in the advice stands for the name of the column.
+    """
+
+    def __init__(
+        self, rule: str, value: object, advice: str, error: type[SchemaError | LimitExceeded] = SchemaError
+    ) -> None:
+        super().__init__(rule)
+        self.rule, self.value, self.advice, self.error = rule, value, advice, error
+        self.path: list[str] = []
+        self.index = 0
+
+    def at(self, part: str) -> Refusal:
+        """The same refusal, seen from one level further out."""
+        self.path.insert(0, part)
+        return self
+
+    def with_index(self, index: int) -> Refusal:
+        """The same refusal, about element ``index`` of what was looked at."""
+        self.index = index
+        return self
+
+    def explained(self, row: int, column: str) -> SchemaError | LimitExceeded:
+        """The error for the user: where, which rule, which value, what next."""
+        place = f"row {row}, column {column!r}" + (f" at {''.join(self.path)}" if self.path else "")
+        advice = self.advice.replace("{column}", repr(column))
+        return self.error(f"{place}: {self.rule}, got {shown(self.value)}; {advice}")
+
+
+def shown(value: object) -> str:
+    """A value for a message: its type, and as much of it as fits a line.
+
+    >>> shown("rye"), shown(list(range(100)))
+    ("str 'rye'", 'list [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ...]')
+    """
+    if isinstance(value, pa.DataType):
+        return describe(value)
+    kind = type(value).__name__
+    shape = getattr(value, "shape", None)
+    if shape and isinstance(shape, tuple) and hasattr(value, "dtype"):
+        return f"{kind} {str(value.dtype).removeprefix('torch.')}{list(shape)}"
+    try:
+        text = _short.repr(value)
+    except Exception:  # the value's own repr fails; its type has to do
+        return kind
+    return f"{kind} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 60
+_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = 12
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one buffer; changed in code (``DatasetBuffer(limits=Limits(cell_bytes=1 << 30))``), never by data.
+
+    >>> Limits().cell_bytes == 64 << 20
+    True
+    """
+
+    cell_bytes: int = 64 << 20
+    row_bytes: int = 256 << 20
+    image_pixels: int = 64_000_000
+    image_bytes: int = 256 << 20
 
 
 def check_sizes(array: pa.Array, limits: Limits) -> None:
@@ -143,3 +214,11 @@ def _lengths(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def _width(type_: pa.DataType) -> int:
     """Bytes of one value in its parent; eight for those that lie elsewhere, for their offset."""
     return max(1, type_.bit_width // 8) if kinds.is_primitive(type_) else 8
+
+
+def null_refused(field: Field, row: int) -> SchemaError:
+    """The error for a None in a field that was declared not to have any."""
+    return SchemaError(
+        f"row {row}, column {field.name!r}: declared {describe(field.type)} and not nullable, got None; "
+        "give it a value or declare Field(..., nullable=True)"
+    )

@@ -1,7 +1,7 @@
-"""One value at a time, as plain Python or in the dtype of its column: the other half of every read.
+"""Arrow arrays to Python values and NumPy arrays.
 
-``reader(array)`` looks at an array's buffers once and gives a function from position to value. A memoryview hands out a
-Python number in 30 ns where an Arrow scalar costs a microsecond; that is what makes ``buffer[i]`` cheap.
+``reader(array)`` inspects an array's buffers once and returns a function from position to value. A memoryview returns a
+Python number in 30 ns, an Arrow scalar takes a microsecond; this is what makes ``buffer[i]`` cheap.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
+from numpy.typing import NDArray
 
 from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype, readable
 
@@ -211,3 +212,32 @@ def _is_extension(array: pa.Array) -> bool:
 
 def _offset(array: pa.Array) -> int:
     return int(array.storage.offset if _is_extension(array) else array.offset)
+
+
+def to_array(name: str, array: pa.Array) -> NDArray[Any]:
+    """A read-only array of numbers, booleans, times or tensors; Python values in an object array for anything else.
+
+    >>> to_array("label", pa.array([3, 1]))
+    array([3, 1])
+    """
+    values = _plain(array) if array.null_count == 0 else None
+    if values is None:
+        read = reader(array)
+        values = np.empty(len(array), object)
+        values[:] = [read(i) for i in range(len(array))]
+    values.flags.writeable = False
+    return values
+
+
+def _plain(array: pa.Array) -> NDArray[Any] | None:
+    type_ = array.type
+    if is_tensor(type_):
+        dtype, shape = dtype_and_shape(type_)
+        return None if None in shape else readable(tensor_rows(array).view(), dtype)
+    if kinds.is_integer(type_) or kinds.is_floating(type_) or kinds.is_timestamp(type_) or kinds.is_duration(type_):
+        values: NDArray[Any] = array.to_numpy(zero_copy_only=True).view()
+        return values
+    if kinds.is_boolean(type_):
+        flags: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return flags
+    return None
