@@ -12,7 +12,8 @@ import pytest
 
 from poolish import DatasetBuffer, Field
 from poolish.errors import ConfigError, DataRefused, SchemaError
-from poolish.guards import Suite, register_check, rejected
+from poolish.guards import Suite, register_check
+from poolish.guards.checks import guard as guard_module
 
 NAN = math.nan
 
@@ -226,7 +227,7 @@ def test_a_guard_that_raises_changes_nothing():
 
 def test_only_so_many_rejected_rows_are_kept(monkeypatch):
     """The newest; the counts go on."""
-    monkeypatch.setattr(rejected, "MAX_ROWS", 5)
+    monkeypatch.setattr(guard_module, "MAX_ROWS", 5)
     buffer = DatasetBuffer(guard=suite(error="drop"))
 
     for i in range(4):
@@ -240,7 +241,7 @@ def test_only_so_many_rejected_rows_are_kept(monkeypatch):
 
 def test_large_rejected_rows_are_kept_by_their_size(monkeypatch):
     """Pictures would fill the memory."""
-    monkeypatch.setattr(rejected, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(guard_module, "MAX_BYTES", 100_000)
     buffer = DatasetBuffer(guard=Suite().expect("image", at_most=0).on(error="drop"))
 
     for _ in range(3):
