@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from benchmarks.harness import Measure, Missing, compare, needs, per_call
 from poolish import DatasetBuffer
-from poolish.rows.gather import taker
+from poolish.rows.gather import gather_fn
 
 SIZES = (10_000, 100_000, 1_000_000)
 TEXT_LENGTH = 200
@@ -289,7 +289,7 @@ def address_order(stage: Stage) -> None:
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         batch = held.get_batch(numbers[order]).combine_chunks()
-        return [taker(column.chunk(0))(back) for column in batch.columns]
+        return [gather_fn(column.chunk(0))(back) for column in batch.columns]
 
     for size in (BATCH, 8_192):
         batches = [rng.integers(0, stage.n, size) for _ in range(20)]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from poolish import DatasetBuffer
 from poolish.kernels import reference
-from poolish.rows.encode import cell_of
-from poolish.rows.validate import Limits, Refusal
+from poolish.rows.encode import encoder_of
+from poolish.rows.validate import Limits, ValueRejected
 from poolish.schema import tensor_type
 
 pytestmark = pytest.mark.kernels
@@ -357,26 +357,26 @@ TYPES = [
 @each_kind
 @pytest.mark.parametrize("type_", TYPES, ids=str)
 def test_the_shortcut_gives_what_freezing_gives(kernels, type_):
-    """For every value and column: the same frozen value, or the same refusal."""
-    cell = cell_of(type_, Limits(cell_bytes=32))
+    """For every value and column: the same frozen value, or the same rejection."""
+    cell = encoder_of(type_, Limits(cell_bytes=32))
     plan = (cell.step("x"),)
     for value in VALUES:
         row = {"x": value}
-        assert outcome(lambda: kernels.freeze_row(row, plan)[0]) == outcome(lambda: cell.freeze(value))  # noqa: B023
+        assert outcome(lambda: kernels.freeze_row(row, plan)[0]) == outcome(lambda: cell.validate_and_copy(value))  # noqa: B023
 
 
 def outcome(freeze: Any) -> tuple[str, str]:
     try:
         frozen = freeze()
-    except Refusal as refusal:
-        return "refused", refusal.rule
+    except ValueRejected as rejection:
+        return "refused", rejection.rule
     return type(frozen).__name__, repr(frozen)
 
 
 @each_kind
 def test_a_row_is_frozen_in_the_order_of_the_plan(kernels):
     """Whatever order its keys have; a missing key is a KeyError that names it."""
-    plan = tuple(cell_of(pa.int64(), Limits()).step(name) for name in ("b", "a"))
+    plan = tuple(encoder_of(pa.int64(), Limits()).step(name) for name in ("b", "a"))
 
     assert kernels.freeze_row({"a": 1, "b": 2}, plan) == [2, 1]
     with pytest.raises(KeyError, match="a"):
@@ -387,7 +387,7 @@ def test_a_row_is_frozen_in_the_order_of_the_plan(kernels):
 def test_frozen_arrays_are_copies(kernels):
     """What the caller does to his array afterwards is his business."""
     array = np.arange(3, dtype=np.float32)
-    frozen = kernels.freeze_row({"x": array}, (cell_of(tensor_type("float32", (3,)), Limits()).step("x"),))
+    frozen = kernels.freeze_row({"x": array}, (encoder_of(tensor_type("float32", (3,)), Limits()).step("x"),))
 
     array[:] = 9
 

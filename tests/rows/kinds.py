@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from poolish.rows.encode import cell_of as cell_for
+from poolish.rows.encode import encoder_of as cell_for
 from poolish.rows.validate import Limits
 from poolish.schema import Field
 
@@ -197,7 +197,7 @@ def array_of(name: str, n: int, nulls: float = 0.2, first_key: int = 0) -> pa.Ar
 
 def arrow_of(name: str, values: Sequence[Any]) -> pa.Array:
     cell = cell_for(KINDS[name].field(name).type, Limits())
-    return cell.build(cell.freeze_many(list(values)))
+    return cell.build(cell.validate_and_copy_all(list(values)))
 
 
 def listed_array(array: pa.Array) -> list[Any]:

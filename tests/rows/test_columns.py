@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.rows import columns
-from poolish.rows.columns import Column, column_of
+from poolish.rows.columns import GrowableColumn, column_of
 from tests.rows.facts import plain
 from tests.rows.kinds import KINDS, array_of, arrow_of, cell_of, listed_array
 
@@ -25,7 +25,7 @@ def values(array: pa.Array) -> list:
     return plain(listed_array(array))
 
 
-def new_column(kind: str) -> Column:
+def new_column(kind: str) -> GrowableColumn:
     return column_of(KINDS[kind].field(kind).type)
 
 

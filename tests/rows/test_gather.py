@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.rows.decode import reader
-from poolish.rows.gather import taker
+from poolish.rows.gather import gather_fn
 from tests.rows.facts import plain
 from tests.rows.kinds import KINDS, array_of, arrow_of, cell_of, listed_array
 
@@ -25,7 +25,7 @@ def test_rows_are_taken(kind, nulls, first, n, data):
     array = array_of(kind, first + n + 3, nulls).slice(first, n)
     positions = data.draw(st.lists(st.integers(0, n - 1), max_size=40))
 
-    taken = taker(array)(np.array(positions, np.int64))
+    taken = gather_fn(array)(np.array(positions, np.int64))
 
     taken.validate(full=True)
     assert taken.type == array.type
@@ -45,7 +45,7 @@ def test_rows_are_read(kind, nulls, first, n):
 @each_kind
 def test_a_taker_can_be_used_again(kind):
     """It looks at the array once; what it gave before does not change."""
-    take = taker(array_of(kind, 20))
+    take = gather_fn(array_of(kind, 20))
 
     first = take(np.array([3, 1]))
     before = plain(listed_array(first))
@@ -60,7 +60,7 @@ def test_what_was_taken_is_a_copy(kind):
     array = array_of(kind, 20)
     theirs = range_of(array)
 
-    taken = taker(array)(np.arange(20))
+    taken = gather_fn(array)(np.arange(20))
 
     assert not any(buffer.address in their for buffer in buffers(taken) for their in theirs)
 
@@ -79,14 +79,14 @@ def range_of(array: pa.Array) -> list[range]:
 def test_positions_outside_are_refused(kind, position):
     """Before anything is read there."""
     with pytest.raises(IndexError):
-        taker(array_of(kind, 20))(np.array([0, position]))
+        gather_fn(array_of(kind, 20))(np.array([0, position]))
 
 
 @each_kind
 def test_nothing_is_taken_from_nothing(kind):
     """Empty arrays may leave buffers out."""
     for array in (arrow_of(kind, []), array_of(kind, 5).slice(5), pa.concat_arrays([array_of(kind, 5)[:0]])):
-        taken = taker(array)(np.empty(0, np.int64))
+        taken = gather_fn(array)(np.empty(0, np.int64))
         assert (len(taken), taken.type) == (0, array.type)
 
 
@@ -99,13 +99,13 @@ def test_values_under_a_null_do_not_show():
     structs = pa.Array.from_buffers(pa.struct([("x", pa.int64())]), 3, [mask], children=[items[:3]])
 
     for array, expected in ((lists, [[5, 6], None, [1, 2]]), (structs, [{"x": 3}, None, {"x": 1}])):
-        assert taker(array)(np.array([2, 1, 0])).to_pylist() == expected
+        assert gather_fn(array)(np.array([2, 1, 0])).to_pylist() == expected
         assert [reader(array)(i) for i in (2, 1, 0)] == expected
 
 
 def test_nulls_without_a_type_are_taken():
     """A column of nothing."""
-    assert taker(pa.nulls(3))(np.array([2, 0])).to_pylist() == [None, None]
+    assert gather_fn(pa.nulls(3))(np.array([2, 0])).to_pylist() == [None, None]
     assert reader(pa.nulls(3))(1) is None
 
 
@@ -116,7 +116,7 @@ def test_nulls_inside_lists_of_one_length_are_taken(first):
     for array in (pa.array([[1, None], [3, 4], None, [None, 6]], pairs), pa.nulls(4, pairs)):
         expected = array.to_pylist()[first:]
 
-        taken = taker(array.slice(first))(np.arange(len(expected))[::-1].copy())
+        taken = gather_fn(array.slice(first))(np.arange(len(expected))[::-1].copy())
 
         assert taken.to_pylist() == expected[::-1]
 
@@ -125,4 +125,4 @@ def test_texts_in_lists_of_one_length_are_taken():
     """Elements of any width, from a slice."""
     array = pa.array([["a", "b"], ["c", "dd"], None, ["", "f"]], pa.list_(pa.large_string(), 2))
 
-    assert taker(array.slice(1))(np.array([2, 0, 1])).to_pylist() == [["", "f"], ["c", "dd"], None]
+    assert gather_fn(array.slice(1))(np.array([2, 0, 1])).to_pylist() == [["", "f"], ["c", "dd"], None]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from poolish import kernels
 from poolish.load.frozen import Int64
 from poolish.rows.decode import number_rows, tensor_rows
-from poolish.rows.gather import taker
+from poolish.rows.gather import gather_fn
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype
 
@@ -43,7 +43,7 @@ class Columns:
 def _take(name: str, array: pa.Array, convert: Callable[[str, pa.Array], Any], cast: Callable[..., Any]) -> Take:
     plain = None if array.null_count else _plain(array)
     if plain is None:
-        gather = taker(array)
+        gather = gather_fn(array)
         return lambda places: convert(name, gather(places))
     values, dtype = plain
     shape, item = values.shape[1:], values.dtype

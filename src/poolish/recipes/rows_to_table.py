@@ -2,7 +2,7 @@
 
     column was there before    its old type; a value that it cannot hold is refused, with its row
     new column                 the type of its values, which is one: whole numbers and floats do not mix
-    nothing but None           its old type; open for a new column, until other rows settle it
+    nothing but None           its old type; open for a new column, until other rows resolve_null_type it
 
 Rows are made in parts of any size, and what comes of them must not depend on that. So a row is refused only for what
 is wrong with it alone. Where rows that are right by themselves do not go together, in their columns or in the type of
@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import LimitExceeded, SchemaError
-from poolish.rows.cast import fit, one_chunk
-from poolish.rows.encode import Cell, cell_of
-from poolish.rows.validate import Limits, Refusal
-from poolish.rows.values import image_hint, ragged, settle, type_of
+from poolish.rows.cast import cast_exact, one_chunk
+from poolish.rows.encode import ColumnEncoder, encoder_of
+from poolish.rows.validate import Limits, ValueRejected
+from poolish.rows.values import image_hint, ragged, resolve_null_type, type_of
 from poolish.schema import Field, Schema, describe, dtype_and_shape, is_resolved, is_tensor
 
 _LIMITS = Limits()
@@ -36,14 +36,14 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 class RowsRefused(Exception):
     """Some rows are wrong, each by itself; ``why`` has their numbers, each with column and reason."""
 
-    def __init__(self, why: dict[int, tuple[str, Refusal]]) -> None:
+    def __init__(self, why: dict[int, tuple[str, ValueRejected]]) -> None:
         super().__init__(f"{len(why)} rows")
         self.why = why
 
     def error(self, i: int, row: object) -> SchemaError | LimitExceeded:
         """What is wrong with row ``i``, which the user knows as ``row``."""
-        column, refusal = self.why[i]
-        told = refusal.explained(0, column)
+        column, rejection = self.why[i]
+        told = rejection.explained(0, column)
         return type(told)(f"row {row}{str(told).removeprefix('row 0')}")
 
 
@@ -89,7 +89,7 @@ def _together(rows: Sequence[Mapping[str, Any]], known: Schema) -> pa.Table:
     return table_of_columns({name: [row[name] for row in rows] for name in names}, known)
 
 
-def _wrong_alone(row: Mapping[str, Any], known: Schema) -> tuple[str, Refusal] | None:
+def _wrong_alone(row: Mapping[str, Any], known: Schema) -> tuple[str, ValueRejected] | None:
     try:
         _together([row], known)
     except RowsRefused as refused:
@@ -101,7 +101,7 @@ def table_of_columns(columns: Mapping[str, Any], known: Schema) -> pa.Table:
     """Columns as a table: lists take the type they had before, arrays have one of their own."""
     made: list[Any] = []
     fields: list[Field | None] = []
-    refused: dict[int, tuple[str, Refusal]] = {}
+    refused: dict[int, tuple[str, ValueRejected]] = {}
     for name, values in columns.items():
         if not isinstance(values, (list, tuple)):
             made.append(values)
@@ -112,7 +112,7 @@ def table_of_columns(columns: Mapping[str, Any], known: Schema) -> pa.Table:
             type_ = _type_for(name, values, field)
             made.append(_built(values, type_))
         except _Unfit as unfit:
-            refused |= {i: (str(name), refusal) for i, refusal in unfit.why.items() if i not in refused}
+            refused |= {i: (str(name), rejection) for i, rejection in unfit.why.items() if i not in refused}
             continue
         fields.append(_field(name, type_, values, field, has_nulls=made[-1].null_count > 0))
     if refused:
@@ -136,14 +136,14 @@ def _field(name: str, type_: pa.DataType, values: Any, known: Field | None, *, h
     return Field(name, type_, nullable=True, feature=image_hint(values))
 
 
-_NO_COLUMNS = Refusal("a row has columns", {}, "return the row, or [] for no row")
+_NO_COLUMNS = ValueRejected("a row has columns", {}, "return the row, or [] for no row")
 
 
 # The type of a column ------------------------------------------------------------------------------------------------
 
 
 class _Unfit(Exception):
-    def __init__(self, why: dict[int, Refusal]) -> None:
+    def __init__(self, why: dict[int, ValueRejected]) -> None:
         super().__init__()
         self.why = why
 
@@ -186,8 +186,8 @@ def _own_types(values: Sequence[Any]) -> list[pa.DataType]:
             continue
         try:
             own.append(type_of(value))
-        except Refusal as refusal:
-            refused[i] = refusal
+        except ValueRejected as rejection:
+            refused[i] = rejection
             continue
         if kind in _PLAIN:
             plain[kind] = own[-1]
@@ -199,7 +199,9 @@ def _own_types(values: Sequence[Any]) -> list[pa.DataType]:
 def _refuse_floats(values: Sequence[Any]) -> None:
     rule, advice = "this column holds whole numbers", "return int(...), or give it another name"
     found = {
-        i: Refusal(rule, value, advice) for i, value in enumerate(values) if isinstance(value, (float, np.floating))
+        i: ValueRejected(rule, value, advice)
+        for i, value in enumerate(values)
+        if isinstance(value, (float, np.floating))
     }
     if found:
         raise _Unfit(found)
@@ -214,19 +216,19 @@ def _is_within(asked: pa.DataType, before: pa.DataType) -> bool:
 
 
 def _built(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    cell = cell_of(type_, _LIMITS)
+    cell = encoder_of(type_, _LIMITS)
     try:
-        return cell.build(cell.freeze_many(values))
-    except Refusal:
-        why = {i: refusal for i, value in enumerate(values) if (refusal := _refusal(cell, value)) is not None}
+        return cell.build(cell.validate_and_copy_all(values))
+    except ValueRejected:
+        why = {i: rejection for i, value in enumerate(values) if (rejection := _refusal(cell, value)) is not None}
         raise _Unfit(why) from None
 
 
-def _refusal(cell: Cell, value: Any) -> Refusal | None:
+def _refusal(cell: ColumnEncoder, value: Any) -> ValueRejected | None:
     try:
-        cell.freeze_many([value])
-    except Refusal as refusal:
-        return refusal
+        cell.validate_and_copy_all([value])
+    except ValueRejected as rejection:
+        return rejection
     return None
 
 
@@ -251,8 +253,8 @@ def joined_type(known: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if is_tensor(known) and is_tensor(other):
         (dtype, shape), (other_dtype, other_shape) = dtype_and_shape(known), dtype_and_shape(other)
         return ragged(known, other) if dtype == other_dtype and len(shape) == len(other_shape) else None
-    settled = settle(known, other)
-    return settled if settled == settle(other, known) else None
+    settled = resolve_null_type(known, other)
+    return settled if settled == resolve_null_type(other, known) else None
 
 
 def joined_tables(tables: Sequence[pa.Table]) -> pa.Table:
@@ -277,5 +279,5 @@ def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
     for name, type_ in types.items():
         column, field = table.column(name), table.schema.field(name)
         fields.append(field.with_type(type_))
-        columns.append(column if column.type == type_ else fit(one_chunk(column), type_))
+        columns.append(column if column.type == type_ else cast_exact(one_chunk(column), type_))
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))

@@ -33,7 +33,7 @@ from poolish.rows.codec import Draft, RowCodec, joined, kept_types, runs_of
 from poolish.rows.snapshot import ReadsSnapshots, Snapshot, check_mask, checked_ids
 from poolish.rows.storage import State, StoredRows
 from poolish.rows.validate import Limits
-from poolish.rows.values import held
+from poolish.rows.values import copy_mutable
 from poolish.schema import Schema
 from poolish.schema.types import unsliced
 
@@ -100,7 +100,7 @@ class DatasetBuffer(ReadsSnapshots):
 
     def _declare(self, schema: Schema, may_be_missing: frozenset[str]) -> None:
         self._may_be_missing = may_be_missing
-        self._state = self._state.but(codec=self._codec(schema), rows=StoredRows.empty(schema))
+        self._state = self._state.replace(codec=self._codec(schema), rows=StoredRows.empty(schema))
 
     def _codec(self, schema: Schema) -> RowCodec:
         return RowCodec(schema, self.limits, self._may_be_missing)
@@ -230,7 +230,7 @@ class DatasetBuffer(ReadsSnapshots):
             state = self._state
             codec = state.codec
             assert codec is not None
-            frozen = codec.freeze(row)
+            frozen = codec.validate_and_copy(row)
             if len(state.pending) >= PENDING_ROWS * codec.n_columns:
                 state = self._flushed()
                 self._publish(state)  # first: if it fails, this row has not come yet
@@ -253,7 +253,7 @@ class DatasetBuffer(ReadsSnapshots):
         chunks = draft.arrays(schema, self.limits)
         rows = state.own_rows(schema).retyped(schema).extended(chunks, draft.chosen)
         codec = state.codec if state.codec is not None and schema == state.codec.schema else self._codec(schema)
-        return state.but(rows=rows, loaded=None, kind=draft.kind, codec=codec).on_own_branch(draft.n_rows)
+        return state.replace(rows=rows, loaded=None, kind=draft.kind, codec=codec).on_own_branch(draft.n_rows)
 
     def _flushed(self) -> State:
         """The state with nothing left to do: values written, pending rows stored as if each had been when it came."""
@@ -261,7 +261,7 @@ class DatasetBuffer(ReadsSnapshots):
         if state.patches:
             for patch in state.patches:
                 patch.write()
-            state = self._state = state.but(patches=())
+            state = self._state = state.replace(patches=())
         if not state.pending:
             return state
         assert state.codec is not None
@@ -269,7 +269,7 @@ class DatasetBuffer(ReadsSnapshots):
         rows = state.own_rows(state.codec.schema).extended([state.codec.build(state.pending)], one_by_one=True)
         if self._max_size is not None and self._drop_strategy == "random":
             rows = rows.evicted_one_by_one(n, self._max_size, self._evict_key)
-        return self._sized(state.but(rows=rows, loaded=None, pending=[]).on_own_branch(n))
+        return self._sized(state.replace(rows=rows, loaded=None, pending=[]).on_own_branch(n))
 
     @property
     def guard(self) -> Guard | None:
@@ -281,7 +281,7 @@ class DatasetBuffer(ReadsSnapshots):
         from poolish.guards.checks.guard import check_guard
 
         with self._lock:
-            self._state = self._state.but(guard=check_guard(guard, "DatasetBuffer"))
+            self._state = self._state.replace(guard=check_guard(guard, "DatasetBuffer"))
 
     @property
     def rejected(self) -> Rejected:
@@ -319,7 +319,7 @@ class DatasetBuffer(ReadsSnapshots):
             return state
         rng = _drawing(state.rng, self._drop_strategy)
         dropped = retention.DROP[self._drop_strategy](n_rows, n_rows - self._max_size, rng)
-        return state.but(rows=state.rows.dropping(dropped), rng=rng)
+        return state.replace(rows=state.rows.dropping(dropped), rng=rng)
 
     # -- changing
 
@@ -336,13 +336,13 @@ class DatasetBuffer(ReadsSnapshots):
         >>> buffer[1]
         {'text': 'wheat', 'priority': 0.25}
         """
-        from poolish.rows.cast import check_columns, fitted_columns
+        from poolish.rows.cast import cast_columns, check_columns
 
         check_columns(columns)
         with self._lock:
             snapshot = self.snapshot()
             asked = checked_ids(ids, snapshot.next_id)
-            values = fitted_columns(columns, len(asked), snapshot.schema, self.limits)
+            values = cast_columns(columns, len(asked), snapshot.schema, self.limits)
             numbers, found = snapshot.numbers_of(asked)
             schema = snapshot.schema
             if len(numbers):
@@ -355,7 +355,7 @@ class DatasetBuffer(ReadsSnapshots):
     ) -> None:
         state, self._shown = self._state, None  # which shows the old values too
         rows, patches = state.own_rows(schema).replacing(numbers, which, values)
-        self._publish(state.but(rows=rows, loaded=None, patches=patches, version=uuid.uuid4().hex))
+        self._publish(state.replace(rows=rows, loaded=None, patches=patches, version=uuid.uuid4().hex))
         self._flushed()  # or by the next reader, if this is interrupted
 
     @property
@@ -366,7 +366,7 @@ class DatasetBuffer(ReadsSnapshots):
     def map(self, function: Callable[[dict[str, Any]], Any]) -> DatasetBuffer:
         """A new buffer with ``function(row)`` for every row; a name that stays keeps its type where the values fit."""
         rows = self.snapshot()
-        mapped = [held(result) for result in self._calls(function, rows)]
+        mapped = [copy_mutable(result) for result in self._calls(function, rows)]
         return self._derived(mapped, kept_types(rows.schema, mapped, self.limits))
 
     def filter(self, keep: Any) -> DatasetBuffer:
@@ -380,7 +380,7 @@ class DatasetBuffer(ReadsSnapshots):
             mask = np.fromiter(map(bool, self._calls(keep, rows)), bool, len(rows)) if callable(keep) else keep
             chosen = rows[check_mask(mask)]
         kept = self._derived(chosen)
-        kept._state = kept._state.but(kind=self._state.kind)
+        kept._state = kept._state.replace(kind=self._state.kind)
         return kept
 
     def _calls(self, function: Callable[[dict[str, Any]], Any], rows: Snapshot) -> Iterator[Any]:
@@ -509,14 +509,14 @@ class DatasetBuffer(ReadsSnapshots):
         buffer._may_be_missing = frozenset(settings["may_be_missing"])
         buffer._state.rng.bit_generator.state = settings["rng"]
         buffer._sample_rng.bit_generator.state = settings["sample_rng"]
-        buffer._state = buffer._state.but(lineage=snapshot.lineage, is_copy=True)
+        buffer._state = buffer._state.replace(lineage=snapshot.lineage, is_copy=True)
         if len(snapshot.schema):
             codec = buffer._codec(snapshot.schema)
-            buffer._state = buffer._state.but(loaded=snapshot, kind=settings["kind"], codec=codec)
+            buffer._state = buffer._state.replace(loaded=snapshot, kind=settings["kind"], codec=codec)
         return buffer
 
     def _become_copy(self) -> None:
-        self._state = self._state.but(is_copy=True)
+        self._state = self._state.replace(is_copy=True)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         with self._lock:
@@ -550,7 +550,7 @@ def _thinned(state: State, n_new: int, fraction: float, by: str) -> State:
     rng = _drawing(state.rng, by)
     kept = retention.RETENTION[by](n_prior, n_kept, rng)
     assert state.schema is not None
-    return state.but(rows=state.own_rows(state.schema).keeping(kept, n_prior), loaded=None, rng=rng)
+    return state.replace(rows=state.own_rows(state.schema).keeping(kept, n_prior), loaded=None, rng=rng)
 
 
 def _drawing(rng: np.random.Generator, policy: str) -> np.random.Generator:

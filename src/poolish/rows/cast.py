@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from poolish.errors import SchemaError, UnknownColumn
 from poolish.rows.decode import tensor_rows
-from poolish.rows.encode import build_ragged, cell_of, shape_advice
-from poolish.rows.validate import Limits, Refusal, check_text, null_refused
+from poolish.rows.encode import build_ragged, encoder_of, shape_advice
+from poolish.rows.validate import Limits, ValueRejected, check_text, null_rejected
 from poolish.rows.values import as_list, image_hint, is_array, is_bytes_view, stored, widen_all
 from poolish.schema import (
     Field,
@@ -38,10 +38,10 @@ from poolish.schema import (
 from poolish.schema.types import carrier, carriers_per_value, check_names, is_hf_array
 
 
-def fit(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """``array`` with the type of a column; Refusal with the index of the first row that the column cannot hold.
+def cast_exact(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """``array`` with the type of a column; ValueRejected with the index of the first row that the column cannot hold.
 
-    >>> fit(pa.array([1, 2], pa.int32()), pa.int64()).type
+    >>> cast_exact(pa.array([1, 2], pa.int32()), pa.int64()).type
     DataType(int64)
     """
     if array.type == type_:
@@ -49,22 +49,22 @@ def fit(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if kinds.is_null(array.type) or len(array) == array.null_count:
         return _nulls(len(array), type_)
     if kinds.is_dictionary(array.type):
-        return fit(array.dictionary, type_).take(array.indices)
+        return cast_exact(array.dictionary, type_).take(array.indices)
     if kinds.is_run_end_encoded(array.type):
-        return fit(pc.run_end_decode(array), type_)
+        return cast_exact(pc.run_end_decode(array), type_)
     if is_tensor(type_):
-        return _fit_tensor(array, type_)
+        return _cast_tensor(array, type_)
     if isinstance(array.type, pa.Bool8Type):
-        return fit(array.cast(pa.bool_()), type_)
+        return cast_exact(array.cast(pa.bool_()), type_)
     if isinstance(array.type, pa.BaseExtensionType) and not isinstance(type_, pa.BaseExtensionType):
-        return fit(array.storage, type_)
+        return cast_exact(array.storage, type_)
     if kinds.is_large_binary(type_) and _is_bare_image(array):
-        return fit(array.field("bytes"), type_)
+        return cast_exact(array.field("bytes"), type_)
     if kinds.is_large_list(type_):
-        return _fit_list(array, type_)
+        return _cast_list(array, type_)
     if kinds.is_struct(type_):
-        return _fit_struct(array, type_)
-    return _fit_scalar(array, type_)
+        return _cast_struct(array, type_)
+    return _cast_scalar(array, type_)
 
 
 def _is_bare_image(array: pa.Array) -> bool:
@@ -85,16 +85,16 @@ def _nulls(n: int, type_: pa.DataType) -> pa.Array:
     return pa.nulls(n, type_)
 
 
-def _fit_list(array: pa.Array, type_: pa.DataType) -> pa.Array:
+def _cast_list(array: pa.Array, type_: pa.DataType) -> pa.Array:
     lists = _as_large_list(array, type_)
     offsets = np.frombuffer(lists.buffers()[1], np.int64)[lists.offset : lists.offset + len(lists) + 1]
     elements = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
     try:
-        fitted = fit(elements, type_.value_type)
-    except Refusal as refusal:
-        inside = refusal.index + int(offsets[0])
-        refusal.index = int(np.searchsorted(offsets, inside, side="right")) - 1
-        raise refusal.at(f"[{inside - int(offsets[refusal.index])}]") from None
+        fitted = cast_exact(elements, type_.value_type)
+    except ValueRejected as rejection:
+        inside = rejection.index + int(offsets[0])
+        rejection.index = int(np.searchsorted(offsets, inside, side="right")) - 1
+        raise rejection.at(f"[{inside - int(offsets[rejection.index])}]") from None
     buffers = [validity(lists), pa.py_buffer(offsets - offsets[0])]
     return pa.Array.from_buffers(type_, len(lists), buffers, children=[fitted])
 
@@ -120,7 +120,7 @@ def _as_large_list(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if kinds.is_fixed_size_list(given):
         numbers = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64)
         return _large_list(array, numbers * given.list_size, array.values)
-    raise _refused(array, type_)
+    raise _rejected(array, type_)
 
 
 def _large_list(array: pa.Array, offsets: NDArray[np.int64], elements: pa.Array) -> pa.Array:
@@ -128,21 +128,21 @@ def _large_list(array: pa.Array, offsets: NDArray[np.int64], elements: pa.Array)
     return pa.Array.from_buffers(pa.large_list(elements.type), len(array), buffers, children=[elements])
 
 
-def _fit_struct(array: pa.Array, type_: pa.DataType) -> pa.Array:
+def _cast_struct(array: pa.Array, type_: pa.DataType) -> pa.Array:
     names = [type_.field(i).name for i in range(type_.num_fields)]
     given = [array.type.field(i).name for i in range(array.type.num_fields)] if kinds.is_struct(array.type) else []
     if sorted(given) != sorted(names):
-        raise _refused(array, type_)
+        raise _rejected(array, type_)
     children = []
     for name in names:
         try:
-            children.append(fit(array.field(name), type_.field(name).type))
-        except Refusal as refusal:
-            raise refusal.at(f".{name}") from None
+            children.append(cast_exact(array.field(name), type_.field(name).type))
+        except ValueRejected as rejection:
+            raise rejection.at(f".{name}") from None
     return pa.Array.from_buffers(type_, len(array), [validity(array)], children=children)
 
 
-def _fit_tensor(array: pa.Array, type_: pa.DataType) -> pa.Array:
+def _cast_tensor(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if is_tensor(array.type):
         return _as_ragged(array, type_)
     lists = array.storage if is_hf_array(array.type) else array
@@ -155,7 +155,7 @@ def _as_ragged(array: pa.Array, type_: pa.DataType) -> pa.Array:
     """Tensors of one shape into a column that allows several; no other change of a tensor type is exact."""
     (dtype, shape), (wanted_dtype, wanted) = dtype_and_shape(array.type), dtype_and_shape(type_)
     if dtype != wanted_dtype or None in shape or not _has_sizes(shape, wanted):
-        raise _refused(array, type_)
+        raise _rejected(array, type_)
     sizes = [size for size in shape if size is not None]
     rows = np.ascontiguousarray(tensor_rows(array)).reshape(-1).view(np.uint8)
     return build_ragged(type_, [sizes] * len(array), rows, validity(array))
@@ -171,12 +171,12 @@ def _fixed_from_lists(lists: pa.Array, array: pa.Array, type_: pa.DataType) -> p
     values, n_lists_per_row = lists.drop_null() if lists.null_count else lists, 1
     for size in sizes:
         if not hasattr(values.type, "value_type") or values.null_count:
-            raise _refused(array, type_)
+            raise _rejected(array, type_)
         wrong = np.flatnonzero(_lengths(values) != size)
         if len(wrong):
-            raise _refused(array, type_, int(wrong[0]) // n_lists_per_row)
+            raise _rejected(array, type_, int(wrong[0]) // n_lists_per_row)
         values, n_lists_per_row = values.flatten(), n_lists_per_row * size
-    storage = _with_null_rows(fit_values(values, array, type_), array, type_.storage_type)
+    storage = _with_null_rows(cast_values(values, array, type_), array, type_.storage_type)
     return pa.ExtensionArray.from_storage(type_, storage)
 
 
@@ -202,13 +202,13 @@ def _ragged_from_lists(lists: pa.Array, array: pa.Array, type_: pa.DataType) -> 
     dtype, wanted = dtype_and_shape(type_)
     parts = []
     number = pa.bool_() if dtype == "bool" else carrier(dtype)
-    for i, row in enumerate(fit(lists, _nested_list(number, len(wanted))).to_pylist()):
+    for i, row in enumerate(cast_exact(lists, _nested_list(number, len(wanted))).to_pylist()):
         try:
             part = np.array(row or np.empty([size or 0 for size in wanted]), numpy_dtype(dtype))
         except (TypeError, ValueError):  # a null, or lists of several lengths
-            raise _refused(array, type_, i) from None
+            raise _rejected(array, type_, i) from None
         if not _has_sizes(part.shape, wanted):
-            raise _refused(array, type_, i)
+            raise _rejected(array, type_, i)
         parts.append(part)
     return build_ragged(type_, [part.shape for part in parts], b"".join(map(bytes, parts)), validity(array))
 
@@ -219,7 +219,7 @@ def _nested_list(type_: pa.DataType, rank: int) -> pa.DataType:
     return type_
 
 
-def fit_values(values: pa.Array, array: pa.Array, type_: pa.DataType) -> pa.Array:
+def cast_values(values: pa.Array, array: pa.Array, type_: pa.DataType) -> pa.Array:
     """The numbers of a tensor column: the same dtype, and none of them null."""
     dtype = dtype_and_shape(type_)[0]
     expected = pa.bool_() if dtype == "bool" else carrier(dtype)
@@ -227,11 +227,11 @@ def fit_values(values: pa.Array, array: pa.Array, type_: pa.DataType) -> pa.Arra
         null = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         row = int(np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))[null // type_.storage_type.list_size])
         advice = "fill the nulls, or cast the column to a list"
-        raise Refusal("a tensor has no null inside", array[row].as_py(), advice).with_index(row)
+        raise ValueRejected("a tensor has no null inside", array[row].as_py(), advice).with_index(row)
     if kinds.is_boolean(values.type) and dtype == "bool":
         return values.cast(pa.uint8())
     if values.type != expected:
-        raise _refused(array, type_)
+        raise _rejected(array, type_)
     return values
 
 
@@ -247,16 +247,16 @@ _FAMILIES = [
 ]
 
 
-def _fit_scalar(array: pa.Array, type_: pa.DataType) -> pa.Array:
+def _cast_scalar(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if not any(_is_one_of(array.type, family) and _is_one_of(type_, family) for family in _FAMILIES):
-        raise _refused(array, type_)
+        raise _rejected(array, type_)
     if kinds.is_timestamp(type_) and (array.type.tz is None) != (type_.tz is None):
-        raise _refused(array, type_)
+        raise _rejected(array, type_)
     inexact = _first_inexact(array, type_)
     if inexact is not None:
         rule = f"this column holds {describe(type_)}, and this value would not survive"
         advice = "declare a wider dtype with schema=, or round it yourself"
-        raise Refusal(rule, _value(array, inexact), advice).with_index(inexact)
+        raise ValueRejected(rule, _value(array, inexact), advice).with_index(inexact)
     return array.cast(type_, safe=False)
 
 
@@ -272,7 +272,7 @@ def _first_inexact(array: pa.Array, type_: pa.DataType) -> int | None:
     try:
         array.cast(type_)
     except pa.ArrowInvalid:
-        return _first_refused(array, type_)
+        return _first_rejected(array, type_)
     return None
 
 
@@ -296,7 +296,7 @@ def _equal_numbers(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool
     return np.asarray(fits & (back == whole) & (back.astype(other.dtype) == other))
 
 
-def _first_refused(array: pa.Array, type_: pa.DataType) -> int:
+def _first_rejected(array: pa.Array, type_: pa.DataType) -> int:
     """The first row that cannot be cast, by halving."""
     low, high = 0, len(array)
     while high - low > 1:
@@ -309,14 +309,14 @@ def _first_refused(array: pa.Array, type_: pa.DataType) -> int:
     return low
 
 
-def _refused(array: pa.Array, type_: pa.DataType, index: int = 0) -> Refusal:
+def _rejected(array: pa.Array, type_: pa.DataType, index: int = 0) -> ValueRejected:
     given = canonical(array.type)
     rule = f"this column holds {describe(type_)}, the table brings {describe(given)}"
     if is_tensor(type_) and is_tensor(given) and dtype_and_shape(type_)[0] == dtype_and_shape(given)[0]:
         (dtype, wanted), (_, got) = dtype_and_shape(type_), dtype_and_shape(given)
-        return Refusal(rule, given, shape_advice(dtype, wanted, got)).with_index(index)
+        return ValueRejected(rule, given, shape_advice(dtype, wanted, got)).with_index(index)
     value = _value(array, index) if len(array) else None
-    return Refusal(rule, value, "cast the column first").with_index(index)
+    return ValueRejected(rule, value, "cast the column first").with_index(index)
 
 
 def _value(array: pa.Array, index: int) -> Any:
@@ -370,12 +370,12 @@ def _column(name: str, values: Any, known: Mapping[str, pa.DataType], limits: Li
     if name not in known or not isinstance(values, (list, tuple)):
         return array_from(name, values, limits)
     try:
-        return _frozen(values, known[name], limits)
-    except Refusal as refusal:
-        raise refusal.explained(refusal.index, name) from None
+        return _encoded(values, known[name], limits)
+    except ValueRejected as rejection:
+        raise rejection.explained(rejection.index, name) from None
 
 
-def fitted_columns(columns: Mapping[str, Any], n_rows: int, schema: Schema, limits: Limits) -> dict[str, pa.Array]:
+def cast_columns(columns: Mapping[str, Any], n_rows: int, schema: Schema, limits: Limits) -> dict[str, pa.Array]:
     """New values for some columns of a schema, one per row."""
     fitted = {}
     for name, values in columns.items():
@@ -383,14 +383,14 @@ def fitted_columns(columns: Mapping[str, Any], n_rows: int, schema: Schema, limi
             raise UnknownColumn(f"no column {name!r}; there are {schema.names}")
         field = schema[name]
         try:
-            array = fit(_column(name, values, {name: field.type}, limits), field.type)
+            array = cast_exact(_column(name, values, {name: field.type}, limits), field.type)
             check_text(array)
-        except Refusal as refusal:
-            raise refusal.explained(refusal.index, name) from None
+        except ValueRejected as rejection:
+            raise rejection.explained(rejection.index, name) from None
         if len(array) != n_rows:
             raise SchemaError(f"column {name!r}: {len(array)} values for {n_rows} ids; pass one value per id")
         if array.null_count and not field.nullable:
-            raise null_refused(field, int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
+            raise null_rejected(field, int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
         fitted[name] = array
     return fitted
 
@@ -405,28 +405,28 @@ def array_from(name: str, values: Any, limits: Limits) -> pa.Array:
         if isinstance(values, pa.ChunkedArray):
             values = one_chunk(values)
         if isinstance(values, pa.Array):
-            return fit(values, canonical(values.type))
+            return cast_exact(values, canonical(values.type))
         listed = as_list(values) if is_array(values) else _listed(values)
-        return _from_array(values) if listed is None else _frozen(listed, widen_all(pa.null(), listed), limits)
-    except Refusal as refusal:
-        raise refusal.explained(refusal.index, name) from None
+        return _from_array(values) if listed is None else _encoded(listed, widen_all(pa.null(), listed), limits)
+    except ValueRejected as rejection:
+        raise rejection.explained(rejection.index, name) from None
 
 
 def _listed(values: Any) -> list[Any]:
     if isinstance(values, (str, bytes, bytearray, memoryview, Mapping)) or not hasattr(values, "__iter__"):
-        raise Refusal("a column has one value per row", values, "pass a list or an array")
+        raise ValueRejected("a column has one value per row", values, "pass a list or an array")
     return list(values)
 
 
-def _frozen(values: Any, type_: pa.DataType, limits: Limits) -> pa.Array:
-    cell = cell_of(type_, limits)
-    return cell.build(cell.freeze_many(_listed(values)))
+def _encoded(values: Any, type_: pa.DataType, limits: Limits) -> pa.Array:
+    encoder = encoder_of(type_, limits)
+    return encoder.build(encoder.validate_and_copy_all(_listed(values)))
 
 
 def _from_array(values: Any) -> pa.Array:
     dtype, array = stored(values)
     if array.ndim == 0:
-        raise Refusal("a column has one value per row", values, "pass an array with at least one dimension")
+        raise ValueRejected("a column has one value per row", values, "pass an array with at least one dimension")
     array = np.ascontiguousarray(array)
     n_rows, shape = array.shape[0], array.shape[1:]
     if not shape and dtype == array.dtype.name and array.dtype.kind != "c":

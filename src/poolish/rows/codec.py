@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from poolish import kernels
 from poolish.errors import LimitExceeded, SchemaError
-from poolish.rows.cast import fit
-from poolish.rows.encode import Cell, Frozen, cell_of
-from poolish.rows.gather import taker
+from poolish.rows.cast import cast_exact
+from poolish.rows.encode import ColumnEncoder, Encodable, encoder_of
+from poolish.rows.gather import gather_fn
 from poolish.rows.normalizers import ARRAYS, ROWS, TABLE, Part, parts_of
-from poolish.rows.validate import Limits, Refusal, check_shapes, check_sizes, check_text, null_refused, shown
-from poolish.rows.values import image_hint, is_array, ragged, settle, stored, widen_all
+from poolish.rows.validate import Limits, ValueRejected, check_shapes, check_sizes, check_text, null_rejected, shown
+from poolish.rows.values import image_hint, is_array, ragged, resolve_null_type, stored, widen_all
 from poolish.schema import Field, Schema, column_name, is_resolved, tensor_type
 
 Row = Mapping[str, Any]
@@ -45,70 +45,70 @@ class RowCodec:
         self.may_be_missing = may_be_missing
         self.names = schema.names
         self.is_resolved = all(is_resolved(field.type) for field in schema)
-        self._cells: list[Cell] = [cell_of(field.type, limits) for field in schema]
-        self._plan = tuple(cell.step(name) for name, cell in zip(self.names, self._cells, strict=True))
+        self._encoders: list[ColumnEncoder] = [encoder_of(field.type, limits) for field in schema]
+        self._plan = tuple(encoder.step(name) for name, encoder in zip(self.names, self._encoders, strict=True))
         self.n_columns = len(self.names)
         self._all_nullable = all(field.nullable for field in schema)
 
     # -- one row, checked now and built later
 
-    def freeze(self, row: dict[str, Any]) -> list[Frozen]:
+    def validate_and_copy(self, row: dict[str, Any]) -> list[Encodable]:
         """One row, checked and copied."""
         if len(row) == self.n_columns:
             try:
-                frozen: list[Frozen] = kernels.freeze_row(row, self._plan)
+                validated: list[Encodable] = kernels.freeze_row(row, self._plan)
                 if self._all_nullable:
-                    return frozen
-            except (KeyError, Refusal):
+                    return validated
+            except (KeyError, ValueRejected):
                 pass  # told below, with its place
-        return [self._frozen(column, values, 0)[0] for column, values in enumerate(self.columns([row]))]
+        return [self._validated(column, values, 0)[0] for column, values in enumerate(self.columns([row]))]
 
-    def build(self, cells: Sequence[Frozen]) -> list[pa.Array]:
+    def build(self, cells: Sequence[Encodable]) -> list[pa.Array]:
         """Frozen rows, laid one behind the other, as arrays."""
-        return [cell.build(cells[i :: self.n_columns]) for i, cell in enumerate(self._cells)]
+        return [encoder.build(cells[i :: self.n_columns]) for i, encoder in enumerate(self._encoders)]
 
     # -- many rows
 
     def encode(self, rows: Sequence[Row], first_row: int = 0) -> list[pa.Array]:
         """Rows as arrays."""
         columns = self.columns(rows, first_row)
-        frozen = [self._frozen(i, values, first_row) for i, values in enumerate(columns)]
-        return [cell.build(values) for cell, values in zip(self._cells, frozen, strict=True)]
+        validated = [self._validated(i, values, first_row) for i, values in enumerate(columns)]
+        return [encoder.build(values) for encoder, values in zip(self._encoders, validated, strict=True)]
 
-    def _frozen(self, column: int, values: Sequence[Any], first_row: int) -> Sequence[Frozen]:
+    def _validated(self, column: int, values: Sequence[Any], first_row: int) -> Sequence[Encodable]:
         field = self.schema.fields[column]
         try:
-            frozen = self._cells[column].freeze_many(values)
-        except Refusal as refusal:
-            raise refusal.explained(first_row + refusal.index, field.name) from None
-        if not field.nullable and None in frozen:
-            raise null_refused(field, first_row + list(frozen).index(None))
-        return frozen
+            validated = self._encoders[column].validate_and_copy_all(values)
+        except ValueRejected as rejection:
+            raise rejection.explained(first_row + rejection.index, field.name) from None
+        if not field.nullable and None in validated:
+            raise null_rejected(field, first_row + list(validated).index(None))
+        return validated
 
     def columns(self, rows: Sequence[Row], first_row: int = 0) -> list[list[Any]]:
         """Rows turned on their side: the values of each column, in the order of the schema."""
         return columns_of(rows, self.names, self.may_be_missing, first_row)
 
-    def fit(self, arrays: Mapping[str, pa.Array], n_rows: int, first_row: int = 0) -> list[pa.Array]:
+    def cast_columns(self, arrays: Mapping[str, pa.Array], n_rows: int, first_row: int = 0) -> list[pa.Array]:
         """The columns of a table as arrays of this schema."""
         missing = [name for name in self.names if name not in arrays and name not in self.may_be_missing]
         unknown = [name for name in arrays if name not in self.schema]
         if missing or unknown:
-            raise _keys_refused(f"rows {first_row} to {first_row + n_rows - 1}", missing, unknown, self.names)
-        return [self._fitted(field, arrays.get(field.name), n_rows, first_row) for field in self.schema]
+            raise _keys_rejected(f"rows {first_row} to {first_row + n_rows - 1}", missing, unknown, self.names)
+        return [self._cast(field, arrays.get(field.name), n_rows, first_row) for field in self.schema]
 
-    def _fitted(self, field: Field, array: pa.Array | None, n_rows: int, first_row: int) -> pa.Array:
+    def _cast(self, field: Field, array: pa.Array | None, n_rows: int, first_row: int) -> pa.Array:
         try:
-            fitted = fit(pa.nulls(n_rows) if array is None else array, field.type)
-            check_sizes(fitted, self.limits)
-            check_text(fitted)
-            check_shapes(fitted)
-        except Refusal as refusal:
-            raise refusal.explained(first_row + refusal.index, field.name) from None
-        if not field.nullable and fitted.null_count:
-            nulls = fitted.is_null().to_numpy(zero_copy_only=False)
-            raise null_refused(field, first_row + int(np.flatnonzero(nulls)[0]))
-        return fitted
+            cast = cast_exact(pa.nulls(n_rows) if array is None else array, field.type)
+            check_sizes(cast, self.limits)
+            check_text(cast)
+            check_shapes(cast)
+        except ValueRejected as rejection:
+            raise rejection.explained(first_row + rejection.index, field.name) from None
+        if not field.nullable and cast.null_count:
+            nulls = cast.is_null().to_numpy(zero_copy_only=False)
+            raise null_rejected(field, first_row + int(np.flatnonzero(nulls)[0]))
+        return cast
 
 
 def columns_of(
@@ -130,7 +130,7 @@ def _aligned(row: Row, names: Sequence[str], may_be_missing: Iterable[str], i: i
     missing = [name for name in names if name not in row and name not in may_be_missing]
     unknown = [name for name in row if name not in names]
     if missing or unknown:
-        raise _keys_refused(f"row {i}", missing, unknown, list(names))
+        raise _keys_rejected(f"row {i}", missing, unknown, list(names))
     return row if len(row) == len(names) else {name: row.get(name) for name in names}
 
 
@@ -147,7 +147,7 @@ def _with_names(row: Row, i: int) -> dict[str, Any]:
     return named
 
 
-def _keys_refused(place: str, missing: list[str], unknown: list[str], names: list[str]) -> SchemaError:
+def _keys_rejected(place: str, missing: list[str], unknown: list[str], names: list[str]) -> SchemaError:
     found = [f"column {name!r} is missing" for name in missing] + [f"column {name!r} is unknown" for name in unknown]
     return SchemaError(f"{place}: {', '.join(found)}; this buffer holds {names}, bring these keys and no others")
 
@@ -165,8 +165,8 @@ def schema_of(known: Schema | None, rows: Sequence[Row], first_row: int = 0) -> 
 def _widened(field: Field, values: Sequence[Any], first_row: int) -> Field:
     try:
         type_ = widen_all(field.type, values)
-    except Refusal as refusal:
-        raise refusal.explained(first_row + refusal.index, field.name) from None
+    except ValueRejected as rejection:
+        raise rejection.explained(first_row + rejection.index, field.name) from None
     if type_ == field.type:
         return field
     return Field(field.name, type_, nullable=field.nullable, role=field.role, feature=image_hint(values))
@@ -184,8 +184,8 @@ def kept_types(known: Schema, rows: Sequence[Any], limits: Limits) -> Schema | N
 def _kept(known: Schema, name: str, values: Sequence[Any], limits: Limits) -> Field:
     if name in known:
         try:
-            cell_of(known[name].type, limits).freeze_many(values)
-        except Refusal:
+            encoder_of(known[name].type, limits).validate_and_copy_all(values)
+        except ValueRejected:
             pass  # another type now: the values decide
         else:
             return dataclasses.replace(known[name], nullable=True)
@@ -227,7 +227,7 @@ class Draft:
         for chunk in self._chunks:
             names = [] if self.schema is None else self.schema.names
             if names != schema.names or [array.type for array in chunk] != [field.type for field in schema]:
-                chunk = codec.fit(dict(zip(names, chunk, strict=True)), len(chunk[0]), first_row)
+                chunk = codec.cast_columns(dict(zip(names, chunk, strict=True)), len(chunk[0]), first_row)
             chunks.append(chunk)
             first_row += len(chunk[0])
         return chunks
@@ -236,7 +236,7 @@ class Draft:
         """The rows as they would enter the buffer, for a guard to look at; None if there are none."""
         if self.schema is None or self.n_rows == 0:
             return None
-        self._settle_choice()
+        self._apply_mask()
         self._chunks = self.arrays(self.schema, self._limits)
         columns = [
             pa.chunked_array([chunk[i] for chunk in self._chunks], type=field.type)
@@ -246,17 +246,17 @@ class Draft:
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
         """Leave only the rows where ``mask`` is true; the others are left out when the rows are copied."""
-        self._settle_choice()
+        self._apply_mask()
         ends = np.cumsum([len(chunk[0]) for chunk in self._chunks])
         parts = np.split(mask, ends[:-1]) if len(ends) else []
         self._chosen = [None if part.all() else np.flatnonzero(part) for part in parts]
         self.n_rows = int(np.count_nonzero(mask))
 
-    def _settle_choice(self) -> None:
+    def _apply_mask(self) -> None:
         """Rows that are not meant go now, for somebody who wants to see the others."""
         for i, positions in enumerate(self._chosen or ()):
             if positions is not None:
-                self._chunks[i] = [taker(array)(positions) for array in self._chunks[i]]
+                self._chunks[i] = [gather_fn(array)(positions) for array in self._chunks[i]]
         self._chosen = None
 
     @property
@@ -278,19 +278,19 @@ class Draft:
 
     def _from_rows(self, part: Part) -> list[pa.Array]:
         if self._is_first or self._codec is None or not self._codec.is_resolved:
-            self._settle(self._widened_by(part))
+            self._adopt(self._widened_by(part))
         assert self._codec is not None
         return self._codec.encode(part.rows, self.n_rows)
 
     def _widened_by(self, part: Part) -> Schema:
-        """Shapes may turn ragged only while the schema is being made; later rows must fit what it says."""
+        """Shapes may turn ragged only while the schema is being made; later rows must fit it."""
         if self.schema is not None:
             columns_of(part.rows, self.schema.names, self._may_be_missing, self.n_rows)
         known = _of_numbers(part) if self.schema is None else self.schema
         widened = schema_of(known, part.rows, self.n_rows)
         if self._is_first or self.schema is None:
             return widened
-        return Schema(_settled(old, new) for old, new in zip(self.schema, widened, strict=True))
+        return Schema(_resolved(old, new) for old, new in zip(self.schema, widened, strict=True))
 
     def _from_batch(self, batch: pa.RecordBatch) -> list[pa.Array]:
         brought = Schema.from_arrow(batch.schema)
@@ -299,21 +299,21 @@ class Draft:
         for field in brought if self.schema is not None else ():
             check_labels(field, self.schema)
         if self.schema is None:
-            self._settle(brought)
+            self._adopt(brought)
         elif brought is not self.schema and (self._is_first or not (self._codec and self._codec.is_resolved)):
-            self._settle(Schema(self._joined(field, brought) for field in self.schema))
+            self._adopt(Schema(self._joined(field, brought) for field in self.schema))
         assert self._codec is not None
         columns = {field.name: batch.column(i) for i, field in enumerate(brought)}
-        return self._codec.fit(columns, batch.num_rows, self.n_rows)
+        return self._codec.cast_columns(columns, batch.num_rows, self.n_rows)
 
     def _joined(self, field: Field, brought: Schema) -> Field:
         if field.name not in brought:
             return field
         other = brought[field.name]
-        joined = _settled(field, other)
+        joined = _resolved(field, other)
         return _retyped(joined, ragged(joined.type, other.type), joined.feature) if self._is_first else joined
 
-    def _settle(self, schema: Schema) -> None:
+    def _adopt(self, schema: Schema) -> None:
         if schema != self.schema:
             self.schema = schema
             self._codec = RowCodec(schema, self._limits, self._may_be_missing)
@@ -326,7 +326,7 @@ def _of_numbers(part: Part) -> Schema | None:
         return None
     try:
         return Schema([Field("tensor", tensor_type(stored(value)[0], ()), nullable=True)])
-    except Refusal:
+    except ValueRejected:
         return None  # the codec refuses it, with the row
 
 
@@ -342,8 +342,8 @@ def check_labels(brought: Field, known: Schema | None) -> None:
         )
 
 
-def _settled(old: Field, new: Field) -> Field:
-    return _retyped(old, settle(old.type, new.type), new.feature)
+def _resolved(old: Field, new: Field) -> Field:
+    return _retyped(old, resolve_null_type(old.type, new.type), new.feature)
 
 
 def _retyped(field: Field, type_: pa.DataType, feature: str | None) -> Field:
@@ -356,7 +356,7 @@ def joined(known: Schema | None, drafted: Schema) -> Schema:
     """The schema of the buffer after the draft; another thread may have given the buffer one in the meantime."""
     if known is None:
         return drafted
-    return Schema(_settled(field, drafted[field.name]) if field.name in drafted else field for field in known)
+    return Schema(_resolved(field, drafted[field.name]) if field.name in drafted else field for field in known)
 
 
 def runs_of(batches: Sequence[pa.RecordBatch], mask: NDArray[np.bool_]) -> list[pa.RecordBatch]:

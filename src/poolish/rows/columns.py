@@ -17,30 +17,30 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish import kernels
-from poolish.rows.gather import Positions, taker
+from poolish.rows.gather import Positions, gather_fn
 from poolish.rows.memory import Bytes, Region
 
 #: Rows that are chosen at a time where they are copied twice: the first copy stays in the processor's cache.
 CHOSEN_ROWS = 2048
 
 
-def column_of(type_: pa.DataType) -> Column:
+def column_of(type_: pa.DataType) -> GrowableColumn:
     """An empty column for one of the types poolish keeps."""
     if isinstance(type_, pa.BaseExtensionType):
-        return Extended(type_)
+        return ExtensionColumn(type_)
     if kinds.is_null(type_):
-        return Nothing(type_)
+        return NullColumn(type_)
     if kinds.is_boolean(type_):
-        return Flags(type_)
+        return BoolColumn(type_)
     if kinds.is_large_string(type_) or kinds.is_large_binary(type_):
-        return Blobs(type_)
+        return BinaryColumn(type_)
     if kinds.is_large_list(type_):
-        return Lists(type_)
+        return ListColumn(type_)
     if kinds.is_fixed_size_list(type_):
-        return Tuples(type_)
+        return FixedSizeListColumn(type_)
     if kinds.is_struct(type_):
-        return Structs(type_)
-    return Fixed(type_)
+        return StructColumn(type_)
+    return FixedWidthColumn(type_)
 
 
 class Patch(NamedTuple):
@@ -55,7 +55,7 @@ class Patch(NamedTuple):
         self.items[self.positions] = self.values
 
 
-class Column:
+class GrowableColumn:
     """What all columns share: a length, and a validity bitmap from the first null on."""
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -71,7 +71,7 @@ class Column:
 
     def extend_rows(self, array: pa.Array, positions: Positions) -> None:
         """Copy the rows of ``array`` at ``positions`` to the end."""
-        take = taker(array)
+        take = gather_fn(array)
         for first in range(0, len(positions), CHOSEN_ROWS):
             self.extend(take(positions[first : first + CHOSEN_ROWS]))
 
@@ -131,7 +131,7 @@ class Column:
         raise AssertionError(f"{type(self).__name__} cannot be written in place")
 
 
-class Nothing(Column):
+class NullColumn(GrowableColumn):
     """A column that has held only nulls so far."""
 
     def extend(self, array: pa.Array) -> None:
@@ -141,7 +141,7 @@ class Nothing(Column):
         return pa.nulls(n)
 
 
-class Fixed(Column):
+class FixedWidthColumn(GrowableColumn):
     """Values of one width: numbers, times, decimals."""
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -198,7 +198,7 @@ class Fixed(Column):
         return (stop - start) * self.width
 
 
-class Flags(Column):
+class BoolColumn(GrowableColumn):
     """Booleans, a bit each."""
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -242,7 +242,7 @@ class Offsets:
         return int(self.region.writable[row * 8 : row * 8 + 8].view(np.int64)[0])
 
 
-class Blobs(Column):
+class BinaryColumn(GrowableColumn):
     """Text or bytes: 64-bit offsets and the bytes behind them."""
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -282,7 +282,7 @@ class Blobs(Column):
         return 8 * (stop - start) + self._offsets[stop] - self._offsets[start]
 
 
-class Lists(Column):
+class ListColumn(GrowableColumn):
     """Lists of any length: 64-bit offsets and one column of all elements."""
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -306,7 +306,7 @@ class Lists(Column):
         return 8 * (stop - start) + self._elements.n_bytes(self._offsets[start], self._offsets[stop])
 
 
-class Tuples(Column):
+class FixedSizeListColumn(GrowableColumn):
     """Lists of one length: a column of all elements, and nothing else."""
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -340,7 +340,7 @@ class Tuples(Column):
         return self.elements.n_bytes(start * self.size, stop * self.size)
 
 
-class Structs(Column):
+class StructColumn(GrowableColumn):
     """Named columns side by side."""
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -363,7 +363,7 @@ class Structs(Column):
         return sum(field.n_bytes(start, stop) for field in self._fields)
 
 
-class Extended(Column):
+class ExtensionColumn(GrowableColumn):
     """A type that gives another meaning to a plain one: tensors, UUIDs."""
 
     def __init__(self, type_: pa.DataType) -> None:

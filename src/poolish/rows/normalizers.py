@@ -21,7 +21,7 @@ import pyarrow as pa
 from poolish.errors import SchemaError
 from poolish.rows import hf_bridge
 from poolish.rows.validate import shown
-from poolish.rows.values import as_dict, held, is_array, is_dataclass, is_image, is_named_tuple, is_torch_tensor
+from poolish.rows.values import as_dict, copy_mutable, is_array, is_dataclass, is_image, is_named_tuple, is_torch_tensor
 from poolish.schema import features
 from poolish.schema.types import no_rows
 
@@ -140,7 +140,7 @@ def _parts_of_many(samples: Any) -> Iterator[Part]:
             continue
         made = _normalized(sample, normalize, i, kind)
         if not isinstance(made, list):
-            rows.append(made if are_kept and normalize is _as_it_is else held(dict(made)))
+            rows.append(made if are_kept and normalize is _as_it_is else copy_mutable(dict(made)))
             if of is not None:
                 of.append(i)
             continue
@@ -224,7 +224,7 @@ def _normalized(sample: Any, normalize: Normalizer, i: int, kind: str) -> Row | 
         if isinstance(made, Mapping):
             return made
         if isinstance(made, (list, tuple, Iterator)):  # which may hand out the same row again and again
-            made = [held(dict(row)) if isinstance(row, Mapping) else row for row in made]
+            made = [copy_mutable(dict(row)) if isinstance(row, Mapping) else row for row in made]
         else:
             batches = _tabular(made)
             if batches is not None:

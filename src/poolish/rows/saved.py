@@ -28,7 +28,7 @@ from poolish.errors import CorruptDataError, PoolishError
 from poolish.rows.cast import one_chunk
 from poolish.rows.ipc import AlignedIpc, MappedFile, table_over, write_stream
 from poolish.rows.snapshot import Snapshot
-from poolish.rows.validate import Refusal, check_shapes
+from poolish.rows.validate import ValueRejected, check_shapes
 
 Restored = TypeVar("Restored")
 
@@ -190,7 +190,7 @@ def _snapshot(memory: memoryview, footer: dict[str, Any]) -> Snapshot:
             check_shapes(one_chunk(column))
         lineage = tuple((name, first) for name, first in footer["lineage"])
         snapshot = Snapshot.of_table(table, ids, starts, footer["next_id"], footer["uuid"], lineage)
-    except (Refusal, pa.ArrowException, PoolishError, KeyError, TypeError, ValueError, OSError) as error:
+    except (ValueRejected, pa.ArrowException, PoolishError, KeyError, TypeError, ValueError, OSError) as error:
         raise _Damaged(f"its rows cannot be read ({error})") from None
     _check_ids(ids, starts, table.num_rows, footer["next_id"])
     return snapshot

@@ -23,7 +23,7 @@ from poolish.errors import UnknownColumn
 from poolish.printable import printable
 from poolish.rows.cast import one_chunk
 from poolish.rows.decode import Reader, reader, to_array
-from poolish.rows.gather import Taker, taker
+from poolish.rows.gather import GatherFn, gather_fn
 from poolish.rows.ipc import MappedFile, table_over, write_stream
 from poolish.rows.memory import LiveSet
 from poolish.rows.validate import shown
@@ -244,7 +244,7 @@ class Snapshot(Conversions):
     def get_batch(self, indices: ArrayLike) -> pa.Table:
         """The rows with these numbers, in this order, copied into a table of their own."""
         places = self.places(indices)
-        return pa.Table.from_arrays([take(places) for take in self._takers], schema=self.schema.to_arrow())
+        return pa.Table.from_arrays([gather(places) for gather in self._gather_fns], schema=self.schema.to_arrow())
 
     def _rows(self, index: Any) -> pa.Table:
         if isinstance(index, slice):
@@ -272,8 +272,8 @@ class Snapshot(Conversions):
         return list(zip(self.schema.names, self._arrays, strict=True))
 
     @cached_property
-    def _takers(self) -> list[Taker]:
-        return [taker(array) for array in self._arrays]
+    def _gather_fns(self) -> list[GatherFn]:
+        return [gather_fn(array) for array in self._arrays]
 
     @cached_property
     def readers(self) -> list[tuple[str, Reader]]:

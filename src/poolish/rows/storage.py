@@ -32,10 +32,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from poolish.rows.cast import fit, one_chunk
+from poolish.rows.cast import cast_exact, one_chunk
 from poolish.rows.codec import RowCodec
-from poolish.rows.columns import Column, Fixed, Patch, column_of
-from poolish.rows.gather import taker
+from poolish.rows.columns import FixedWidthColumn, GrowableColumn, Patch, column_of
+from poolish.rows.gather import gather_fn
 from poolish.rows.memory import LiveSet, give_back
 from poolish.rows.normalizers import ROWS
 from poolish.rows.retention import RowNumbers
@@ -61,9 +61,9 @@ class StoredRows:
     """
 
     schema: Schema
-    columns: tuple[Column, ...]
-    ids: Fixed
-    generations: Fixed
+    columns: tuple[GrowableColumn, ...]
+    ids: FixedWidthColumn
+    generations: FixedWidthColumn
     n_generations: int = 0
     next_id: int = 0
     start: int = 0
@@ -76,7 +76,7 @@ class StoredRows:
     def empty(cls, schema: Schema, next_id: int = 0) -> StoredRows:
         """No rows yet; the first will have the id ``next_id``."""
         columns = tuple(column_of(field.type) for field in schema)
-        return cls(schema, columns, Fixed(pa.int64()), Fixed(pa.int64()), next_id=next_id)
+        return cls(schema, columns, FixedWidthColumn(pa.int64()), FixedWidthColumn(pa.int64()), next_id=next_id)
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> StoredRows:
@@ -141,7 +141,7 @@ class StoredRows:
         for i, field in enumerate(schema):
             if columns[i].type != field.type:
                 columns[i] = column_of(field.type)
-                columns[i].extend(fit(self.columns[i].view(0, self.end), field.type))
+                columns[i].extend(cast_exact(self.columns[i].view(0, self.end), field.type))
         return replace(self, columns=tuple(columns), schema=schema)
 
     # -- thinning
@@ -150,16 +150,16 @@ class StoredRows:
         """Of the ``n_prior`` oldest rows only those with these numbers; younger rows stay anyway."""
         if isinstance(kept, range):
             first, last = (kept.start, kept.stop) if len(kept) else (n_prior, n_prior)
-            return self._without(self.places(np.arange(last, n_prior)))._without_front(first)._tidied()
+            return self._without(self.places(np.arange(last, n_prior)))._without_front(first)._compacted_if_sparse()
         gone = np.ones(n_prior, bool)
         gone[kept] = False
-        return self._without(self.places(np.flatnonzero(gone)))._tidied()
+        return self._without(self.places(np.flatnonzero(gone)))._compacted_if_sparse()
 
     def dropping(self, dropped: RowNumbers) -> StoredRows:
         """Without the rows with these numbers."""
         if isinstance(dropped, range) and dropped.start == 0:
-            return self._without_front(dropped.stop)._tidied()
-        return self._without(self.places(np.asarray(dropped, np.int64)))._tidied()
+            return self._without_front(dropped.stop)._compacted_if_sparse()
+        return self._without(self.places(np.asarray(dropped, np.int64)))._compacted_if_sparse()
 
     def evicted_one_by_one(self, n: int, max_size: int, key: int) -> StoredRows:
         """The last ``n`` rows came in singly: each drove out a random row once the buffer was full."""
@@ -167,7 +167,7 @@ class StoredRows:
         n_live = len(self) - n
         assert marked.live is not None
         live, n_left = marked.live.evicted(marked.n_before, n_live, max_size, key, self.next_id - n, n)
-        return replace(marked, live=live, n_dead=self.n_dead + n_live + n - n_left)._tidied()
+        return replace(marked, live=live, n_dead=self.n_dead + n_live + n - n_left)._compacted_if_sparse()
 
     def places(self, numbers: Int64) -> Int64:
         """Where the rows with these numbers lie."""
@@ -211,7 +211,7 @@ class StoredRows:
         for i, field in enumerate(self.schema):
             if field.name not in values:
                 continue
-            new = taker(values[field.name])(which)
+            new = gather_fn(values[field.name])(which)
             if columns[i].can_put(new):
                 columns[i].own()
                 patches.append(columns[i].patch(places, new))
@@ -220,11 +220,11 @@ class StoredRows:
         is_same = len(patches) == len(values)
         return self if is_same else replace(self, columns=tuple(columns)), tuple(patches)
 
-    def _rewritten(self, old: Column, places: Int64, new: pa.Array) -> Column:
+    def _rewritten(self, old: GrowableColumn, places: Int64, new: pa.Array) -> GrowableColumn:
         order = np.arange(self.end)
         order[places] = self.end + np.arange(len(places))
         column = column_of(old.type)
-        column.extend(taker(pa.concat_arrays([old.view(0, self.end), new]))(order))
+        column.extend(gather_fn(pa.concat_arrays([old.view(0, self.end), new]))(order))
         return column
 
     def view(self, uuid: str, lineage: Lineage = ()) -> Snapshot:
@@ -248,11 +248,11 @@ class StoredRows:
 
     # -- moving into new memory
 
-    def _tidied(self) -> StoredRows:
+    def _compacted_if_sparse(self) -> StoredRows:
         if not self._is_mostly_dead():
             return self
         try:
-            return self._moved()
+            return self._compacted()
         except MemoryError:
             return self  # no room to move: the rows are right where they are, and the next change tries again
 
@@ -273,7 +273,7 @@ class StoredRows:
     def _n_bytes(self, start: int, stop: int) -> int:
         return sum(column.n_bytes(start, stop) for column in (*self.columns, self.ids))
 
-    def _moved(self) -> StoredRows:
+    def _compacted(self) -> StoredRows:
         moved = StoredRows.empty(self.schema, self.next_id)
         for old, new in zip([*self.columns, self.ids], [*moved.columns, moved.ids], strict=True):
             self._copy_living(old, new)
@@ -281,7 +281,7 @@ class StoredRows:
         give_back()  # what the rows have left would be kept beside what they take now
         return replace(moved, end=len(self), n_generations=moved.generations.length)
 
-    def _copy_living(self, old: Column, new: Column) -> None:
+    def _copy_living(self, old: GrowableColumn, new: GrowableColumn) -> None:
         if self.n_dead == 0:
             new.extend(old.view(self.start, self.end))
             return
@@ -325,7 +325,7 @@ class State:
     patches: tuple[Patch, ...] = ()
     takes_rows: bool = False
 
-    def but(self, **changes: Any) -> State:
+    def replace(self, **changes: Any) -> State:
         """The same state with other values."""
         known = dict(zip(_FIELDS, _values_of(self), strict=True))
         known.update(changes)
@@ -339,7 +339,7 @@ class State:
             return self
         first_id = self.rows.next_id - n_new
         kept, own = tuple(branch for branch in self.lineage if branch[1] < first_id), secrets.token_hex(16)
-        return self.but(is_copy=False, version=own, lineage=(*kept[-MAX_BRANCHES:], (own, first_id)))
+        return self.replace(is_copy=False, version=own, lineage=(*kept[-MAX_BRANCHES:], (own, first_id)))
 
     @property
     def schema(self) -> Schema | None:

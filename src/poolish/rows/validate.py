@@ -19,7 +19,7 @@ from poolish.schema import Field, TensorType, describe
 from poolish.schema.types import carriers_per_value
 
 
-class Refusal(Exception):
+class ValueRejected(Exception):
     """Raised where the rule is known; whoever knows the place turns it into the error a user sees.
 
     ``{column}`` in the advice stands for the name of the column.
@@ -33,13 +33,13 @@ class Refusal(Exception):
         self.path: list[str] = []
         self.index = 0
 
-    def at(self, part: str) -> Refusal:
-        """The same refusal, seen from one level further out."""
+    def at(self, part: str) -> ValueRejected:
+        """The same rejection, seen from one level further out."""
         self.path.insert(0, part)
         return self
 
-    def with_index(self, index: int) -> Refusal:
-        """The same refusal, about element ``index`` of what was looked at."""
+    def with_index(self, index: int) -> ValueRejected:
+        """The same rejection, about element ``index`` of what was looked at."""
         self.index = index
         return self
 
@@ -117,16 +117,16 @@ def check_text(array: pa.Array) -> None:
         first = int(offsets[0])
         try:
             check_text(array.values.slice(first, int(offsets[-1]) - first))
-        except Refusal as refusal:
-            inside = refusal.index + first
+        except ValueRejected as rejection:
+            inside = rejection.index + first
             row = int(np.searchsorted(offsets, inside, side="right")) - 1
-            raise refusal.with_index(row).at(f"[{inside - int(offsets[row])}]") from None
+            raise rejection.with_index(row).at(f"[{inside - int(offsets[row])}]") from None
     elif kinds.is_struct(type_):
         for i in range(type_.num_fields):
             try:
                 check_text(array.field(i))
-            except Refusal as refusal:
-                raise refusal.at(f".{type_.field(i).name}") from None
+            except ValueRejected as rejection:
+                raise rejection.at(f".{type_.field(i).name}") from None
 
 
 def _check_utf8(array: pa.Array) -> None:
@@ -136,7 +136,7 @@ def _check_utf8(array: pa.Array) -> None:
         row = _first_invalid(array)
         value = array.slice(row, 1).cast(pa.large_binary())[0].as_py()
         advice = "decode it with its own encoding first, or bring the column as binary"
-        raise Refusal("text is UTF-8", value, advice, BadText).with_index(row) from None
+        raise ValueRejected("text is UTF-8", value, advice, BadText).with_index(row) from None
 
 
 def _first_invalid(array: pa.Array) -> int:
@@ -190,20 +190,20 @@ def _check_ragged(storage: pa.Array, type_: TensorType) -> None:
     if len(wrong):
         row = int(wrong[0])
         rule = f"a tensor has as many values as its shape {sizes[row].tolist()} says"
-        raise Refusal(rule, int(_lengths(data)[row]), "leave the row out, or make it again").with_index(row)
+        raise ValueRejected(rule, int(_lengths(data)[row]), "leave the row out, or make it again").with_index(row)
 
 
-def size_refusal(n_bytes: int, limit: int, name: str, value: object) -> Refusal:
+def too_large(n_bytes: int, limit: int, name: str, value: object) -> ValueRejected:
     """What is said of a cell that is too large."""
     advice = f"split it, or raise the limit: DatasetBuffer(limits=Limits({name}={n_bytes}))"
-    return Refusal(f"{n_bytes:,} bytes in one cell, the limit is {limit:,}", value, advice, LimitExceeded)
+    return ValueRejected(f"{n_bytes:,} bytes in one cell, the limit is {limit:,}", value, advice, LimitExceeded)
 
 
 def _check(n_bytes: np.ndarray[tuple[int], np.dtype[np.int64]], limit: int, name: str) -> None:
     over = np.flatnonzero(n_bytes > limit)
     if len(over):
         row = int(over[0])
-        raise size_refusal(int(n_bytes[row]), limit, name, int(n_bytes[row])).with_index(row)
+        raise too_large(int(n_bytes[row]), limit, name, int(n_bytes[row])).with_index(row)
 
 
 def _lengths(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -216,7 +216,7 @@ def _width(type_: pa.DataType) -> int:
     return max(1, type_.bit_width // 8) if kinds.is_primitive(type_) else 8
 
 
-def null_refused(field: Field, row: int) -> SchemaError:
+def null_rejected(field: Field, row: int) -> SchemaError:
     """The error for a None in a field that was declared not to have any."""
     return SchemaError(
         f"row {row}, column {field.name!r}: declared {describe(field.type)} and not nullable, got None; "

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import LimitExceeded, SchemaError
-from poolish.rows.validate import Limits, Refusal
+from poolish.rows.validate import Limits, ValueRejected
 from poolish.schema import column_name, dtype_and_shape, is_tensor, numpy_dtype, tensor_type
 from poolish.schema.types import MAX_NESTING, TENSOR_DTYPES
 
@@ -65,7 +65,9 @@ def as_dict(value: object) -> dict[str, Any] | None:
     if isinstance(value, Mapping):
         row = {_name(key): part for key, part in value.items()}
         if len(row) != len(value):
-            raise Refusal("every key stands once", list(value), "rename the key that stands twice after normalising")
+            raise ValueRejected(
+                "every key stands once", list(value), "rename the key that stands twice after normalising"
+            )
         return row
     if is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}  # type: ignore[arg-type]
@@ -78,10 +80,10 @@ def _name(key: object) -> str:
     try:
         return column_name(key)
     except SchemaError:
-        raise Refusal("keys are text that is not empty and has a UTF-8 form", key, "rename the key") from None
+        raise ValueRejected("keys are text that is not empty and has a UTF-8 form", key, "rename the key") from None
 
 
-def held(value: Any, depth: int = 0) -> Any:
+def copy_mutable(value: Any, depth: int = 0) -> Any:
     """The value, or a copy where somebody could still change it: generators hand out one array again and again."""
     if isinstance(value, np.ndarray):
         return value.copy()
@@ -96,9 +98,9 @@ def held(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list):
         if _UNCHANGING.issuperset(map(type, value)):
             return list(value)
-        return [held(part, depth + 1) for part in value]
+        return [copy_mutable(part, depth + 1) for part in value]
     if isinstance(value, dict):
-        return {key: held(part, depth + 1) for key, part in value.items()}
+        return {key: copy_mutable(part, depth + 1) for key, part in value.items()}
     return value
 
 
@@ -125,12 +127,12 @@ def stored(value: Any) -> tuple[str, Array]:
         return _stored_tensor(value)
     array = np.asarray(value)
     if isinstance(value, np.ma.MaskedArray):
-        raise Refusal(
+        raise ValueRejected(
             "a masked array hides values that a column would show", value, "fill it (value.filled(...)) first"
         )
     name = array.dtype.name
     if name not in TENSOR_DTYPES:
-        raise Refusal(f"no column holds arrays of {name}", value, "convert it (astype) before append")
+        raise ValueRejected(f"no column holds arrays of {name}", value, "convert it (astype) before append")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     carrier = numpy_dtype(name)
@@ -144,7 +146,7 @@ def _stored_tensor(tensor: Any) -> tuple[str, Array]:
         advice = (
             "make it dense (to_dense())" if tensor.layout != torch.strided else "convert it (to(dtype)) before append"
         )
-        raise Refusal(f"no column holds {tensor.layout} tensors of {name}", tensor, advice)
+        raise ValueRejected(f"no column holds {tensor.layout} tensors of {name}", tensor, advice)
     carrier = numpy_dtype(name)
     try:
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -153,7 +155,7 @@ def _stored_tensor(tensor: Any) -> tuple[str, Array]:
         array: Array = tensor.numpy()
     except (RuntimeError, TypeError, NotImplementedError) as error:
         rule = f"a column holds tensors that have values and one shape ({error})"
-        raise Refusal(rule, type(tensor), "make it a plain tensor on the CPU") from error
+        raise ValueRejected(rule, type(tensor), "make it a plain tensor on the CPU") from error
     return name, array if array.dtype == carrier else array.view(carrier)
 
 
@@ -183,7 +185,7 @@ def encode_png(image: Any, limits: Limits) -> bytes:
 def _in_16_bits(image: Any) -> Any:
     """32-bit grey values as the 16 bits that PNG has, where none is lost."""
     if not all(0 <= edge <= 65535 for edge in image.getextrema()):
-        raise Refusal("PNG holds 16 bits a pixel", image, "convert it to 16 bits, or append np.asarray(image)")
+        raise ValueRejected("PNG holds 16 bits a pixel", image, "convert it to 16 bits, or append np.asarray(image)")
     return image.convert("I;16")
 
 
@@ -193,20 +195,26 @@ def _check_size(image: Any, limits: Limits) -> None:
     if n_pixels > limits.image_pixels or n_bytes > limits.image_bytes:
         rule = f"an image has at most {limits.image_pixels:,} pixels and {limits.image_bytes:,} bytes decoded"
         larger = f"Limits(image_pixels={n_pixels}, image_bytes={n_bytes})"
-        raise Refusal(rule, image, f"resize it, or raise the limit: DatasetBuffer(limits={larger})", LimitExceeded)
+        raise ValueRejected(
+            rule, image, f"resize it, or raise the limit: DatasetBuffer(limits={larger})", LimitExceeded
+        )
 
 
 def _check_form(image: Any) -> None:
     if image.format is not None and image.format not in FORMATS:
-        raise Refusal(f"images come from {', '.join(sorted(FORMATS))}", image, f"convert the {image.format} file first")
+        raise ValueRejected(
+            f"images come from {', '.join(sorted(FORMATS))}", image, f"convert the {image.format} file first"
+        )
     if image.width == 0 or image.height == 0:
-        raise Refusal("an image has at least one pixel", image, "leave the sample out")
+        raise ValueRejected("an image has at least one pixel", image, "leave the sample out")
     if getattr(image, "n_frames", 1) > 1:
-        raise Refusal(
+        raise ValueRejected(
             "an image has one frame", image, "append [frame.copy() for frame in PIL.ImageSequence.Iterator(image)]"
         )
     if image.mode not in _EXACT_MODES:
-        raise Refusal(f"PNG cannot hold mode {image.mode} exactly", image, "convert it (image.convert('RGB')) first")
+        raise ValueRejected(
+            f"PNG cannot hold mode {image.mode} exactly", image, "convert it (image.convert('RGB')) first"
+        )
 
 
 def _load(image: Any) -> None:
@@ -217,7 +225,7 @@ def _load(image: Any) -> None:
     try:
         image.load()
     except (OSError, SyntaxError, ValueError) as error:
-        raise Refusal(
+        raise ValueRejected(
             f"the image cannot be decoded ({error})", image, "leave the sample out or repair the file"
         ) from error
     finally:
@@ -236,7 +244,7 @@ def type_of(value: object) -> pa.DataType:
 def widen(known: pa.DataType, value: object, depth: int = 0) -> pa.DataType:
     """The type after one more value: open parts are settled, shapes that differ become ragged, nothing else changes."""
     if depth > MAX_NESTING:
-        raise Refusal(
+        raise ValueRejected(
             f"values nest at most {MAX_NESTING} deep", "a deeper one", "flatten it before append", LimitExceeded
         )
     if value is None:
@@ -297,8 +305,8 @@ def widen_all(known: pa.DataType, values: Sequence[object], depth: int = 0) -> p
             return known
         try:
             known = widen(known, value, depth)
-        except Refusal as refusal:
-            refusal.index = i
+        except ValueRejected as rejection:
+            rejection.index = i
             raise
     return known
 
@@ -333,7 +341,7 @@ def _other_type(value: object) -> pa.DataType:
     except (pa.ArrowException, TypeError, ValueError):
         type_ = None
     if type_ is None or isinstance(value, pa.Scalar) or kinds.is_nested(type_) or kinds.is_null(type_):
-        raise Refusal(
+        raise ValueRejected(
             "a cell holds numbers, text, bytes, times, arrays, images, lists and dicts of these",
             value,
             "convert it, or register a normalizer for its class",
@@ -349,23 +357,23 @@ def _numpy_type(value: np.generic) -> pa.DataType:
     try:
         return pa.from_numpy_dtype(value.dtype)
     except pa.ArrowNotImplementedError:
-        raise Refusal(f"Arrow has no {value.dtype.name}", value, "convert it to float64 before append") from None
+        raise ValueRejected(f"Arrow has no {value.dtype.name}", value, "convert it to float64 before append") from None
 
 
-def settle(known: pa.DataType, other: pa.DataType) -> pa.DataType:
+def resolve_null_type(known: pa.DataType, other: pa.DataType) -> pa.DataType:
     """``known`` with its open parts taken from ``other``.
 
-    >>> settle(pa.large_list(pa.null()), pa.large_list(pa.int64()))
+    >>> resolve_null_type(pa.large_list(pa.null()), pa.large_list(pa.int64()))
     LargeListType(large_list<item: int64>)
     """
     if kinds.is_null(known):
         return other
     if kinds.is_large_list(known) and kinds.is_large_list(other):
-        return pa.large_list(settle(known.value_type, other.value_type))
+        return pa.large_list(resolve_null_type(known.value_type, other.value_type))
     if kinds.is_struct(known) and kinds.is_struct(other):
         fields = [known.field(i) for i in range(known.num_fields)]
         theirs = {other.field(i).name: other.field(i).type for i in range(other.num_fields)}
-        return pa.struct([pa.field(f.name, settle(f.type, theirs.get(f.name, pa.null()))) for f in fields])
+        return pa.struct([pa.field(f.name, resolve_null_type(f.type, theirs.get(f.name, pa.null()))) for f in fields])
     return known
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
-from poolish.rows.validate import Refusal
+from poolish.rows.validate import ValueRejected
 from poolish.rows.values import stored
 from poolish.schema import Field, Schema
 from poolish.seeds import KeyedPermutation, key
@@ -167,7 +167,7 @@ def _schema_of(batch: Mapping[str, Any]) -> Schema:
 def _field(name: str, array: Any) -> Field:
     try:
         dtype, values = stored(array)
-    except Refusal as error:
+    except ValueRejected as error:
         raise SchemaError(f"column {name!r}: {error}; leave it out with columns=") from None
     return Field(name, dtype, tuple(values.shape[1:]) or None)
 
@@ -202,7 +202,7 @@ def _column(numbers: Sequence[int], values: Sequence[Any], name: str) -> Any:
 def _part(i: int, value: Any, name: str) -> tuple[str, NDArray[Any]]:
     try:
         return stored(value)
-    except (Refusal, ValueError) as error:
+    except (ValueRejected, ValueError) as error:
         raise SchemaError(
             f"row {i}, column {name!r}: {error}; rows hold numbers or arrays: leave it out with columns="
         ) from None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import SchemaError
-from poolish.rows.validate import Refusal
+from poolish.rows.validate import ValueRejected
 from poolish.rows.values import stored
 from poolish.schema import Schema, numpy_dtype
 from poolish.serve.batch_file import Array, Columns
@@ -55,7 +55,7 @@ class Promise:
             return dtype, value
         try:
             return stored(value)
-        except (Refusal, ValueError) as error:
+        except (ValueRejected, ValueError) as error:
             raise SchemaError(f"{place}, field {name!r}: {error}; return an array or a tensor of numbers") from error
 
     def check(self, columns: Columns, place: str, advice: str) -> int:
