@@ -29,7 +29,7 @@ FLOORS: tuple[set[str], ...] = (
     {"kernels", "html", "prefetch"},
     {"seeds", "files", "versions"},
     {"schema", "runs", "fingerprints", "content"},
-    {"expressions"},
+    {"expressions", "columns"},
     {"guards"},
     {"rows", "tokens"},
     {"recipes", "serve", "load"},

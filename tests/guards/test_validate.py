@@ -125,7 +125,7 @@ def test_a_reference_says_what_is_usual(tmp_path: Path, reference: str):
 def test_what_cannot_be_asked_is_the_callers_mistake(tmp_path: Path):
     """Not a report: an error that names the argument and what it takes."""
     wrong = {
-        "rows to check are": lambda: validate(42),
+        "rows are a pa.Table": lambda: validate(42),
         "no file matches": lambda: validate(tmp_path / "*.csv"),
         "must be a local path": lambda: validate("s3://bucket/x.parquet"),
         "suite: a Suite, or the path": lambda: validate(ROWS, suite={"reward": 1}),

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from poolish.columns import TableView
 from poolish.errors import ConfigError
 from poolish.guards.checks.guard import Guard, ask, check_guard, passed
 from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.suite import Suite
-from poolish.guards.leaves import Rows
 from poolish.load.frozen import Int64
 from poolish.load.structures import field_names, field_values, is_structure
 from poolish.rows.values import is_torch_tensor
@@ -42,7 +42,7 @@ class LoaderGuard:
             return None
         columns, self._at = dict(_named(content)), None
         is_ours = isinstance(self._guard, (Suite, StreamGuard))
-        result = ask(self._guard, Rows.of(columns, _ids_of(columns, ids)) if is_ours else columns, self)
+        result = ask(self._guard, TableView.of(columns, _ids_of(columns, ids)) if is_ours else columns, self)
         mask = passed(result, place)
         if mask is None or mask.all():
             return None

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from poolish.columns import Mask
 from poolish.errors import BudgetSpent, ConfigError, DataRefused
 from poolish.guards.checks.guard import Guard, ask, passed, refusal
 from poolish.guards.checks.verdicts import Result
 from poolish.guards.faults.budget import check_budget, n_allowed
-from poolish.guards.leaves import Mask
 from poolish.schema import readable
 from poolish.serve.batch_file import Array, Columns, Label
 from poolish.serve.quarantine import Quarantine

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from poolish.columns import Mask
 from poolish.errors import CorruptDataError, LimitExceeded
 from poolish.files import explain_full, parse_json, publish, sweep, write_all
 from poolish.guards.checks.verdicts import Result
-from poolish.guards.leaves import Mask
 from poolish.serve.batch_file import Columns, Label, encode
 
 #: So many rows have their reason spelt out; the checks name all rows, as ranges.

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from poolish.columns import NotTabular, TableView
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, PoolishError, SchemaError
 from poolish.files import checksum_hex, local_path
 from poolish.guards.checks.levels import Findings
-from poolish.guards.leaves import Rows
 
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"POOLROW1": "saved buffer", b"\xff\xff\xff\xff": "arrow stream"}
 _ENDINGS = {
@@ -53,10 +53,10 @@ class Source:
     name: str
     kind: str
     look: Callable[[], Findings]
-    parse: Callable[[], Rows]
+    parse: Callable[[], TableView]
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> TableView:
         """Its rows, read once."""
         return self.parse()
 
@@ -88,13 +88,17 @@ def _matches(pattern: str) -> list[Source]:
 
 def _in_memory(data: Any) -> Source:
     """Rows that a program holds: nothing to open on the level ``file``; the format is that they are rows."""
-    with suppress(SchemaError):  # that is for the level ``format`` to say; what holds no rows is the caller's mistake
-        Rows.of(data)
+    try:
+        TableView.of(data)
+    except NotTabular:
+        raise  # the caller's mistake
+    except SchemaError:
+        pass  # reported on the level ``format``
 
-    def parsed() -> Rows:
+    def parsed() -> TableView:
         if isinstance(data, pa.Table):
             data.validate(full=True)
-        return Rows.of(data)
+        return TableView.of(data)
 
     return Source(type(data).__name__, "in memory", lambda: Findings(notes=["in memory"]), parsed)
 
@@ -123,7 +127,7 @@ def _is_hidden(file: Path, folder: Path) -> bool:
 
 def _file(path: Path, name: str) -> Source:
     kind = _kind(path)
-    return Source(name, kind, lambda: look_at(path), lambda: Rows.of(_parsed(path, kind)))
+    return Source(name, kind, lambda: look_at(path), lambda: TableView.of(_parsed(path, kind)))
 
 
 def _kind(path: Path) -> str:
@@ -248,11 +252,11 @@ def _stream(path: Path) -> Source:
         except (PoolishError, OSError) as error:
             return Findings([str(error)])
 
-    def rows() -> Rows:
+    def rows() -> TableView:
         from poolish.tokens import StreamStore
 
         with StreamStore.open(path, mode="r") as store:
-            return Rows.of(list(_steps(store)))
+            return TableView.of(list(_steps(store)))
 
     return Source(str(path), "stream", verified, rows)
 
@@ -293,13 +297,13 @@ def _verified(folder: Path) -> Findings:
     return Findings(problems, notes=[] if problems else ["every batch is whole"])
 
 
-def _batches(folder: Path) -> Rows:
+def _batches(folder: Path) -> TableView:
     from poolish.serve.inspection import read_batches
 
     parts = list(read_batches(folder))
     if not parts:
-        return Rows({}, 0)
-    return Rows.of({name: _joined([part[name] for part in parts]) for name in parts[0]})
+        return TableView({}, 0)
+    return TableView.of({name: _joined([part[name] for part in parts]) for name in parts[0]})
 
 
 def _joined(arrays: list[Any]) -> Any:

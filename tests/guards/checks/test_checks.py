@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish import DatasetBuffer, Field
+from poolish.columns import FlatValues, TableView
 from poolish.errors import ConfigError, SchemaError
 from poolish.guards import Suite, register_check
-from poolish.guards.leaves import Leaves, Rows
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=64)
@@ -328,7 +328,7 @@ def test_a_buffer_tells_the_ids_of_bad_rows():
 @pytest.mark.parametrize("rows", [7, "text", [1, 2], {"c": 3.0}, {"c": "text"}, {"c": np.float64(1)}])
 def test_what_is_no_rows_is_refused(rows):
     """By an error that says what rows are."""
-    with pytest.raises(ConfigError, match=r"rows to check are|one value per row"):
+    with pytest.raises(ConfigError, match=r"rows are a pa.Table|one value per row"):
         Suite().check(rows)
 
 
@@ -349,11 +349,11 @@ def test_no_rows_are_good_rows():
 
 
 def test_rows_of_flags_without_any():
-    """Rows without leaves have no bad ones."""
-    leaves = Leaves(np.array([]), None, None, np.array([0, 0, 0]))
+    """Rows without values have no bad ones."""
+    flat = FlatValues(np.array([]), None, None, np.array([0, 0, 0]))
 
-    assert leaves.rows_of(np.array([], bool)).tolist() == [False, False]
-    assert len(Rows.of({})) == 0
+    assert flat.rows_with(np.array([], bool)).tolist() == [False, False]
+    assert len(TableView.of({})) == 0
 
 
 # Checks of one's own ----------------------------------------------------------------------------------------------

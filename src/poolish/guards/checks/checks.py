@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from poolish.columns import Column, FlatValues, Mask, NotApplicable, TableView
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
 from poolish.expressions import Expression
 from poolish.guards.checks.verdicts import Level
-from poolish.guards.leaves import Column, Leaves, Mask, Rows, Unfit
 from poolish.schema import describe, dtype_and_shape, is_tensor
 
 Number = int | float
@@ -45,8 +45,8 @@ class RowCheck(Protocol):
     def level(self) -> Level:
         """When it is asked, in a progressive check."""
 
-    def bad(self, rows: Rows) -> Mask | None:
-        """Which rows break it; None if no row does. ``Unfit`` if the columns are not what it is about."""
+    def bad(self, rows: TableView) -> Mask | None:
+        """Which rows break it; None if no row does. ``NotApplicable`` if the columns are not what it is about."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ class OfType(_OfColumn):
     def level(self) -> Level:
         return "format"
 
-    def bad(self, rows: Rows) -> Mask | None:
+    def bad(self, rows: TableView) -> Mask | None:
         column = rows[self.column]
         if self.type in FAMILIES and FAMILIES[self.type](column.type):
             return None
-        if column.told == self.type:
+        if column.type_name == self.type:
             return None
-        raise Unfit(f"column {self.column!r} is {column.told}, not {self.type}")
+        raise NotApplicable(f"column {self.column!r} is {column.type_name}, not {self.type}")
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,13 @@ class OfDtype(_OfColumn):
     def level(self) -> Level:
         return "format"
 
-    def bad(self, rows: Rows) -> Mask | None:
+    def bad(self, rows: TableView) -> Mask | None:
         type_ = rows[self.column].type
         while kinds.is_large_list(type_):
             type_ = type_.value_type
         found = dtype_and_shape(type_)[0] if is_tensor(type_) else describe(type_)
         if found != self.dtype:
-            raise Unfit(f"column {self.column!r} holds {found}, not {self.dtype}")
+            raise NotApplicable(f"column {self.column!r} holds {found}, not {self.dtype}")
         return None
 
 
@@ -138,11 +138,13 @@ class OfShape(_OfColumn):
     def level(self) -> Level:
         return "format"
 
-    def bad(self, rows: Rows) -> Mask | None:
+    def bad(self, rows: TableView) -> Mask | None:
         column = rows[self.column]
         shapes = column.shapes
         if shapes.shape[1] != len(self.shape):
-            raise Unfit(f"column {self.column!r} is {column.told}: its rows have {shapes.shape[1]} dimensions")
+            raise NotApplicable(
+                f"column {self.column!r} is {column.type_name}: its rows have {shapes.shape[1]} dimensions"
+            )
         bad = np.zeros(len(column), np.bool_)
         for sizes, size in zip(shapes.T, self.shape, strict=True):
             if size is not None:
@@ -162,7 +164,7 @@ class NotNull(_OfColumn):
     def level(self) -> Level:
         return "format"
 
-    def bad(self, rows: Rows) -> Mask | None:
+    def bad(self, rows: TableView) -> Mask | None:
         return rows[self.column].nulls
 
 
@@ -177,11 +179,11 @@ class Finite(_OfColumn):
     def rule(self) -> str:
         return "is finite"
 
-    def bad(self, rows: Rows) -> Mask | None:
-        leaves = _number_leaves(rows[self.column], "finite", kinds_="biufc")
-        if leaves.values.dtype.kind in "biu":
+    def bad(self, rows: TableView) -> Mask | None:
+        flat = _flat_numbers(rows[self.column], "finite", kinds_="biufc")
+        if flat.values.dtype.kind in "biu":
             return None
-        return _bad_rows(leaves, ~np.isfinite(leaves.values))
+        return _bad_rows(flat, ~np.isfinite(flat.values))
 
 
 @dataclass(frozen=True)
@@ -205,9 +207,9 @@ class InRange(_OfColumn):
             return f"is {'above' if self.open_low else 'at least'} {self.low}"
         return f"is {'below' if self.open_high else 'at most'} {self.high}"
 
-    def bad(self, rows: Rows) -> Mask | None:
-        leaves = _number_leaves(rows[self.column], "a range", kinds_="iufmM")
-        values = leaves.values
+    def bad(self, rows: TableView) -> Mask | None:
+        flat = _flat_numbers(rows[self.column], "a range", kinds_="iufmM")
+        values = flat.values
         good = np.ones(len(values), np.bool_)
         if self.low is not None:
             low = _bound(self.low, values.dtype, self.column, math.floor if self.open_low else math.ceil)
@@ -215,7 +217,7 @@ class InRange(_OfColumn):
         if self.high is not None:
             high = _bound(self.high, values.dtype, self.column, math.ceil if self.open_high else math.floor)
             good &= values < high if self.open_high else values <= high
-        return _bad_rows(leaves, ~good)
+        return _bad_rows(flat, ~good)
 
 
 @dataclass(frozen=True)
@@ -229,16 +231,16 @@ class OneOf(_OfColumn):
         shown = ", ".join(repr(value) for value in self.allowed[:5])
         return f"is one of {shown}{', ...' if len(self.allowed) > 5 else ''}"
 
-    def bad(self, rows: Rows) -> Mask | None:
-        leaves = rows[self.column].leaves
-        if isinstance(leaves.values, np.ndarray):
-            return _bad_rows(leaves, ~np.isin(leaves.values, _fitting(self.allowed, leaves.values.dtype)))
+    def bad(self, rows: TableView) -> Mask | None:
+        flat = rows[self.column].flat
+        if isinstance(flat.values, np.ndarray):
+            return _bad_rows(flat, ~np.isin(flat.values, _fitting(self.allowed, flat.values.dtype)))
         texts = [value for value in self.allowed if isinstance(value, str)]
-        if kinds.is_string(leaves.values.type) or kinds.is_large_string(leaves.values.type):
-            found = pc.is_in(leaves.values, value_set=pa.array(texts, leaves.values.type))
-            return _bad_rows(leaves, ~_flags(found))
-        raise Unfit(
-            f"column {self.column!r} is {rows[self.column].told}; a list of allowed values is for text or numbers"
+        if kinds.is_string(flat.values.type) or kinds.is_large_string(flat.values.type):
+            found = pc.is_in(flat.values, value_set=pa.array(texts, flat.values.type))
+            return _bad_rows(flat, ~_flags(found))
+        raise NotApplicable(
+            f"column {self.column!r} is {rows[self.column].type_name}; a list of allowed values is for text or numbers"
         )
 
 
@@ -256,12 +258,12 @@ class Matches(_OfColumn):
     def rule(self) -> str:
         return f"matches {self.pattern!r}"
 
-    def bad(self, rows: Rows) -> Mask | None:
-        leaves = rows[self.column].leaves
-        if isinstance(leaves.values, np.ndarray):
-            raise Unfit(f"column {self.column!r} is {rows[self.column].told}; only text matches a pattern")
-        found = pc.match_substring_regex(leaves.values, whole_text(self.pattern))
-        return _bad_rows(leaves, ~_flags(found))
+    def bad(self, rows: TableView) -> Mask | None:
+        flat = rows[self.column].flat
+        if isinstance(flat.values, np.ndarray):
+            raise NotApplicable(f"column {self.column!r} is {rows[self.column].type_name}; only text matches a pattern")
+        found = pc.match_substring_regex(flat.values, whole_text(self.pattern))
+        return _bad_rows(flat, ~_flags(found))
 
 
 @dataclass(frozen=True)
@@ -277,8 +279,8 @@ class OfLength(_OfColumn):
         parts += [f"at most {self.most}"] if self.most is not None else []
         return f"has a length of {' and '.join(parts)}"
 
-    def bad(self, rows: Rows) -> Mask | None:
-        lengths, nulls = rows[self.column].lengths
+    def bad(self, rows: TableView) -> Mask | None:
+        lengths, nulls = rows[self.column].lengths, rows[self.column].nulls
         bad = np.zeros(len(lengths), np.bool_)
         if self.least is not None:
             bad |= lengths < self.least
@@ -307,7 +309,7 @@ class Unique:
     def level(self) -> Level:
         return "statistics"
 
-    def bad(self, rows: Rows) -> Mask | None:
+    def bad(self, rows: TableView) -> Mask | None:
         if len(self.columns) == 1 and _are_all_different(rows[self.columns[0]]):
             return None
         codes: Any = None
@@ -345,13 +347,13 @@ class Holds:
     def level(self) -> Level:
         return "meaning"
 
-    def bad(self, rows: Rows) -> Mask | None:
+    def bad(self, rows: TableView) -> Mask | None:
         # Without columns to read, one is needed for the number of rows.
         table = rows.to_arrow(self.columns or rows.names[:1])
         try:
             return ~self.expression.passes(table)
         except (RecipeError, UnknownColumn) as error:
-            raise Unfit(str(error)) from None
+            raise NotApplicable(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -369,7 +371,7 @@ class Custom:
     def level(self) -> Level:
         return "meaning"
 
-    def bad(self, rows: Rows) -> Mask | None:
+    def bad(self, rows: TableView) -> Mask | None:
         given = [rows[name].objects() for name in self.columns] if self.columns else [rows.to_arrow()]
         try:
             answer = np.asarray(check_named(self.name)(*given))
@@ -387,15 +389,15 @@ class Custom:
 # Parts ------------------------------------------------------------------------------------------------------------
 
 
-def _number_leaves(column: Column, what: str, *, kinds_: str) -> Leaves:
-    leaves = column.leaves
-    if not isinstance(leaves.values, np.ndarray) or leaves.values.dtype.kind not in kinds_:
-        raise Unfit(f"column {column.name!r} is {column.told}; {what} is asked of numbers")
-    return leaves
+def _flat_numbers(column: Column, what: str, *, kinds_: str) -> FlatValues:
+    flat = column.flat
+    if not isinstance(flat.values, np.ndarray) or flat.values.dtype.kind not in kinds_:
+        raise NotApplicable(f"column {column.name!r} is {column.type_name}; {what} is asked of numbers")
+    return flat
 
 
-def _bad_rows(leaves: Leaves, bad: Mask) -> Mask:
-    return leaves.rows_of(_but_nulls(bad, leaves.nulls))
+def _bad_rows(flat: FlatValues, bad: Mask) -> Mask:
+    return flat.rows_with(_but_nulls(bad, flat.nulls))
 
 
 def _but_nulls(bad: Mask, nulls: Mask | None) -> Mask:
@@ -406,7 +408,7 @@ def _bound(value: Number | str, dtype: np.dtype[Any], column: str, whole: Callab
     """A bound as the column compares it exactly: a whole number for integers, a time for times."""
     if dtype.kind in "mM" or isinstance(value, str):
         if dtype.kind != "M" or not isinstance(value, str):
-            raise Unfit(f"column {column!r} holds {dtype}, which has no order with {value!r}")
+            raise NotApplicable(f"column {column!r} holds {dtype}, which has no order with {value!r}")
         return np.datetime64(value)
     if dtype.kind in "iu":
         return value if isinstance(value, int) or math.isinf(value) else whole(value)
@@ -439,24 +441,24 @@ def _fitting(allowed: tuple[Any, ...], dtype: np.dtype[Any]) -> Any:
 
 def _are_all_different(column: Column) -> bool:
     """Whether numbers are surely unique: to sort a million of them takes 10 ms, to number them 200."""
-    leaves = column.leaves
-    if not isinstance(leaves.values, np.ndarray) or leaves.nulls is not None or leaves.n_each != 1:
+    flat = column.flat
+    if not isinstance(flat.values, np.ndarray) or flat.nulls is not None or flat.values_per_row != 1:
         return False
-    ordered = np.sort(leaves.values)
+    ordered = np.sort(flat.values)
     is_nan = ordered.dtype.kind == "f" and len(ordered) > 0 and np.isnan(ordered[-1])
     return not is_nan and not (ordered[1:] == ordered[:-1]).any()
 
 
 def _codes(column: Column) -> Any:
     """A whole number for each row, equal for equal values."""
-    leaves = column.leaves
-    if leaves.offsets is not None or leaves.n_each is None:
-        raise Unfit(f"column {column.name!r} is {column.told}; only values of one size can be unique")
-    values = leaves.values
+    flat = column.flat
+    if flat.offsets is not None or flat.values_per_row is None:
+        raise NotApplicable(f"column {column.name!r} is {column.type_name}; only values of one size can be unique")
+    values = flat.values
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "fc":
             values = values + values.dtype.type(0)  # -0.0 becomes 0.0
-        if leaves.n_each != 1:
+        if flat.values_per_row != 1:
             whole_rows = np.ascontiguousarray(values).reshape(len(column), -1).view(np.uint8)
             width = whole_rows.shape[1]
             values = pa.FixedSizeBinaryArray.from_buffers(

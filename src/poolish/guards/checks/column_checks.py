@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poolish.columns import Column, NotApplicable, TableView
 from poolish.errors import ConfigError
 from poolish.guards.checks.checks import Number
 from poolish.guards.checks.rules import number
 from poolish.guards.checks.verdicts import Action, Severity, Verdict, examples_of
-from poolish.guards.leaves import Column, Rows, Unfit
 
 if TYPE_CHECKING:
     from poolish.guards.stats.column_profile import ColumnProfile
@@ -57,11 +57,11 @@ STATISTICS: dict[str, Callable[[ColumnProfile], float | None]] = {
 
 
 def finite_values(column: Column) -> Floats:
-    """The finite numbers of a column, nulls left out; ``Unfit`` if it holds no numbers."""
-    leaves = column.leaves
-    if not isinstance(leaves.values, np.ndarray) or leaves.values.dtype.kind not in "biuf":
-        raise Unfit(f"column {column.name!r} is {column.told}; a statistic is asked of numbers")
-    return np.asarray(leaves.values[_is_used(leaves.values, leaves.nulls)], np.float64)
+    """The finite numbers of a column, nulls left out; ``NotApplicable`` if it holds no numbers."""
+    flat = column.flat
+    if not isinstance(flat.values, np.ndarray) or flat.values.dtype.kind not in "biuf":
+        raise NotApplicable(f"column {column.name!r} is {column.type_name}; a statistic is asked of numbers")
+    return np.asarray(flat.values[_is_used(flat.values, flat.nulls)], np.float64)
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class StatCheck:
     def columns(self) -> tuple[str, ...] | None:
         return (self.column,)
 
-    def judge(self, rows: Rows, reference: Any, action: Action) -> Iterator[Verdict]:
+    def judge(self, rows: TableView, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict for each statistic."""
         try:
             profile = profile_of(rows[self.column])
-        except Unfit as why:
+        except NotApplicable as why:
             profile, reason = None, str(why)
         for name, (low, high) in self.ranges.items():
             draft = _Draft(f"has a {name} {_told(low, high)}", (self.column,), self.severity, len(rows), action)
@@ -120,7 +120,7 @@ class DriftCheck:
     def columns(self) -> tuple[str, ...] | None:
         return self.chosen
 
-    def judge(self, rows: Rows, reference: Any, action: Action) -> Iterator[Verdict]:
+    def judge(self, rows: TableView, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict for each column, judged together: the more columns, the less one of them proves."""
         rule = f"is as in the reference ({self.method})"
         draft = _Draft(rule, self.chosen or ("every column",), self.severity, len(rows), action)
@@ -134,7 +134,7 @@ class DriftCheck:
         for found in self._found(known, rows, reference) if known else ():
             yield self._verdict(found, rule, len(rows), action)
 
-    def _found(self, names: list[str], rows: Rows, reference: Any) -> Iterable[ColumnDrift]:
+    def _found(self, names: list[str], rows: TableView, reference: Any) -> Iterable[ColumnDrift]:
         from poolish.guards.stats.drift import drift
 
         report = drift(
@@ -165,7 +165,7 @@ class DriftCheck:
 
 def names_of(reference: Any) -> list[str]:
     """The columns of a reference, rows or a ``Profile``."""
-    return list(reference) if isinstance(reference, Mapping) else Rows.of(reference).names
+    return list(reference) if isinstance(reference, Mapping) else TableView.of(reference).names
 
 
 # Outliers ---------------------------------------------------------------------------------------------------------
@@ -185,14 +185,14 @@ class OutlierCheck:
     def columns(self) -> tuple[str, ...] | None:
         return (self.column,)
 
-    def judge(self, rows: Rows, reference: Any, action: Action) -> Iterator[Verdict]:
+    def judge(self, rows: TableView, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict; its bad rows are the outliers, if there are too many of them."""
         rule = f"has at most {100 * self.most:g} % outliers ({self.method})"
         draft = _Draft(rule, (self.column,), self.severity, len(rows), action)
         try:
             column = rows[self.column]
-            values, leaves = finite_values(column), column.leaves
-        except Unfit as why:
+            values, flat = finite_values(column), column.flat
+        except NotApplicable as why:
             yield draft.failed(str(why))
             return
         found = self._found(values) if len(values) else None
@@ -203,9 +203,9 @@ class OutlierCheck:
         if share <= self.most:
             yield draft.passed(share=share, most=self.most)
             return
-        flags = np.zeros(len(leaves.values), np.bool_)
-        flags[_is_used(leaves.values, leaves.nulls)] = found.mask
-        bad = leaves.rows_of(flags)
+        flags = np.zeros(len(flat.values), np.bool_)
+        flags[_is_used(flat.values, flat.nulls)] = found.mask
+        bad = flat.rows_with(flags)
         examples = examples_of(rows, (self.column,), bad)
         yield draft.failed(f"{100 * share:.2g} % are", examples=examples, bad=bad, share=share, most=self.most)
 
@@ -230,7 +230,7 @@ class UnfittedCheck:
     def columns(self) -> tuple[str, ...] | None:
         return self.chosen
 
-    def judge(self, rows: Rows, reference: Any, action: Action) -> Iterator[Verdict]:
+    def judge(self, rows: TableView, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict, which says what is missing."""
         draft = _Draft(f"are like the reference ({self.method})", self.chosen, self.severity, len(rows), action)
         yield draft.unknown("no reference", "pass reference=, or use suite.fit(reference)")

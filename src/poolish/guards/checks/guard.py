@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from poolish.columns import Mask, TableView
 from poolish.errors import ConfigError, DataRefused
 from poolish.guards.checks.entries import one_of
 from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.suite import Suite
 from poolish.guards.checks.verdicts import ACTIONS, Action, Result, Verdict
-from poolish.guards.leaves import Mask, Rows
 from poolish.health import Health, Problem
 from poolish.printable import printable
 from poolish.schema.types import unsliced
@@ -74,7 +74,7 @@ def ask(guard: Guard, rows: Any, owner: object = None, stream: str = "") -> Resu
     if isinstance(found, Result):
         _log.say(found)
         return found
-    seen = Rows.of(rows)
+    seen = TableView.of(rows)
     try:
         mask, is_ok = np.asarray(found.mask), bool(found.ok)
         texts = [str(verdict) for verdict in found.verdicts]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from poolish.columns import Column, NotApplicable, TableView
 from poolish.guards.checks.suite import Suite
-from poolish.guards.leaves import Column, Rows, Unfit
 from poolish.schema import Field, Schema
 
 #: Bounds are rounded outwards to so many digits, which is what a person would have written.
@@ -38,7 +38,7 @@ def infer(reference: Any, *, slack: float = 0.1, max_categories: int = 20, name:
     - column: kind
       one_of: [left, right]
     """
-    rows = Rows.of(reference)
+    rows = TableView.of(reference)
     suite = Suite(name).schema(Schema(_field(rows[column]) for column in rows.names))
     for column in rows.names:
         rules = _rules(rows[column], slack, max_categories)
@@ -56,8 +56,8 @@ def _rules(column: Column, slack: float, max_categories: int) -> dict[str, Any]:
     if "one_of" in rules:
         return rules
     try:
-        lengths, nulls = column.lengths
-    except Unfit:
+        lengths, nulls = column.lengths, column.nulls
+    except NotApplicable:
         return rules
     known = lengths if nulls is None else lengths[~nulls]
     if len(known) and not (known == known[0]).all():
@@ -68,14 +68,14 @@ def _rules(column: Column, slack: float, max_categories: int) -> dict[str, Any]:
 
 def _value_rules(column: Column, slack: float, max_categories: int) -> dict[str, Any]:
     try:
-        leaves = column.leaves
-    except Unfit:
+        flat = column.flat
+    except NotApplicable:
         return {}
-    values = leaves.values
+    values = flat.values
     if not isinstance(values, np.ndarray):
         return _category_rules(column, max_categories)
-    if leaves.nulls is not None:
-        values = values[~leaves.nulls]
+    if flat.nulls is not None:
+        values = values[~flat.nulls]
     if values.dtype.kind not in "iuf" or not len(values):
         return {}
     finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
@@ -90,9 +90,9 @@ def _value_rules(column: Column, slack: float, max_categories: int) -> dict[str,
 
 
 def _category_rules(column: Column, max_categories: int) -> dict[str, Any]:
-    counts = pc.value_counts(pc.drop_null(column.leaves.values))
-    n_values = len(column.leaves.values)
-    if column.told.endswith("text") and 0 < len(counts) <= max_categories and n_values >= 10 * len(counts):
+    counts = pc.value_counts(pc.drop_null(column.flat.values))
+    n_values = len(column.flat.values)
+    if column.type_name.endswith("text") and 0 < len(counts) <= max_categories and n_values >= 10 * len(counts):
         return {"one_of": sorted(count["values"].as_py() for count in counts)}
     return {}
 

@@ -23,10 +23,10 @@ from typing import Any, ClassVar
 import numpy as np
 import xxhash
 
+from poolish.columns import Mask, NotApplicable, TableView
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
 from poolish.guards.checks.verdicts import Level
-from poolish.guards.leaves import Mask, Rows, Unfit
 from poolish.guards.stats.detectors import (
     Arrays,
     AutoencoderOutliers,
@@ -123,7 +123,7 @@ def reference_of(
                 "suite.fit(rows).reference saved"
             )
         return Reference(reference, {})
-    rows = Rows.of(reference)
+    rows = TableView.of(reference)
     return Reference(profile(rows), {key: _fitted(entry, rows) for key, entry in asked.items()})
 
 
@@ -137,7 +137,7 @@ def _covering(reference: Reference, asked: Mapping[str, Mapping[str, Any]]) -> R
     return reference
 
 
-def _fitted(entry: Mapping[str, Any], rows: Rows) -> Any:
+def _fitted(entry: Mapping[str, Any], rows: TableView) -> Any:
     method = entry["method"]
     options = {name: entry[name] for name in DETECTOR_OPTIONS[method]}
     return fit(method, options, None if entry["columns"] is None else tuple(entry["columns"]), rows)
@@ -163,12 +163,12 @@ def detector_of(method: str, options: Mapping[str, Any]) -> Detector:
         raise ConfigError(f"outliers: {method}: {error}") from None
 
 
-def fit(method: str, options: Mapping[str, Any], columns: tuple[str, ...] | None, rows: Rows) -> Detector:
+def fit(method: str, options: Mapping[str, Any], columns: tuple[str, ...] | None, rows: TableView) -> Detector:
     """A detector that has learnt these columns of good rows; all that hold numbers, where none are named."""
     detector = detector_of(method, options)
     try:
         return detector.fit(rows.to_arrow(columns))
-    except Unfit as why:
+    except NotApplicable as why:
         raise SchemaError(f"outliers by {method}: the reference cannot be learnt from: {why}") from None
     except SchemaError as error:
         error.add_note(f"while fitting {method} on a reference of {len(rows):,} rows, columns {columns or rows.names}")
@@ -190,7 +190,7 @@ class FittedOutliers:
     def rule(self) -> str:
         return f"are like the reference ({self.detector.kind})"
 
-    def bad(self, rows: Rows) -> Mask | None:
+    def bad(self, rows: TableView) -> Mask | None:
         """The rows that score beyond the threshold."""
         if not len(rows):
             return None
@@ -198,7 +198,7 @@ class FittedOutliers:
         try:
             found = self.detector.mask(table)
         except SchemaError as error:
-            raise Unfit(f"{', '.join(self.columns)}: {error}") from None
+            raise NotApplicable(f"{', '.join(self.columns)}: {error}") from None
         for name in self.columns:
             if table.column(name).null_count:
                 found &= np.asarray(table.column(name).is_valid())

@@ -23,13 +23,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from poolish.columns import TableView
 from poolish.errors import ConfigError, ResumeError
 from poolish.files import checksum_hex
 from poolish.guards.checks.entries import plain
 from poolish.guards.checks.reference import Reference
 from poolish.guards.checks.suite import Suite
 from poolish.guards.checks.verdicts import Result, Verdict
-from poolish.guards.leaves import Rows
 from poolish.guards.stats.profile import Profile
 from poolish.schema.types import unsliced
 
@@ -87,7 +87,7 @@ class StreamGuard:
 
     def __call__(self, rows: Any, /) -> Result:
         """What is wrong with the next batch, and with the window that it fills, if it fills one."""
-        seen = Rows.of(rows)
+        seen = TableView.of(rows)
         verdicts = self.suite.check_rows(seen)
         of_rows = Result(verdicts, seen, name=self.suite.name)
         with self._lock:
@@ -96,7 +96,7 @@ class StreamGuard:
             closed = self._closed(seen, of_rows)
         return Result([*verdicts, *closed], seen, name=self.suite.name) if closed else of_rows
 
-    def _closed(self, rows: Rows, found: Result) -> list[Verdict]:
+    def _closed(self, rows: TableView, found: Result) -> list[Verdict]:
         """The verdicts of the window that these rows fill; none while it is open."""
         if not self.suite.has_distributions():
             return []
@@ -106,12 +106,12 @@ class StreamGuard:
         self._n_open += self._open[-1].num_rows
         if self._n_open < self.window:
             return []
-        window = Rows.of(pa.concat_tables(self._open, promote_options="permissive"))
+        window = TableView.of(pa.concat_tables(self._open, promote_options="permissive"))
         self._open, self._n_open = [], 0
         self.n_windows += 1
         return [self._lasting(verdict) for verdict in self.suite.check_columns(window, self.reference)]
 
-    def _watched(self, rows: Rows) -> list[str]:
+    def _watched(self, rows: TableView) -> list[str]:
         """The columns whose distribution is judged; all, where one of the checks is about all."""
         asked = self.suite.distribution_columns()
         return rows.names if asked is None else [name for name in asked if name in rows]
@@ -205,7 +205,7 @@ def _kept(reference: Any, columns: list[str] | None) -> Any:
     """The reference as it is now, the columns that are compared: a buffer may grow, an array may be written to."""
     if reference is None or isinstance(reference, (Profile, Reference)):
         return reference
-    rows = Rows.of(reference)
+    rows = TableView.of(reference)
     table = rows.to_arrow([name for name in (rows.names if columns is None else columns) if name in rows])
     return pa.ipc.open_stream(_serialized(table)).read_all()
 

@@ -27,6 +27,7 @@ import numpy as np
 import xxhash
 
 from poolish import html
+from poolish.columns import Mask, NotApplicable, TableView
 from poolish.errors import ConfigError
 from poolish.guards.checks.checks import Holds, RowCheck, Unique
 from poolish.guards.checks.column_checks import OUTLIER_METHODS, DistributionCheck
@@ -49,7 +50,6 @@ from poolish.guards.checks.entries import (
 )
 from poolish.guards.checks.levels import level_named
 from poolish.guards.checks.verdicts import ACTIONS, SEVERITIES, Action, Level, Result, Severity, Verdict, examples_of
-from poolish.guards.leaves import Mask, Rows, Unfit
 from poolish.printable import printable
 from poolish.schema import Schema
 
@@ -264,7 +264,7 @@ class Suite:
         ``reference`` is what drift is measured from and detectors are fitted on; fit once (``fit``) to check often.
         """
         wanted, asked = level_named(level), self.fitted_on(reference)
-        seen = Rows.of(rows)
+        seen = TableView.of(rows)
         verdicts = [*asked.check_rows(seen, wanted), *asked.check_columns(seen, reference, wanted)]
         return Result(verdicts, seen, name=self.name)
 
@@ -315,7 +315,7 @@ class Suite:
         """A ``Profile`` of the columns that this suite is about, or of all, to be kept as a reference."""
         from poolish.guards.stats.profile import Profile
 
-        seen = Rows.of(rows)
+        seen = TableView.of(rows)
         names = [name for name in self.columns if name in seen] or seen.names
         return Profile.of(seen.to_arrow(names))
 
@@ -327,7 +327,7 @@ class Suite:
         named += [name for other in others for name in other.columns or ()]
         return list(dict.fromkeys(named))
 
-    def check_rows(self, rows: Rows, level: Level = "meaning", *, only: bool = False) -> list[Verdict]:
+    def check_rows(self, rows: TableView, level: Level = "meaning", *, only: bool = False) -> list[Verdict]:
         """The verdicts of the checks of rows up to a level, or of that level only."""
         asked = [
             (check, severity)
@@ -337,7 +337,7 @@ class Suite:
         extra = self._extra_columns(rows) if level == "format" or not only else []
         return [*extra, *(self._judged(check, severity, rows) for check, severity in asked)]
 
-    def check_columns(self, rows: Rows, reference: Any = None, level: Level = "meaning") -> list[Verdict]:
+    def check_columns(self, rows: TableView, reference: Any = None, level: Level = "meaning") -> list[Verdict]:
         """The verdicts of the checks of whole columns."""
         if not is_within("statistics", level):
             return []
@@ -501,17 +501,17 @@ class Suite:
             self._made = row_checks(self._entries, detectors), distribution_checks(self._entries, detectors)
         return self._made
 
-    def _judged(self, check: RowCheck, severity: Severity, rows: Rows) -> Verdict:
+    def _judged(self, check: RowCheck, severity: Severity, rows: TableView) -> Verdict:
         detail, bad = "", None
         try:
             bad = check.bad(rows)
-        except Unfit as why:
+        except NotApplicable as why:
             if self._may_be_missing(check, rows):
                 return self._verdict(check, severity, rows, None, "it may be missing, and is")
             detail, bad = str(why), np.ones(len(rows), np.bool_)
         return self._verdict(check, severity, rows, bad, detail)
 
-    def _verdict(self, check: RowCheck, severity: Severity, rows: Rows, bad: Mask | None, detail: str) -> Verdict:
+    def _verdict(self, check: RowCheck, severity: Severity, rows: TableView, bad: Mask | None, detail: str) -> Verdict:
         n_bad = 0 if bad is None else int(np.count_nonzero(bad))
         has_failed = n_bad > 0 or (bad is not None and bool(detail))  # a column can be wrong without a row
         return Verdict(
@@ -529,13 +529,13 @@ class Suite:
             says_columns=isinstance(check, Holds) or (isinstance(check, Unique) and len(check.columns) > 1),
         )
 
-    def _may_be_missing(self, check: RowCheck, rows: Rows) -> bool:
+    def _may_be_missing(self, check: RowCheck, rows: TableView) -> bool:
         optional = {entry["column"] for entry in self._entries["schema"] if entry["nullable"]}
         return all(name in rows or name in optional for name in check.columns) and not all(
             name in rows for name in check.columns
         )
 
-    def _extra_columns(self, rows: Rows) -> list[Verdict]:
+    def _extra_columns(self, rows: TableView) -> list[Verdict]:
         if not self._is_closed:
             return []
         known = [entry["column"] for entry in self._entries["schema"]]

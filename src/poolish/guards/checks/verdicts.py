@@ -28,9 +28,9 @@ import numpy as np
 import pyarrow as pa
 
 from poolish import html
+from poolish.columns import Mask, NotApplicable, TableView
 from poolish.concurrency import cached_property
 from poolish.errors import DataRefused
-from poolish.guards.leaves import Mask, Rows, Unfit
 from poolish.printable import printable
 
 Severity = Literal["warn", "error", "fatal"]
@@ -126,7 +126,7 @@ class Result:
     (False, array([ True, False]), [{'row': 1, 'id': None, 'reason': 'reward is finite: got nan'}])
     """
 
-    def __init__(self, verdicts: Sequence[Verdict], rows: Rows, *, name: str = "suite") -> None:
+    def __init__(self, verdicts: Sequence[Verdict], rows: TableView, *, name: str = "suite") -> None:
         self.verdicts, self.name = list(verdicts), name
         self._rows = rows
 
@@ -241,7 +241,7 @@ class Result:
     def _got(self, verdict: Verdict, row: int) -> str:
         try:
             return ", ".join(f"got {shown(self._rows[name].value(row))}" for name in verdict.columns) or "it breaks it"
-        except Unfit as why:
+        except NotApplicable as why:
             return str(why)
 
 
@@ -269,7 +269,7 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."
 
 
-def examples_of(rows: Rows, columns: Sequence[str], bad: Mask) -> tuple[Example, ...]:
+def examples_of(rows: TableView, columns: Sequence[str], bad: Mask) -> tuple[Example, ...]:
     """The first few bad rows."""
     found = np.flatnonzero(bad)[:MAX_EXAMPLES]
     ids = rows.ids
@@ -278,10 +278,10 @@ def examples_of(rows: Rows, columns: Sequence[str], bad: Mask) -> tuple[Example,
     )
 
 
-def _value(rows: Rows, columns: Sequence[str], row: int) -> str:
+def _value(rows: TableView, columns: Sequence[str], row: int) -> str:
     try:
         values = [shown(rows[name].value(row)) for name in columns]
-    except Unfit:
+    except NotApplicable:
         return ""
     return values[0] if len(values) == 1 else ", ".join(f"{n}={v}" for n, v in zip(columns, values, strict=True))
 

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError, SchemaError
-from poolish.guards.columns import MAX_CATEGORIES, Kind
 from poolish.guards.stats.bins import (
     MAX_DISCRETE,
     MOST_BINS,
@@ -32,6 +31,7 @@ from poolish.guards.stats.bins import (
     histogram_of_values,
 )
 from poolish.guards.stats.quantiles import Quantiles
+from poolish.guards.stats.sample import MAX_CATEGORIES, Kind
 from poolish.guards.stats.serialization import MAX_COUNT, decode_float, encode_float
 from poolish.guards.stats.sketches import Distinct, Moments
 

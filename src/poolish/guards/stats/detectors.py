@@ -33,8 +33,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from poolish.columns import columns_of
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
-from poolish.guards.columns import columns_of
 from poolish.guards.stats.outliers import Outliers, row_numbers
 from poolish.guards.stats.serialization import load_arrays, save_arrays
 from poolish.seeds import check_seed, generator

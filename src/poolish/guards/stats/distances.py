@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
-from poolish.guards.columns import Column, column_of
 from poolish.guards.stats.bins import MAX_DISCRETE, Bins, aligned
 from poolish.guards.stats.column_profile import ColumnProfile, check_comparable
 from poolish.guards.stats.profile import check_bins
+from poolish.guards.stats.sample import ColumnSample
 from poolish.guards.stats.significance import (
     EVIDENTLY,
     Chi2Comparison,
@@ -44,7 +44,7 @@ from poolish.seeds import generator
 
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-Side = Column | ColumnProfile
+Side = ColumnSample | ColumnProfile
 
 MIN_ROWS = 50
 _JEFFREYS = 0.5
@@ -280,7 +280,7 @@ def wasserstein(
 
 def side_of(values: Any) -> Side:
     """A side of a comparison: a column, or the profile of one."""
-    return values if isinstance(values, ColumnProfile) else column_of(values)
+    return values if isinstance(values, ColumnProfile) else ColumnSample.of(values)
 
 
 def _counts(reference: Any, current: Any, rule: Rule, bins: Any) -> tuple[Int64, Int64]:
@@ -382,7 +382,7 @@ def _missing(side: Side) -> int:
     return side.missing if isinstance(side, ColumnProfile) else side.nulls + len(_numbers(side)) - len(side.ordered)
 
 
-def _numbers(side: Column) -> NDArray[Any]:
+def _numbers(side: ColumnSample) -> NDArray[Any]:
     return np.empty(0) if side.numbers is None else side.numbers
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from poolish import html
+from poolish.columns import columns_of
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
-from poolish.guards.columns import columns_of
 from poolish.guards.stats.column_profile import ColumnProfile
 from poolish.guards.stats.distances import Side, chi2, js, kl, ks, psi, side_of, wasserstein
 from poolish.guards.stats.profile import Profile

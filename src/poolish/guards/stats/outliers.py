@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from poolish.columns import Column
 from poolish.errors import ConfigError, SchemaError
-from poolish.guards.columns import column_of
+from poolish.guards.stats.sample import ColumnSample
 
 Floats = NDArray[np.float64]
 
@@ -166,20 +166,22 @@ def row_numbers(values: Any) -> Floats:
     >>> row_numbers([1, None, 3]).T
     array([[ 1., nan,  3.]])
     """
-    column = column_of(values)
-    n_present = column.count - column.nulls
-    if column.kind == "null":
-        return np.full((column.count, 1), np.nan)
+    column = Column("", values)
+    sample = ColumnSample.of(column)
+    n_present = sample.count - sample.nulls
+    if sample.kind == "null":
+        return np.full((sample.count, 1), np.nan)
     width = 1
-    if column.shapes is not None and len(column.shapes) == 1:
-        width = math.prod(next(iter(column.shapes)))
-    if column.numbers is None or column.kind == "list" or not width or len(column.numbers) != n_present * width:
-        raise SchemaError(f"one number, or arrays of one shape, for each row; got a column of {column.kind}")
-    numbers = column.numbers.astype(np.float64).reshape(n_present, width)
-    if not column.nulls:
+    if sample.shapes is not None and len(sample.shapes) == 1:
+        width = math.prod(next(iter(sample.shapes)))
+    if sample.numbers is None or sample.kind == "list" or not width or len(sample.numbers) != n_present * width:
+        raise SchemaError(f"one number, or arrays of one shape, for each row; got a column of {sample.kind}")
+    numbers = sample.numbers.astype(np.float64).reshape(n_present, width)
+    if not sample.nulls:
         return numbers
-    spread = np.full((column.count, width), np.nan)
-    spread[_present(values)] = numbers
+    nulls = column.nulls if column.nulls is not None else column.measures.nulls  # of NumPy, NaT
+    spread = np.full((sample.count, width), np.nan)
+    spread[~np.asarray(nulls, np.bool_)] = numbers
     return spread
 
 
@@ -189,15 +191,6 @@ def _numbers(values: Any) -> Floats:
     if rows.shape[1] != 1:
         raise SchemaError(f"outliers: one number for each row, got arrays of {rows.shape[1]}")
     return rows[:, 0]
-
-
-def _present(values: Any) -> NDArray[np.bool_]:
-    """Which rows hold something."""
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return np.asarray(values.is_valid())
-    if hasattr(values, "__arrow_c_stream__"):
-        return np.asarray(pa.chunked_array(values).is_valid())
-    return np.array([value is not None for value in values])
 
 
 def _mean(values: Floats) -> float:

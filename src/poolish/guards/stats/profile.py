@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish import html
+from poolish.columns import columns_of
 from poolish.errors import ConfigError, CorruptDataError, PoolishError, UnknownColumn
 from poolish.files import checksum_hex, parse_json
-from poolish.guards.columns import Column, column_of, columns_of
 from poolish.guards.stats.bins import N_BINS, Bins, Histogram
 from poolish.guards.stats.column_profile import ColumnProfile, bounded, bounded_shapes, check_comparable
 from poolish.guards.stats.quantiles import N_EXACT, Quantiles, Ranks
+from poolish.guards.stats.sample import ColumnSample
 from poolish.guards.stats.sketches import Distinct, Moments
 from poolish.kernels import scan
 from poolish.printable import printable
@@ -71,7 +72,7 @@ class Profile(Mapping[str, ColumnProfile]):
         for name, values in columns_of(rows_or_columns).items():
             try:
                 columns[name] = profile_of(
-                    column_of(values), bins=_bins_for(name, bins), sketch=sketch, reference=known.get(name)
+                    ColumnSample.of(values), bins=_bins_for(name, bins), sketch=sketch, reference=known.get(name)
                 )
             except Exception as error:
                 error.add_note(f"while profiling column {name!r}")
@@ -217,7 +218,7 @@ SKETCHES = ("auto", "exact", "none")
 
 
 def profile_of(
-    column: Column, *, bins: int | Bins = N_BINS, sketch: str = "auto", reference: ColumnProfile | None = None
+    column: ColumnSample, *, bins: int | Bins = N_BINS, sketch: str = "auto", reference: ColumnProfile | None = None
 ) -> ColumnProfile:
     """The profile of a column, counted on the bins of a reference if there is one."""
     given = bins if isinstance(bins, Bins) else None
@@ -233,12 +234,12 @@ def profile_of(
             made = replace(made, frozen=column.histogram_on(given), has_own_bins=False)
     lengths = None
     if column.lengths is not None:
-        lengths = profile_of(Column("number", len(column.lengths), numbers=column.lengths), sketch=sketch)
+        lengths = profile_of(ColumnSample("number", len(column.lengths), numbers=column.lengths), sketch=sketch)
     shapes = None if column.shapes is None else bounded_shapes(column.shapes)
     return replace(made, lengths=lengths, shapes=shapes)
 
 
-def _of_numbers(column: Column, given: Bins | None, n_bins: int, sketch: str) -> ColumnProfile:
+def _of_numbers(column: ColumnSample, given: Bins | None, n_bins: int, sketch: str) -> ColumnProfile:
     numbers, few = column.numbers, column.categories
     assert numbers is not None
     quantiles, own = _ordered(column, n_bins, sketch, has_bins=given is not None)
@@ -275,7 +276,7 @@ def _of_numbers(column: Column, given: Bins | None, n_bins: int, sketch: str) ->
     )
 
 
-def _ordered(column: Column, n_bins: int, sketch: str, *, has_bins: bool) -> tuple[Quantiles | None, Bins | None]:
+def _ordered(column: ColumnSample, n_bins: int, sketch: str, *, has_bins: bool) -> tuple[Quantiles | None, Bins | None]:
     """What is kept of the order, and the bins that must be made now, because later nobody knows the values any more."""
     if sketch == "none":
         return None, None if has_bins else _order_of(column, n_bins, sketch)[1]
@@ -283,7 +284,7 @@ def _ordered(column: Column, n_bins: int, sketch: str, *, has_bins: bool) -> tup
     return quantiles, None if has_bins or quantiles.is_exact else own
 
 
-def _order_of(column: Column, n_bins: int, sketch: str) -> tuple[Quantiles, Bins]:
+def _order_of(column: ColumnSample, n_bins: int, sketch: str) -> tuple[Quantiles, Bins]:
     numbers = column.numbers
     assert numbers is not None
     if len(numbers) > N_EXACT and sketch != "exact" and column.categories is None:
@@ -296,7 +297,7 @@ def _order_of(column: Column, n_bins: int, sketch: str) -> tuple[Quantiles, Bins
     return Quantiles.of_sorted(column.finite, n_exact=n_exact), column.own_bins(n_bins)
 
 
-def _of_others(column: Column, n_bins: int) -> ColumnProfile:
+def _of_others(column: ColumnSample, n_bins: int) -> ColumnProfile:
     categories: dict[Any, int] | None = {} if column.kind == "null" else None
     distinct, n_uncategorized = None, 0
     if column.texts is not None:
