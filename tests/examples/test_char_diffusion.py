@@ -347,7 +347,7 @@ def test_whole_run_balances_its_books():
     before = sorted(path for path in EXAMPLE.rglob("*") if "__pycache__" not in path.parts)
 
     process = start_run(**TINY | {"max_steps": 500, "evaluate_every": 100, "checkpoint_every": 100})
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=240)
 
     assert process.returncode == 0, said
     killed_after = int(re.findall(r"killed after step (\d+)", said)[0])
@@ -363,7 +363,7 @@ def test_whole_run_balances_its_books():
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_ctrl_c_ends_both_processes():
     """Ctrl-C in the middle of it leaves no process and no folder behind."""
-    process = start_run(max_steps=100_000)
+    process = start_run(**TINY | {"max_steps": 1_000_000, "checkpoint_every": 1_000_000})
     said = ""
     for line in process.stdout:
         said += line
@@ -372,7 +372,7 @@ def test_ctrl_c_ends_both_processes():
     children = children_of(process.pid)
     process.send_signal(signal.SIGINT)
 
-    said += process.communicate(timeout=30)[0]
+    said += process.communicate(timeout=120)[0]
 
     assert process.returncode == 130, said
     assert len(children) == 2

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def test_the_plots_are_drawn(tmp_path: Path):
     """Whole SVG files, each of them on the page."""
-    command = [sys.executable, str(ROOT / "examples" / "guards_thresholds.py"), str(tmp_path), "--rounds", "4"]
+    command = [sys.executable, str(ROOT / "examples" / "guards_thresholds.py"), str(tmp_path), "--rounds", "1"]
 
     subprocess.run(command, check=True, capture_output=True, timeout=100)
 
