@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Path:
-    """What appears if a ``tests.canary.Canary`` sings."""
+    """The directory that appears if a ``poolish.testing.Canary`` was unpickled."""
     return tmp_path / "was-here"
 
 

@@ -1,12 +1,10 @@
-"""Real faults for tests: children that are killed where it hurts, and disks that are too small.
+"""Faults that only our own tests need: interrupts at any line, small disks, several processes that take turns.
 
-Children are forked, without starting an interpreter, so a hundred kills cost a second.
+Those that are of use to others are in ``poolish.testing.faults``, and can be imported from here as well.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import fcntl
 import functools
 import os
 import select
@@ -14,9 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -24,46 +20,29 @@ from typing import Any
 
 import pytest
 
+from poolish.testing.faults import SYSTEM_CALLS, die, die_at_call, ended, every_kill_point, fork, in_child
+
+__all__ = [
+    "PATIENCE_S",
+    "SYSTEM_CALLS",
+    "children",
+    "die",
+    "die_at_call",
+    "ended",
+    "every_kill_point",
+    "fill",
+    "fork",
+    "in_child",
+    "in_own_process",
+    "interrupted_at_line",
+    "kill",
+    "signals",
+    "small_disk",
+    "wait_until",
+]
+
 #: How long anything may take before a test gives up on it.
 PATIENCE_S = 60.0
-
-#: Everything through which a file or a directory can change, or a lock be taken.
-SYSTEM_CALLS = (
-    *("open", "close", "write", "writev", "pwrite", "fsync", "fdatasync", "ftruncate", "posix_fallocate"),
-    *("rename", "replace", "link", "unlink", "mkdir", "rmdir"),
-)
-
-
-def fork(function: Callable[[], object]) -> int:
-    """Run a function in a forked child, whose exit status is 0 if it returned; the child's pid."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads, which is what is tested here
-        pid = os.fork()
-    if pid:
-        return pid
-    faulthandler.disable()  # a child that dies as it should has nothing to tell
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # what runs in the background may have been told to ignore it
-    status = 1
-    try:
-        function()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def ended(pid: int) -> int:
-    """Wait for a child: its exit status, or minus the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def in_child(function: Callable[[], object]) -> int:
-    """How a function ends in a child of its own."""
-    return ended(fork(function))
 
 
 @contextmanager
@@ -83,64 +62,6 @@ def kill(pid: int) -> None:
     """Kill a child and wait until it is gone."""
     os.kill(pid, signal.SIGKILL)
     assert ended(pid) in (-signal.SIGKILL, 0)
-
-
-def die() -> None:
-    """End this process at once, as ``kill -9`` does."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_at_call(number: int, *, half: bool = False, also: Sequence[tuple[object, str]] = ()) -> None:
-    """From now on count this process's system calls on files, and die before the given one (or half way through it).
-
-    ``also`` are further functions that change files, such as stores into mapped memory: (where it is, its name).
-    """
-    n_calls = 0
-
-    def dying(name: str, call: Callable[..., object]) -> Callable[..., object]:
-        def counted(*arguments: object, **options: object) -> object:
-            nonlocal n_calls
-            n_calls += 1
-            if n_calls == number:
-                if half and name in ("write", "writev"):
-                    write_half(*arguments)  # type: ignore[arg-type]
-                die()
-            return call(*arguments, **options)
-
-        return counted
-
-    write = os.write
-
-    def write_half(fd: int, data: bytes | list[bytes]) -> None:
-        whole = b"".join(data) if isinstance(data, list) else bytes(memoryview(data))
-        write(fd, whole[: len(whole) // 2])
-
-    places = [(os, name) for name in SYSTEM_CALLS if hasattr(os, name)]
-    for place, name in [*places, (fcntl, "flock"), *also]:
-        setattr(place, name, dying(name, getattr(place, name)))
-
-
-def every_kill_point(
-    scenario: Callable[[], object],
-    check: Callable[[], object],
-    *,
-    half: bool = False,
-    also: Sequence[tuple[object, str]] = (),
-) -> int:
-    """Kill a scenario before each of its system calls in turn and check what is left; how many points there were."""
-    number = 0
-    while True:
-        number += 1
-
-        def child(number: int = number) -> None:
-            die_at_call(number, half=half, also=also)
-            scenario()
-
-        outcome = in_child(child)
-        assert outcome in (0, -signal.SIGKILL)
-        check()
-        if outcome == 0:
-            return number - 1
 
 
 def in_own_process(test: Callable[..., None]) -> Callable[..., None]:
@@ -212,11 +133,11 @@ def fill(disk: Path) -> None:
 
 @contextmanager
 def signals() -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """Two functions for two processes: the first says "now", the second waits for it, but not for ever."""
+    """Two functions for two processes: the first sends a signal, the second waits for it, at most PATIENCE_S."""
     reading, writing = os.pipe()
 
     def wait() -> None:
-        assert select.select([reading], [], [], PATIENCE_S)[0], "nobody has said it"
+        assert select.select([reading], [], [], PATIENCE_S)[0], "the other process sent no signal"
         os.read(reading, 1)
 
     try:

@@ -6,10 +6,7 @@ succeeds or raises an ``OSError``; when the call that raised is repeated, the re
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,64 +18,26 @@ from poolish import DatasetBuffer, DatasetConsumer, DatasetProvider, DatasetReci
 from poolish.errors import StoreFull
 from poolish.files import read_json, write_json
 from poolish.load import CachedDataset
+from poolish.testing.faults import WRITE_FAULTS, WriteFault, faulty_writes
 
 T = TypeVar("T")
-#: Calls an operation, and calls it again if it raised because of a write.
 Attempt = Callable[[Callable[[], T]], T]
 
 
-class Writes:
-    """Counts this process's writes; the ``k``-th goes wrong."""
+class Retry:
+    """Calls an operation, and calls it again if it raised because of the fault."""
 
-    FAULTS = ("short", "EIO", "ENOSPC", "fills up")
+    def __init__(self, fault: WriteFault = "short") -> None:
+        #: What a failing write is reported as.
+        self.expected: type[OSError] = OSError if fault == "EIO" else StoreFull
+        self.n_raised = 0
 
-    def __init__(self, k: int = 0, fault: str = "short") -> None:
-        self.k, self.fault = k, fault
-        self.n = self.n_raised = 0
-        self.was_cut = False
-
-    def attempt(self, operation: Callable[[], T]) -> T:
-        """What ``operation`` returns, at the second attempt if the first failed because of the fault."""
+    def __call__(self, operation: Callable[[], T]) -> T:
         try:
             return operation()
         except self.expected:
             self.n_raised += 1
             return operation()
-
-    @property
-    def expected(self) -> type[OSError]:
-        """What a failing write is reported as."""
-        return OSError if self.fault == "EIO" else StoreFull
-
-    def before(self, n_bytes: int, *, is_new_space: bool) -> int:
-        """How many bytes of the next write the system takes; raises where it takes none."""
-        self.n += 1
-        if self.n == self.k and self.fault in ("EIO", "ENOSPC"):
-            raise OSError(getattr(errno, self.fault), os.strerror(getattr(errno, self.fault)))
-        # A disk that fills up takes part of one write and refuses the next; bytes that are there can be overwritten.
-        if self.n == self.k + 1 and self.fault == "fills up" and self.was_cut:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.was_cut = self.n == self.k and n_bytes > 1 and (is_new_space or self.fault == "short")
-        return n_bytes // 2 if self.was_cut else n_bytes
-
-
-@contextmanager
-def watched(writes: Writes) -> Iterator[Writes]:
-    """Every write of this process through the functions of ``os`` is one of ``writes``."""
-    write, writev, pwrite = os.write, os.writev, os.pwrite
-
-    def cut(fd: int, data: Any, start: int | None = None) -> int:
-        whole = memoryview(data).cast("B")
-        place = os.lseek(fd, 0, os.SEEK_CUR) if start is None else start
-        n_bytes = writes.before(whole.nbytes, is_new_space=place + whole.nbytes > os.fstat(fd).st_size)
-        return write(fd, whole[:n_bytes]) if start is None else pwrite(fd, whole[:n_bytes], start)
-
-    os.write, os.pwrite = cut, cut
-    os.writev = lambda fd, buffers: cut(fd, b"".join(buffers))
-    try:
-        yield writes
-    finally:
-        os.write, os.writev, os.pwrite = write, writev, pwrite
 
 
 # What users do ------------------------------------------------------------------------------------------------
@@ -179,20 +138,21 @@ SCENARIOS = {
 }
 
 
-@pytest.mark.parametrize("fault", Writes.FAULTS)
+@pytest.mark.parametrize("fault", WRITE_FAULTS)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_bad_write_is_an_error_or_has_no_effect(name: str, fault: str, tmp_path: Path):
+def test_a_bad_write_is_an_error_or_has_no_effect(name: str, fault: WriteFault, tmp_path: Path):
     """Whichever write goes wrong, the call raises or all of it is there, and repeating the call loses nothing."""
     scenario = SCENARIOS[name]
-    with watched(Writes()) as undisturbed:
+    with faulty_writes() as undisturbed:
         (tmp_path / "0").mkdir()
-        expected = scenario(tmp_path / "0", undisturbed.attempt)
+        expected = scenario(tmp_path / "0", Retry())
     assert undisturbed.n
 
     for k in range(1, undisturbed.n + 1):
         (tmp_path / str(k)).mkdir()
-        with watched(Writes(k, fault)) as writes:
-            found = scenario(tmp_path / str(k), writes.attempt)
+        retry = Retry(fault)
+        with faulty_writes(k, fault):
+            found = scenario(tmp_path / str(k), retry)
 
         assert found == expected, f"write {k} of {undisturbed.n}"
-        assert fault != "short" or not writes.n_raised, f"write {k} of {undisturbed.n}: a short write is continued"
+        assert fault != "short" or not retry.n_raised, f"write {k} of {undisturbed.n}: a short write is continued"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from poolish import DatasetBuffer, DatasetProvider, StreamStore
 from poolish.cli.app import app
 from poolish.guards import Suite
-from tests.canary import Canary
+from poolish.testing import Canary
 
 TABLE = pa.table({"reward": np.linspace(-1, 1, 200), "kind": ["a", "b"] * 100, "n": np.arange(200)})
 FORMATS = ("x.parquet", "x.arrow", "x.ipc", "x.jsonl", "x.csv", "x.tsv", "x.rows")

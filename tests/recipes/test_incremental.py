@@ -23,7 +23,7 @@ from poolish.errors import RecipeError
 from poolish.guards.checks.suite import Suite
 from poolish.recipes.cache import Cache
 from poolish.recipes.pipeline import FragmentPipeline
-from tests.canary import Canary
+from poolish.testing import Canary
 from tests.effort import times
 from tests.recipes.kitchen import cached, content, cut, line, made, numbers, shelf, write, xs
 

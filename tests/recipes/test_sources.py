@@ -28,7 +28,7 @@ from poolish.errors import CorruptDataError, PoolishError, RecipeError, SchemaEr
 from poolish.recipes import stratified, top
 from poolish.recipes.engine import LocalEngine
 from poolish.recipes.sources import as_source
-from tests.canary import Canary
+from poolish.testing import Canary
 from tests.effort import IS_SOAK, times
 from tests.recipes.kitchen import (
     arrow_file,

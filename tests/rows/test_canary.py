@@ -20,7 +20,7 @@ import torch
 
 from poolish import DatasetBuffer, Schema
 from poolish.errors import CorruptDataError
-from tests.canary import Canary
+from poolish.testing import Canary
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ import xxhash
 
 from poolish import DatasetBuffer, PoolishError, files
 from poolish.errors import CorruptDataError, StoreFull
+from poolish.testing import damages
 from tests.effort import times
 from tests.rows.children import in_child, start_child
 from tests.rows.facts import facts, plain
@@ -311,34 +312,6 @@ def test_bytes_that_were_added_are_found(saved):
     longer = [content + b"\0", b"\0" + content, content + content[-24:], content + content, content + bytes(4096)]
 
     assert verdicts(saved, iter(longer)) == {"found": len(longer)}
-
-
-def damages(content: bytes, n: int, seed: int) -> Iterator[bytes]:
-    """Accidents of every kind that leave something else than what was written."""
-    rng = random.Random(seed)
-    for _ in range(n):
-        damaged = bytearray(content)
-        first, second = sorted(rng.sample(range(len(content) + 1), 2))
-        kind = rng.randrange(6)
-        if kind == 0:
-            for _ in range(8):
-                damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            damaged[first:second] = bytes(second - first)
-        elif kind == 2:
-            damaged[first:second] = rng.randbytes(second - first)
-        elif kind == 3:
-            damaged[first:first] = rng.randbytes(rng.randrange(1, 64))
-        elif kind == 4:
-            del damaged[first:second]
-        else:  # two blocks change places
-            size = min(rng.choice([1, 8, 64, 512]), second - first, len(content) - second)
-            damaged[first : first + size], damaged[second : second + size] = (
-                content[second : second + size],
-                content[first : first + size],
-            )
-        if damaged != content:
-            yield bytes(damaged)
 
 
 def test_accidents_are_found(saved):

@@ -14,7 +14,7 @@ import pytest
 
 from poolish.errors import PoolishError
 from poolish.serve import purge_queue, queue_status, verify_queue
-from tests.canary import Canary
+from poolish.testing import Canary
 from tests.serve.damage import consumer, file_of, filled, forged, header, marks_of, provider, slot, take, within
 
 

@@ -13,7 +13,7 @@ import pytest
 from poolish import StreamStore
 from poolish.errors import PoolishError
 from poolish.files.state_files import json_checksum
-from tests.canary import Canary
+from poolish.testing import Canary
 
 
 @pytest.fixture

@@ -13,9 +13,7 @@ where they exist, so lists and torch datasets can be tested as well.
 from __future__ import annotations
 
 import copy
-import os
 import random
-import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
@@ -27,6 +25,7 @@ import numpy as np
 from poolish.errors import ConfigError
 from poolish.load.dataset import Dataset, samples
 from poolish.load.frozen import freeze, ids_of
+from poolish.testing.faults import in_child
 
 
 class DatasetBehaviour:
@@ -136,7 +135,8 @@ class DatasetBehaviour:
         """As torch's workers do."""
         dataset = self.make(tmp_path)
         expected = read(dataset)
-        check(in_child(lambda: same(read(dataset), expected)), "a forked process read other rows")
+        status = in_child(lambda: check(same(read(dataset), expected), "the rows differ"))
+        check(status == 0, "a forked process read other rows")
 
     def test_a_copy_that_travelled_reads_the_same_rows(self, tmp_path: Path) -> None:
         """As to workers that are spawned; a copy made before anything was read, and one made after."""
@@ -278,17 +278,3 @@ def raises(expected: type[Exception], ask: Callable[[Any], Any], index: Any) -> 
     except expected:
         return
     raise AssertionError(f"asked for {index!r}: should be a {expected.__name__}, and gave {answer!r}")
-
-
-def in_child(claim: Callable[[], bool]) -> bool:
-    """Whether a claim holds in a forked process."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork beside threads
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if claim() else 1
-        finally:
-            os._exit(status)  # nothing of the parent's may run twice: no exit handlers, no buffers
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
