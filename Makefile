@@ -34,7 +34,7 @@ NATIVE  := $(wildcard $(KERNELS)/*.pyx $(KERNELS)/*.pxi $(KERNELS)/*.h)
 PYTEST ?= -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help environment develop rebuild run tour test check bench soak clean
+.PHONY: help environment develop rebuild run tour test check bench soak mutants clean
 .DELETE_ON_ERROR:
 
 help:  ## what can be typed here
@@ -70,6 +70,9 @@ test: environment check  ## everything that must hold: check, tests, examples in
 
 soak: environment $(VENV)/.tools  ## the same tests for much longer: more examples, more kills; SOAK=60 ends it after 60 minutes
 	POOLISH_SOAK=1 POOLISH_SOAK_MINUTES=$(SOAK) $(BIN)/pytest $(PYTEST)
+
+mutants: environment $(VENV)/.tools  ## remove each guard of the file formats in a copy and see its test fail; ONLY="S4 Q2" for some
+	$(BIN)/python -m tests.mutants $(ONLY)
 
 bench: environment $(VENV)/.peers  ## poolish against its peers; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.run

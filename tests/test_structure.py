@@ -431,8 +431,7 @@ BANNED_WORDS = re.compile(
 )
 #: Packages that remain to be rewritten.
 WORDS_LEFT = {
-    *("guards", "rows", "tokens", "recipes", "load", "serve", "cli", "validation", "files", "schema"),
-    *("content", "errors", "seeds", "versions"),
+    *("guards", "rows", "recipes", "load", "serve", "cli", "validation", "schema"),
 }
 
 

@@ -1,7 +1,7 @@
 """Fingerprints of tables: equal for equal values, however these lie in memory.
 
 The same rows come in chunks of any size, as slices of something larger, with anything at all where a null is. So each
-column is told apart into lanes, which are hashed as if all chunks were one:
+column is split into lanes, which are hashed as if all chunks were one:
 
     nulls      the numbers of the rows that have no value
     lengths    how long each text or list is
@@ -40,8 +40,8 @@ def content_of(table: pa.Table, ids: NDArray[np.int64] | None = None) -> str:
             lanes.add(str(i), chunk)
     if ids is not None:
         lanes.hash("ids", np.ascontiguousarray(ids))
-    told = repr((table.num_rows, lanes.digests())).encode()
-    return checksum_hex(table.schema.serialize(), told)
+    shape = repr((table.num_rows, lanes.digests())).encode()
+    return checksum_hex(table.schema.serialize(), shape)
 
 
 class _Lanes:
@@ -123,7 +123,7 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def is_rare(type_: pa.DataType) -> bool:
-    """Whether Arrow itself cannot do much with a type yet, so that its values are told in words, which is slow."""
+    """Whether Arrow lacks kernels for this type, so that its values need the slow Python path."""
     views = (kinds.is_string_view, kinds.is_binary_view, kinds.is_list_view, kinds.is_large_list_view)
     rare = (*views, kinds.is_union, kinds.is_run_end_encoded)
     if kinds.is_dictionary(type_):

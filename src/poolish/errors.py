@@ -12,7 +12,7 @@ that a caller who does not know poolish would expect, so that code written for f
     |-- CorruptDataError       ValueError          what was read back is not what was written
     |-- StoreLocked            BlockingIOError     another process holds the lock
     |-- StoreFull              OSError             no space, quota or size left (ENOSPC, EDQUOT, EFBIG)
-    |-- DurabilityLost         OSError             a sync failed: nobody knows what a power cut would leave
+    |-- DurabilityLost         OSError             a sync failed: a power cut may leave anything
     |-- QueueError             RuntimeError        something about a queue directory
     |   |-- QueueNotFound      FileNotFoundError
     |   |-- StaleSchema        ValueError          the queue holds batches of another schema
@@ -195,8 +195,8 @@ class BudgetSpent(PoolishError, RuntimeError):
 class CircuitOpen(PoolishError, ConnectionError):
     """A source failed too often and is left alone for a while; ``probe_in_s`` says for how long.
 
-    A ConnectionError: for who asked, the source cannot be reached. ``Retry`` does not retry it, ``Faults`` does handle
-    it, so with ``on_batch="cached"`` a run goes on over a source that is down.
+    A ConnectionError: to the caller, the source cannot be reached. ``Retry`` does not retry it, ``Faults`` does handle
+    it, so with ``on_batch="cached"`` a run continues while a source is down.
     """
 
     probe_in_s: float = 0.0

@@ -5,7 +5,7 @@ seed, or what was drawn elsewhere. So a worker, a restart or a new feature never
 Different paths are independent, and ``"17"`` is not ``17``.
 
 ``KeyedPermutation`` is a shuffled order of ``0..n-1`` that is computed, not stored: any part of it costs what that part
-costs, whatever ``n`` is. How it works is told beside ``permute`` in ``kernels/reference.py``.
+costs, whatever ``n`` is. ``permute`` explains how, in ``kernels/reference.py``.
 """
 
 from __future__ import annotations

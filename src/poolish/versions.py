@@ -1,4 +1,4 @@
-"""What is installed here, told without loading it: the first lines of a useful bug report.
+"""The installed versions, found without importing anything: the first lines of a useful bug report.
 
 Versions are read from the packages' metadata, so asking for torch's does not cost an import of torch.
 """

@@ -611,6 +611,25 @@ def test_a_busy_or_detached_recorder_writes_nothing(kernels):
     assert (lanes.data == GUARD).all()
 
 
+def test_the_length_is_published_behind_everything_it_covers(monkeypatch):
+    """In the reference, which shows the order that the compiled half keeps: what a reader may see never changes."""
+    lanes, store_word = Lanes(reference_tokens, [slot("int64")]), reference_tokens.store_word
+    seen: list[tuple[int, list[int]]] = []
+
+    def tokens_of(n_rows: int) -> list[int]:
+        return [n_rows, *lanes.index[:n_rows].reshape(-1).tolist(), *lanes.data[: lanes.index[n_rows, 0]].tolist()]
+
+    def noting(head: Any, word: int, number: int) -> None:
+        seen.append((number, tokens_of(number)))
+        store_word(head, word, number)
+
+    monkeypatch.setattr(reference_tokens, "store_word", noting)
+    for step in range(3):
+        record(lanes.recorder, [(step, 0, [step, step + 10])])
+
+    assert seen == [(n_rows, tokens_of(n_rows)) for n_rows in (1, 2, 3)]
+
+
 # Crashes that were met ----------------------------------------------------------------------------------------
 
 

@@ -483,6 +483,29 @@ def test_a_stream_of_another_boot_is_what_was_committed_to_readers_too(tmp_path)
         assert reader.n_steps == 10
 
 
+def test_a_stream_never_gets_shorter_for_a_reader(tmp_path):
+    """One that has seen more than the newest commit keeps it when the head page is damaged beside it."""
+    path = tmp_path / "stream"
+    store = StreamStore(path, FIELDS)
+    append(store, 0, 10)
+    store.commit()
+    append(store, 10, 20)
+    with StreamStore.open(path) as reader:
+        damage_head(path)
+
+        with pytest.warns(RuntimeWarning, match="head page is damaged"):
+            reader.refresh()
+
+        assert reader.n_steps == 20
+        assert_holds(reader, recordings.tokens(0, 20))
+
+
+def damage_head(path: Path) -> None:
+    with open(path / "head", "r+b") as file:
+        file.seek(48)
+        file.write(bytes(8))
+
+
 def test_a_copy_of_the_directory_holds_what_was_committed(tmp_path):
     """A copy that is made while a writer appends may have an old page and new lanes, or the other way round."""
     path, copy = tmp_path / "stream", tmp_path / "copy"

@@ -323,6 +323,19 @@ def test_a_handle_of_a_bounded_stream_that_moved_on(tmp_path):
         assert np.array_equal(gone[:]["values"], np.arange(400, 500))
 
 
+def test_a_window_that_has_left_since_the_reader_looked_is_told(tmp_path):
+    """Its tokens are still in the reader's reach and may be overwritten by zeros any moment."""
+    with StreamStore(tmp_path / "stream", {"action": "int64"}, max_tokens=100) as store:
+        extend(store, 100)
+        with StreamStore.open(tmp_path / "stream") as reader:
+            extend(store, 150)
+
+            for read in (lambda: reader.windows([0], 10), lambda: reader[[5, 60]], lambda: list(reader.steps(0, 5))):
+                with pytest.raises(IndexError, match="left the stream"):
+                    read()
+            assert reader.windows([60], 10)["values"].tolist() == [list(range(60, 70))]
+
+
 def extend(store: StreamStore, end: int) -> None:
     """Append steps of one token, whose value is its position, up to a position."""
     numbers = np.arange(store.end, end)

@@ -2,7 +2,7 @@
 
 The lock is an flock on a small file. The kernel gives it up when its holder ends, however it ends, so a lock file that
 a killed process left behind locks nothing. The file is never removed (two processes could then lock two files of one
-name); what is written in it only tells people who the holder is.
+name); its content only names the holder, for people.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _take(path: Path) -> int | None:
         close_locked_fd(fd)
         if not is_ours:
             break
-        # Somebody removed the file between our two calls; what we locked is nobody's lock any more.
+        # The file was removed between our two calls; what we locked protects nothing any more.
     return None
 
 

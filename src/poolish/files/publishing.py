@@ -74,11 +74,11 @@ def publish(path: str | os.PathLike[str], *, durable: bool = True, replace: bool
 
 
 class Partial:
-    """A file in the making, in steps, for those who learn its final name only when it is written.
+    """A file in the making, in steps, for callers that learn its final name only when it is written.
 
     Write to ``file``, then ``finish``, then ``link`` or ``rename``. Leaving the block removes the temporary name.
-    ``over`` is a file in the same file system that nobody needs any more: it is written over, where it can be had for
-    oneself, because a file that is there already costs less than a new one.
+    ``over`` is a file in the same file system that is no longer needed: it is overwritten, if no other process holds
+    it, because a file that is there already costs less than a new one.
 
     >>> with Partial(folder, "batch") as partial:
     ...     n_bytes = partial.file.write(b"rows")
@@ -95,7 +95,7 @@ class Partial:
 
     @property
     def fd(self) -> int:
-        """The descriptor, for those who write whole buffers themselves."""
+        """The descriptor, for writing whole buffers."""
         return self._fd
 
     @cached_property
@@ -130,7 +130,7 @@ class Partial:
                 raise _exists(target) from None
 
     def close(self) -> None:
-        """Remove the temporary name, if it is still there, and let the file go."""
+        """Remove the temporary name, if it is still there, and close the file."""
         if owns_fd(self._fd):
             with suppress(OSError):  # renamed already, or a broken disk: then sweep() comes after us
                 os.unlink(self.path)
@@ -168,10 +168,10 @@ def _partial_name(directory: str, name: str) -> Path:
 
 
 def _take_over(over: str, directory: str, name: str) -> tuple[Path, int] | None:
-    """A file that was somebody's, under a name of ours, locked; None if another was quicker or still has a hold."""
+    """A discarded file under a new name, locked; None if another process took it or still holds it."""
     path = _partial_name(directory, name)
     try:
-        os.rename(over, path)  # this decides who has it
+        os.rename(over, path)  # this decides which process has it
         fd = open_locked_fd(path, os.O_RDWR)
     except OSError:
         return None
@@ -205,7 +205,7 @@ def _create(directory: str, name: str) -> tuple[Path, int]:
 
 
 def sweep(directory: str | os.PathLike[str]) -> list[Path]:
-    """Remove the unfinished files of writers that are dead, and tell which; those still being written stay."""
+    """Remove the unfinished files of dead writers, and return their paths; those still being written stay."""
     names = sorted(name for name in os.listdir(directory) if _LEFTOVER.fullmatch(name))
     return [path for path in (Path(directory, name) for name in names) if _remove_if_dead(path)]
 
@@ -214,7 +214,7 @@ def _remove_if_dead(path: Path) -> bool:
     try:
         fd = open_locked_fd(path, os.O_RDWR | os.O_NONBLOCK)
     except OSError:
-        return False  # finished meanwhile, or somebody else's
+        return False  # finished meanwhile, or another user's
     try:
         if not try_lock(fd):
             return False
@@ -349,7 +349,7 @@ def _sweep_folders(target: Path) -> None:
     """Remove what writers for this target have left that were killed; what is still being written is locked."""
     leftover = re.compile(rf"\.{re.escape(target.name[:50])}\.[0-9a-f]{{16}}\.partial")
     for path in [target.parent / name for name in os.listdir(target.parent) if leftover.fullmatch(name)]:
-        with suppress(OSError):  # finished meanwhile, or somebody else's
+        with suppress(OSError):  # finished meanwhile, or another user's
             fd = open_locked_fd(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 if try_lock(fd):

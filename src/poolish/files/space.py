@@ -102,7 +102,8 @@ def _strange(path: Path | str) -> CorruptDataError:
 def write_all(fd: int, buffers: Iterable[Buffer]) -> int:
     """Write buffers one behind the other without joining them; how many bytes that was.
 
-    The system may write less than it was asked to, or take only so many buffers at once: this goes on until all is out.
+    The system may write less than it was asked to, or take only some buffers at once: this continues until all is
+    written.
     """
     views = [memoryview(buffer) for buffer in buffers]
     waiting = [view.cast("B") for view in views if view.nbytes]

@@ -27,7 +27,7 @@ from poolish.files.documents import MAX_BYTES, MAX_DEPTH
 # YAML --------------------------------------------------------------------------------------------------------------
 
 
-def dump_yaml(told: dict[str, Any]) -> str:
+def dump_yaml(values: dict[str, Any]) -> str:
     """Plain values as YAML.
 
     >>> print(dump_yaml({"suite": "s", "expect": [{"column": "x", "between": [0, 1.5]}]}), end="")
@@ -36,7 +36,7 @@ def dump_yaml(told: dict[str, Any]) -> str:
     - column: x
       between: [0, 1.5]
     """
-    return yaml.dump(told, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def parse_yaml(text: str, source: str, *, what: str = "file") -> Any:
@@ -131,7 +131,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _resolve_plainly() -> None:
-    """Plain words mean what they mean in JSON, for who reads; who writes minds both meanings."""
+    """Plain words mean what they mean in JSON, to readers; writers quote what either reader could misread."""
     plain = {
         "tag:yaml.org,2002:bool": (r"true|false", "tf"),
         "tag:yaml.org,2002:null": (r"null|~|", ["n", "~", ""]),
@@ -159,9 +159,9 @@ _NESTING = re.compile(
 )
 
 
-def dump_toml(told: dict[str, Any]) -> str:
+def dump_toml(values: dict[str, Any]) -> str:
     """Plain values as TOML."""
-    return tomli_w.dumps(told)
+    return tomli_w.dumps(values)
 
 
 def parse_toml(text: str, source: str, *, what: str = "file") -> Any:
@@ -215,7 +215,7 @@ def read_text(path: str | os.PathLike[str], *, what: str = "file") -> str:
 
 
 def check_size(n_bytes: int, source: str, what: str) -> None:
-    """Refuse what no person has written."""
+    """Refuse files too large to be written by hand."""
     if n_bytes > MAX_BYTES:
         raise LimitExceeded(f"{source}: more than {MAX_BYTES:,} bytes; no {what} is so large")
 

@@ -1,7 +1,7 @@
-"""The log of branches: who wrote which rows, and where an episode cannot go on.
+"""The log of branches: which opening wrote which rows, and where episodes end.
 
 Each opening for append adds a record before its first append, so that two copies of a directory that both go on are
-two branches, and so that the steps of a recorder that was killed are not taken for the beginning of the next episode::
+two branches, and so that the steps of a recorder that was killed do not count as the beginning of the next episode::
 
     {"seq": 2, "uuid": ..., "rows": 400, "branch": <32 random digits>, "ends_episode": true, "chain": <xxh3>}
 
@@ -66,7 +66,7 @@ class Branches:
             counting.append(record)
         self._rows = [record.rows for record in counting]
         self._names = _names(counting)
-        #: The index rows at which an episode cannot go on, upwards.
+        #: The index rows at which an episode ends, ascending.
         self.breaks: NDArray[np.int64] = np.array([each.rows for each in counting if each.ends_episode], np.int64)
 
     @property
@@ -83,8 +83,8 @@ class Branches:
         branch, before, records = branch or uuid4().hex, self._last, []
         for rows, ends_episode in sorted(ends.items()):
             seq = before.seq + 1 if before else 0
-            told = {"seq": seq, "uuid": uuid, "rows": rows, "branch": branch, "ends_episode": ends_episode}
-            before = Branch(**told, chain=chain_of(told, before.chain if before else ""))  # type: ignore[arg-type]
+            members = {"seq": seq, "uuid": uuid, "rows": rows, "branch": branch, "ends_episode": ends_episode}
+            before = Branch(**members, chain=chain_of(members, before.chain if before else ""))  # type: ignore[arg-type]
             records.append(before)
         return records
 
@@ -115,8 +115,8 @@ class BranchLog(LogFile[Branch]):
 
     def follows(self, before: Branch | None, record: Branch) -> bool:
         """Whether a record is the one behind another."""
-        told = {name: value for name, value in asdict(record).items() if name != "chain"}
-        return record.chain == chain_of(told, before.chain if before else "")
+        members = {name: value for name, value in asdict(record).items() if name != "chain"}
+        return record.chain == chain_of(members, before.chain if before else "")
 
 
 def open_log(path: Path, uuid: UUID, *, mode: str) -> BranchLog | None:

@@ -1,7 +1,7 @@
 """Whole columns for ``append_many``: arrays of n rows, ragged ones with offsets, or Arrow arrays with nulls.
 
 what a user has                       what the kernels take
-array (n,) or (n, *shape)             flat numbers, so many a row
+array (n,) or (n, *shape)             flat numbers, a fixed count per row
 (values, offsets), list of arrays     flat numbers and n + 1 offsets
 Arrow array                           the same, and which rows are there: a null is a field left out
 """

@@ -61,8 +61,8 @@ class Commit:
 def chained(before: Commit | None, uuid: str, **parts: Any) -> Commit:
     """The record that follows another, or the first one of a store."""
     seq = 0 if before is None else before.seq + 1
-    told = {"seq": seq, "uuid": uuid, **parts}
-    return Commit(**told, chain=chain_of(told, before.chain if before else ""))
+    members = {"seq": seq, "uuid": uuid, **parts}
+    return Commit(**members, chain=chain_of(members, before.chain if before else ""))
 
 
 def follows(before: Commit | None, record: Commit) -> bool:
@@ -296,10 +296,10 @@ def _check_lane(lane: MemmapBuffer, begin: int, end: int, first: int, hashes: Se
     parts = list(blocks(begin * width, end * width))
     if len(parts) != len(hashes):
         raise CorruptDataError(f"{lane.path}: commit {seq} does not fit it; restore the directory from a copy")
-    for (start, stop), told in zip(parts, hashes, strict=True):
+    for (start, stop), expected in zip(parts, hashes, strict=True):
         if stop <= first * width // BLOCK * BLOCK:
             continue  # given back
-        if checksum_hex(lane.file.bytes[start:stop].data) != told:
+        if checksum_hex(lane.file.bytes[start:stop].data) != expected:
             raise CorruptDataError(
                 f"{lane.path}: bytes {start:,} to {stop:,} are not what commit {seq} wrote; restore it from a copy, "
                 f"or read what is whole with StreamStore.open(..., at={max(seq - 1, 0)})"

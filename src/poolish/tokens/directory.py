@@ -105,7 +105,7 @@ def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None
 
 
 def _write(path: Path, uuid: UUID, fields: tuple[TokenField, ...], *, durable: bool) -> None:
-    told: dict[str, Any] = {
+    members: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "uuid": str(uuid),
@@ -113,7 +113,7 @@ def _write(path: Path, uuid: UUID, fields: tuple[TokenField, ...], *, durable: b
         "lanes": {"data": "int64", "index": "3 x int64", "types": "uint8"},
         "fields": [field.to_json() for field in fields],
     }
-    write_json(path, {**told, "checksum": json_checksum(told)}, durable=durable, replace=False)
+    write_json(path, {**members, "checksum": json_checksum(members)}, durable=durable, replace=False)
 
 
 def read_description(path: Path) -> Description:
@@ -121,19 +121,19 @@ def read_description(path: Path) -> Description:
     file = path / DESCRIPTION
     if not is_store(path):
         raise FileNotFoundError(f"{path}: no stream here; make one with StreamStore(path, fields=...)")
-    told = read_json(file)
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+    members = read_json(file)
+    if not isinstance(members, dict) or members.get("format") != FORMAT:
         raise CorruptDataError(f"{file}: does not describe a stream of poolish; restore it from a copy")
-    if told.get("version") != VERSION:
+    if members.get("version") != VERSION:
         raise CorruptDataError(
-            f"{file}: version {told.get('version')!r}, this poolish reads {VERSION}; upgrade poolish"
+            f"{file}: version {members.get('version')!r}, this poolish reads {VERSION}; upgrade poolish"
         )
-    proof = told.pop("checksum", None)
-    if proof != json_checksum(told):
+    proof = members.pop("checksum", None)
+    if proof != json_checksum(members):
         raise CorruptDataError(f"{file}: damaged, its checksum does not fit; restore it from a copy")
     try:
-        fields = tuple(TokenField.from_json(field, str(file)) for field in told["fields"])
-        uuid = UUID(told["uuid"])
+        fields = tuple(TokenField.from_json(field, str(file)) for field in members["fields"])
+        uuid = UUID(members["uuid"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptDataError(f"{file}: {error}; restore it from a copy") from error
     if not 1 <= len(fields) <= MAX_FIELDS or len({field.name for field in fields}) < len(fields):
@@ -148,7 +148,7 @@ PREFIX = "poolish-stream-"
 
 
 def make_temporary(lock_name: str) -> tuple[Path, Lock]:
-    """A new directory of ours and the lock that keeps it."""
+    """A new directory of this process and the lock that keeps it."""
     folder = Path(tempfile.gettempdir())
     sweep_temporary(folder, lock_name)
     while True:
@@ -162,7 +162,7 @@ def make_temporary(lock_name: str) -> tuple[Path, Lock]:
 
 
 def keep_temporary(lock_name: str) -> Path:
-    """A new directory of ours that stays until the process ends."""
+    """A new directory of this process that stays until the process ends."""
     path, lock = make_temporary(lock_name)
     owner = os.getpid()
 
@@ -176,7 +176,7 @@ def keep_temporary(lock_name: str) -> Path:
 
 
 def sweep_temporary(folder: Path, lock_name: str) -> list[Path]:
-    """Remove the directories of processes that are dead, and tell which."""
+    """Remove the directories of processes that are dead; which ones."""
     removed = []
     for name in os.listdir(folder):
         path = folder / name
@@ -192,14 +192,14 @@ def remove_temporary(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        told = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISDIR(told.st_mode) and told.st_uid == os.getuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _remove_if_dead(path: Path, lock_name: str) -> bool:
-    with suppress(OSError):  # StoreLocked is one: somebody lives there
+    with suppress(OSError):  # StoreLocked is one: its process is alive
         with Lock(path / lock_name):
             remove_temporary(path)
         return True

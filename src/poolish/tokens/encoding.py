@@ -189,7 +189,7 @@ def shown(value: Any) -> str:
 
 
 def is_tensor(value: Any) -> bool:
-    """Nobody can hold a tensor before torch is loaded, so torch need not be loaded to ask."""
+    """Whether this is a tensor, without importing torch: no tensor exists before torch is loaded."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
 

@@ -50,8 +50,8 @@ def decoded(tokens: NDArray[np.int64], dtype: str) -> NDArray[Any]:
 class TokenField:
     """One field of a stream.
 
-    ``shape`` is () for one number, (None,) for a list of any length, (4,) or (None, 3) for arrays, and None as long as
-    nobody has decided.
+    ``shape`` is () for one number, (None,) for a list of any length, (4,) or (None, 3) for arrays, and None until the
+    first write decides.
 
     >>> reward = TokenField("reward", "float32")
     >>> reward.decode(np.array([1.5]).view(np.int64))
@@ -111,14 +111,14 @@ class TokenField:
         return {"name": self.name, "dtype": self.dtype, "shape": shape, "feature": self.feature}
 
     @classmethod
-    def from_json(cls, told: Any, place: str) -> TokenField:
+    def from_json(cls, value: Any, place: str) -> TokenField:
         """Read back what ``to_json`` gave; anything else is a ``CorruptDataError``."""
-        if isinstance(told, dict) and set(told) == {"name", "dtype", "shape", "feature"}:
-            name, dtype, shape, feature = told["name"], told["dtype"], told["shape"], told["feature"]
+        if isinstance(value, dict) and set(value) == {"name", "dtype", "shape", "feature"}:
+            name, dtype, shape, feature = value["name"], value["dtype"], value["shape"], value["feature"]
             is_shape = shape is None or (isinstance(shape, list) and all(_is_size(n) for n in shape))
             if isinstance(name, str) and dtype in DTYPES and is_shape and isinstance(feature, str | None):
                 return cls(name, dtype, None if shape is None else tuple(shape), feature)
-        raise CorruptDataError(f"{place}: no field of a stream in {told!r}; restore the file from a copy")
+        raise CorruptDataError(f"{place}: no field of a stream in {value!r}; restore the file from a copy")
 
     def __str__(self) -> str:
         if self.shape is None:
@@ -149,11 +149,11 @@ def fields_of(description: Any) -> tuple[TokenField, ...]:
     if isinstance(description, (str, bytes, set, frozenset)) or not isinstance(description, Iterable):
         raise SchemaError(f"fields {description!r}: give a list of names in order, or {{name: feature or dtype}}")
     if isinstance(description, Mapping):
-        fields = [_field(name, told) for name, told in description.items()]
+        fields = [_field(name, declared) for name, declared in description.items()]
     elif isinstance(description, (Schema, pa.Schema)):
         fields = [_from_schema(field) for field in Schema.of(description)]
     else:
-        fields = [_named(told) for told in description]
+        fields = [_named(declared) for declared in description]
     if not fields or len(fields) > MAX_FIELDS:
         raise LimitExceeded(
             f"{len(fields)} fields: a stream has 1 to {MAX_FIELDS}; put numbers of one kind in one field"
@@ -165,28 +165,28 @@ def fields_of(description: Any) -> tuple[TokenField, ...]:
     return tuple(fields)
 
 
-def _named(told: Any) -> TokenField:
-    if isinstance(told, TokenField):
-        return told
-    return _from_schema(told) if isinstance(told, Field) else TokenField(column_name(told), shape=None)
+def _named(declared: Any) -> TokenField:
+    if isinstance(declared, TokenField):
+        return declared
+    return _from_schema(declared) if isinstance(declared, Field) else TokenField(column_name(declared), shape=None)
 
 
-def _field(name: Any, told: Any) -> TokenField:
+def _field(name: Any, declared: Any) -> TokenField:
     name = column_name(name)
-    if told is None:
+    if declared is None:
         return TokenField(name, shape=None)
-    if isinstance(told, TokenField):
-        return dataclasses.replace(told, name=name)
-    if isinstance(told, Field):
-        return _from_schema(dataclasses.replace(told, name=name))
-    if _is_feature(told):
-        return _from_schema(Schema.from_features({name: told})[name])
-    return _from_schema(Field(name, told))
+    if isinstance(declared, TokenField):
+        return dataclasses.replace(declared, name=name)
+    if isinstance(declared, Field):
+        return _from_schema(dataclasses.replace(declared, name=name))
+    if _is_feature(declared):
+        return _from_schema(Schema.from_features({name: declared})[name])
+    return _from_schema(Field(name, declared))
 
 
-def _is_feature(told: Any) -> bool:
+def _is_feature(declared: Any) -> bool:
     """Whether this is a Hugging Face feature; [Value("int64")] is an old way to write a list of them."""
-    inner = told[0] if isinstance(told, list) and len(told) == 1 else told
+    inner = declared[0] if isinstance(declared, list) and len(declared) == 1 else declared
     return "datasets" in sys.modules and type(inner).__module__.split(".")[0] == "datasets"
 
 
@@ -197,7 +197,7 @@ def _from_schema(field: Field) -> TokenField:
     elif kinds.is_large_list(type_):
         inner = type_.value_type
         dtype, rest = dtype_and_shape(inner) if is_tensor(inner) else (_DTYPES.get(inner, ""), ())
-        shape = (_told_length(field.feature), *rest)
+        shape = (_declared_length(field.feature), *rest)
     else:
         dtype, shape = _DTYPES.get(type_, ""), ()
     if dtype not in DTYPES:
@@ -214,10 +214,10 @@ def _from_schema(field: Field) -> TokenField:
     return TokenField(field.name, dtype, shape, field.feature)
 
 
-def _told_length(feature: str | None) -> int | None:
-    """How long a Hugging Face list of lists is, if it says so; the Arrow type has forgotten it."""
-    told = json.loads(feature or "null")
-    length = told.get("length", -1) if isinstance(told, dict) and told.get("_type") == "List" else -1
+def _declared_length(feature: str | None) -> int | None:
+    """How long a Hugging Face list of lists is, if it is declared; the Arrow type does not hold it."""
+    declared = json.loads(feature or "null")
+    length = declared.get("length", -1) if isinstance(declared, dict) and declared.get("_type") == "List" else -1
     return None if length < 0 else int(length)
 
 

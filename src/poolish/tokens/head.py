@@ -86,9 +86,9 @@ class Head:
         """Who wrote the page; None if it is damaged."""
         if not self.is_whole:
             return None
-        told = bytes(self._file.bytes[: _STATIC.size])
-        magic, uuid, boot, inode, proof = _STATIC.unpack(told)
-        if magic != MAGIC or checksum(told[:-8]) != proof:
+        packed = bytes(self._file.bytes[: _STATIC.size])
+        magic, uuid, boot, inode, proof = _STATIC.unpack(packed)
+        if magic != MAGIC or checksum(packed[:-8]) != proof:
             return None
         return Owner(UUID(bytes=uuid), boot, inode)
 
@@ -98,9 +98,9 @@ class Head:
         A page that says so already is left alone: half a signature, after a kill, would be none.
         """
         if self.owner != owner:
-            told = _STATIC.pack(MAGIC, owner.uuid.bytes, owner.boot, owner.inode, 0)
-            proof = checksum(told[:-8]).to_bytes(8, "little")
-            self._file.bytes[: _STATIC.size] = np.frombuffer(told[:-8] + proof, np.uint8)
+            packed = _STATIC.pack(MAGIC, owner.uuid.bytes, owner.boot, owner.inode, 0)
+            proof = checksum(packed[:-8]).to_bytes(8, "little")
+            self._file.bytes[: _STATIC.size] = np.frombuffer(packed[:-8] + proof, np.uint8)
         self._file.bytes[_PID] = np.frombuffer(os.getpid().to_bytes(8, "little"), np.uint8)
 
     @property
@@ -129,8 +129,8 @@ class Head:
 
     def kinds(self, n_fields: int) -> bytes | None:
         """The kinds of the fields; None if any of them is damaged."""
-        told = bytes(self._file.bytes[KINDS][:n_fields])
-        return bytes(byte & 3 for byte in told) if set(told) <= _SEALED_KINDS else None
+        sealed = bytes(self._file.bytes[KINDS][:n_fields])
+        return bytes(byte & 3 for byte in sealed) if set(sealed) <= _SEALED_KINDS else None
 
     def store_kind(self, type_: int, kind: int) -> None:
         """Say what a field is."""
@@ -141,17 +141,17 @@ class Head:
         self._file.sync()
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
 
 @cache
 def boot_id() -> bytes:
-    """16 bytes that are the same until the machine goes down. Where nobody tells, nothing from before is trusted."""
+    """16 bytes that stay the same until the machine goes down; random, so never trusted, where the system has none."""
     try:
         if sys.platform == "darwin":
-            told = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
-            return UUID(told.stdout.strip()).bytes
+            found = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
+            return UUID(found.stdout.strip()).bytes
         return UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     except (OSError, ValueError, subprocess.SubprocessError):
         return secrets.token_bytes(16)

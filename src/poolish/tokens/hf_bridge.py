@@ -176,7 +176,7 @@ def _batches(
 
 
 def _end_of_steps(view: View, low: int) -> int:
-    """A row where a step begins, so many rows and tokens behind ``low`` as make a batch; one step at least."""
+    """The end of a batch that begins at row ``low``: a row where a step begins, at least one step on."""
     by_tokens = view.row_not_below(START, view.lanes.tokens_at(low) + TOKENS)
     limit = min(low + ROWS, by_tokens)
     if limit >= view.rows:
@@ -206,7 +206,7 @@ def _column(
 def _lists(
     type_: pa.DataType, counts: Int64, sizes: tuple[Any, ...], numbers: NDArray[Any], missing: NDArray[np.bool_] | None
 ) -> pa.Array:
-    """Lists of so many items each, over the numbers of all of them."""
+    """Lists with ``counts`` items each, over the numbers of all of them."""
     n = len(counts)
     validity = None
     if missing is not None and missing.any():

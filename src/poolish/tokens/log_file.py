@@ -39,19 +39,19 @@ class Record(Protocol):
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
-def chain_of(told: Mapping[str, Any], before: str) -> str:
+def chain_of(members: Mapping[str, Any], before: str) -> str:
     """The chain of a record, given all its other members and the chain of the record before it."""
-    return checksum_hex(json.dumps([told, before], separators=(",", ":")).encode())
+    return checksum_hex(json.dumps([members, before], separators=(",", ":")).encode())
 
 
-def line_of(told: Mapping[str, Any]) -> bytes:
-    """A record as a line that proves itself."""
-    text = json.dumps(told, separators=(",", ":")).encode()
+def line_of(members: Mapping[str, Any]) -> bytes:
+    """A record as a line with its checksum."""
+    text = json.dumps(members, separators=(",", ":")).encode()
     return checksum_hex(text).encode() + b" " + text + b"\n"
 
 
 def proven(line: bytes) -> Any:
-    """The JSON in a line, if the line proves it; else None."""
+    """The JSON in a line whose checksum matches; else None."""
     if len(line) < 20 or line[16:17] != b" " or checksum_hex(line[17:]).encode() != line[:16]:
         return None
     try:

@@ -142,7 +142,7 @@ class MemmapBuffer:
         self._file.sync()
 
     def close(self, *, cut: bool = True) -> None:
-        """Let the file go, cut to its rows unless ``cut`` is false; arrays from before stay valid."""
+        """Close the file, truncated to its rows unless ``cut`` is false; arrays from before stay valid."""
         if self._file.fd < 0:
             return
         if cut and self._is_named and self._file.is_writable:
@@ -225,13 +225,13 @@ def _nameless() -> MappedFile:
         return MappedFile(Path(str(file.name)), mode="a", fd=os.dup(file.fileno()))
 
 
-def _length_of(file: MappedFile, row_bytes: int, told: int | None) -> int:
+def _length_of(file: MappedFile, row_bytes: int, expected: int | None) -> int:
     whole, rest = divmod(file.size, row_bytes)
-    if told is None and rest:
+    if expected is None and rest:
         raise CorruptDataError(f"{file.path}: {file.size:,} bytes are no whole rows of {row_bytes}; pass length=")
-    if told is not None and not 0 <= told <= whole:
-        raise CorruptDataError(f"{file.path}: {told:,} rows were expected and {whole:,} are there; restore the file")
-    return whole if told is None else told
+    if expected is not None and not 0 <= expected <= whole:
+        raise CorruptDataError(f"{file.path}: {expected:,} rows were expected, {whole:,} are there; restore the file")
+    return whole if expected is None else expected
 
 
 def _exactly(rows: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -293,7 +293,7 @@ class MappedFile:
         self.is_writable = mode == "a"
         self._reserved = RESERVED if reserved is None else reserved
         self.fd = _open(path, self.is_writable) if fd is None else fd
-        self._close = weakref.finalize(self, os.close, self.fd)  # also for those that nobody closes
+        self._close = weakref.finalize(self, os.close, self.fd)  # also for those that are never closed
         self._range: Bytes = np.empty(0, np.uint8)
         self.bytes: Bytes = self._range
         try:
@@ -331,7 +331,7 @@ class MappedFile:
         sync(self.fd, self.path)
 
     def close(self) -> None:
-        """Let the file go; arrays over it stay valid."""
+        """Close the file; arrays over it stay valid."""
         self._close()
         self.fd = -1
         self.bytes = self._range = np.empty(0, np.uint8)

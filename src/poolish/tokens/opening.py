@@ -30,7 +30,7 @@ CHECKED_ROWS = 1 << 20
 
 
 def newest(head: Head, lanes: StreamFiles, log: CommitLog, description: Description) -> tuple[Commit, bool]:
-    """The newest commit, and whether the head page tells the truth about the lanes as they are now."""
+    """The newest commit, and whether the head page can be trusted about the lanes as they are now."""
     # In this order: a writer that is at work appends to the log first and to the page then.
     n_committed = head.committed
     last = log.last()
@@ -157,7 +157,7 @@ def _heal_types(lanes: StreamFiles, state: State) -> None:
 
 
 def _rewrite(head: Head, state: State, last: Commit) -> None:
-    """Put the newest commit on the head page, which nobody believes as it is."""
+    """Rebuild the untrusted head page from the newest commit."""
     for type_, kind in enumerate(state.kinds):
         head.store_kind(type_, kind)
     head.store(FIRST, state.first)

@@ -143,7 +143,7 @@ class Reader:
         return self._first_token
 
     def kept_from(self) -> int:
-        """The position of the first token that is kept now; its writer may have let go what we were reading."""
+        """The position of the first token that is kept now; trimming may have passed what we were reading."""
         first = self.head.first if self._is_live else 0
         if first <= self.state.first:
             return self._first_token
@@ -163,7 +163,7 @@ class Reader:
                 "anew from there; open it again"
             )
         if state.rows < self.state.rows:
-            return  # a stream never goes back for one who has seen more of it
+            return  # a stream never gets shorter for a reader
         if state.rows > self.state.rows:
             self.lanes.check_sizes(state.rows, state.tokens)
             self.lanes.fetch(state.first, state.rows, state.tokens)
@@ -176,7 +176,7 @@ class Reader:
         return verify(self.lanes, self.log, self.branch_log, self.state, len(self.fields), heal=False)
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for part in (self.lanes, self.head, self.log):
             part.close()
         self._close_branches()

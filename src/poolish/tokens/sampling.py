@@ -165,11 +165,11 @@ class Episodes:
         self.n += len(ends)
 
     def is_behind(self, view: View) -> bool:
-        """Whether a bounded stream has let go what was never looked at, so that nobody can number it any more."""
+        """Whether trimming has passed the scanned range, so episodes can no longer be numbered."""
         return view.first_token > self._scanned
 
     def is_outdated(self, view: View) -> bool:
-        """Whether it is better begun anew: it is behind, or most of the table is about what the stream has let go."""
+        """Whether to start over: trimming has passed the scanned range, or most episodes in the table are trimmed."""
         if view.first_token == self.base[0]:
             return False
         is_mostly_gone = self.n > 4096 and int(self.table[self.n * 3 // 4, 0]) <= view.first_token

@@ -48,8 +48,8 @@ class StreamStore(kernels.Appender):
     """Append-only stream of int64 tokens on disk, shared by one writer and any number of readers.
 
     Without a path the files are temporary and go with the process. A reader sees a step once ``append`` has returned,
-    and never half of one; what ``append`` has returned for survives ``kill -9``, what ``commit`` has returned for
-    survives a power cut. Steps never decrease; within a step, fields come in the order in which they were declared.
+    and never half of one. Once ``append`` returns, the data survives ``kill -9``; once ``commit`` returns, it survives
+    a power cut. Steps never decrease; within a step, fields come in the order in which they were declared.
 
     >>> store = StreamStore(folder / "rollouts", fields={"action": "int64", "reward": "float32"})
     >>> store.append(steps=[0, 0], names=["action", "reward"], values=[3, 0.5])
@@ -70,13 +70,13 @@ class StreamStore(kernels.Appender):
         seed: int = 0,
         continue_episode: bool = False,
     ) -> None:
-        """Make a stream, or go on with the one at ``path``, which must have the same fields if they are given.
+        """Make a stream, or append to the one at ``path``, which must have the same fields if they are given.
 
         ``fields`` is a list of names (every field then holds float64 numbers) or {name: feature or dtype}. A stream of
-        ``max_tokens`` lets its oldest steps go; positions keep counting up. ``seed`` is for ``sample`` without ``rng``.
+        ``max_tokens`` drops its oldest steps; positions keep counting up. ``seed`` is for ``sample`` without ``rng``.
 
-        What is appended to a stream that was opened again begins a new episode (a *break*), because whoever recorded
-        the last one may have been killed in the middle of it. ``continue_episode=True`` goes on with it.
+        What is appended to a stream that was opened again begins a new episode (a *break*), because the recorder
+        of the last one may have been killed in the middle of it. ``continue_episode=True`` continues it.
         """
         self._prepare(_as_path(path), max_tokens, seed, continue_episode)
         if fields is not None:
@@ -96,7 +96,7 @@ class StreamStore(kernels.Appender):
         seed: int = 0,
         continue_episode: bool = False,
     ) -> StreamStore:
-        """Open a stream that is there: to read (``"r"``), or to go on writing (``"a"``).
+        """Open an existing stream to read (``"r"``) or to append (``"a"``).
 
         A reader needs no lock and no permission to write; its length stays until ``refresh``. ``at`` opens an older
         commit, by its number, and stays there: neither ``refresh`` nor a loader or a bake goes further. ``mmap=False``
@@ -293,7 +293,7 @@ class StreamStore(kernels.Appender):
         within: str | None = None,
         weights: Sequence[Weight] | None = None,
     ) -> Int64:
-        """The positions of the windows that ``sample`` would read, for those who need to know them."""
+        """The positions of the windows that ``sample`` would read, without reading them."""
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
             raise ConfigError(f"n={n!r}: give how many windows, 0 or more")
         if rng is not None and not isinstance(rng, np.random.Generator):
@@ -424,23 +424,23 @@ class StreamStore(kernels.Appender):
         return self._read().uuid
 
     def branch_below(self, end: int) -> str:
-        """Who wrote the steps before number ``end`` of ``step_span``, as text for ``has_branch``.
+        """Which branch wrote the steps before number ``end`` of ``step_span``, as text for ``has_branch``.
 
         Two copies of a directory have the same uuid. What each of them appends after it was opened again is a *branch*
-        of its own, so uuid, branch and a count say which data is meant.
+        of its own, so uuid, branch and a count identify data.
         """
         view = self._view()
         return view.branch_below(view.row_not_below(TYPE, min(_step(end), 2**50) << 8))
 
-    def has_branch(self, told: str) -> bool:
-        """Whether what ``branch_below`` said, here or of a copy, holds for this stream.
+    def has_branch(self, branch: str) -> bool:
+        """Whether a result of ``branch_below``, of this stream or a copy, holds for this stream.
 
         >>> store = StreamStore(folder / "rollouts", fields={"action": "int64"})
         >>> store.append(0, ["action"], [3])
         >>> store.has_branch(store.branch_below(1))
         True
         """
-        return self._view().has_branch(told)
+        return self._view().has_branch(branch)
 
     @property
     def features(self) -> datasets.Features:
@@ -608,7 +608,7 @@ class StreamStore(kernels.Appender):
         return IndexError(f"{what} is out of range for a stream of {source.n_tokens:,} tokens{kept}{more}")
 
     def _check_kept(self, starts: Int64) -> None:
-        """What was read while the writer let it go may be anything."""
+        """Refuse tokens that were trimmed while they were read: they may be anything."""
         kept = self._read().kept_from()
         if starts.size and starts.min() < kept:
             raise IndexError(f"index {starts.min()} has left the stream, which is kept from {kept:,} on; refresh()")

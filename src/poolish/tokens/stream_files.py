@@ -79,7 +79,7 @@ class StreamFiles:
                     lane.fetch(first_token, n_tokens, n_tokens)
 
     def reserve(self, n_rows: int, n_tokens: int) -> bool:
-        """Have room for so much, and for the row behind the last; whether anything had to grow."""
+        """Reserve room for rows and tokens, and for the row behind the last; whether anything had to grow."""
         before = self.data.capacity, self.index.capacity, self.types.capacity
         self.data.reserve(n_tokens)
         self.types.reserve(n_tokens)
@@ -87,7 +87,7 @@ class StreamFiles:
         return before != (self.data.capacity, self.index.capacity, self.types.capacity)
 
     def secure(self, n_rows: int, n_tokens: int) -> None:
-        """Make sure that what is free behind so much is space that the disk has."""
+        """Make sure that the disk has the free space behind these rows and tokens."""
         self.data.file.secure(n_tokens * 8)
         self.types.file.secure(n_tokens)
         self.index.file.secure(n_rows * 24)
@@ -102,13 +102,13 @@ class StreamFiles:
         return int(self.index.room[row, START])
 
     def check_sizes(self, n_rows: int, n_tokens: int, *, with_types: bool = True) -> None:
-        """Whether the files hold so much; reading on would otherwise end the process."""
+        """Refuse files that are too short: reading behind their end would kill the process."""
         needed = [(self.index, n_rows + 1), (self.data, n_tokens)] + ([(self.types, n_tokens)] if with_types else [])
         for lane, rows in needed:
             if lane.capacity < rows:
                 raise CorruptDataError(
                     f"{lane.path}: {lane.file.size:,} bytes, {rows * lane.row_bytes:,} were published; "
-                    "somebody cut it: restore the directory from a copy"
+                    "it was truncated: restore the directory from a copy"
                 )
 
     def sync(self) -> None:
@@ -117,12 +117,12 @@ class StreamFiles:
             lane.flush()
 
     def punch(self, n_rows: int, n_tokens: int) -> None:
-        """Give back the whole blocks below so much."""
+        """Give back the whole blocks below these rows and tokens."""
         for lane, rows in ((self.data, n_tokens), (self.types, n_tokens), (self.index, n_rows)):
             punch(lane.file.fd, 0, rows * lane.row_bytes // BLOCK * BLOCK)
 
     def close(self) -> None:
-        """Let the files go; they keep their length, because readers may have them mapped."""
+        """Close the files; they keep their length, because readers may have them mapped."""
         for lane in (self.data, self.index, self.types):
             lane.close(cut=False)
 
@@ -192,7 +192,7 @@ Bytes = NDArray[np.uint8]
 
 
 class CopiedFile:
-    """A file of which a part is held in memory; looks like a ``MappedFile`` to those who only read."""
+    """A file of which a part is held in memory; looks like a ``MappedFile`` to a reader."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -233,7 +233,7 @@ class CopiedFile:
         """Nothing to do: ``fetch`` looks at the file itself."""
 
     def close(self) -> None:
-        """Let the file go; what is held stays."""
+        """Close the file; what is held stays."""
         self._close()
         self.fd = -1
 
@@ -246,7 +246,7 @@ class CopiedLane(MemmapBuffer):
         self.row_bytes = self.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         self._is_named, self._length = True, 0
         self._copy = CopiedFile(path)
-        self._file = self._copy  # type: ignore[assignment]  # to those who only read it is one
+        self._file = self._copy  # type: ignore[assignment]  # to a reader it is one
 
     @property
     def capacity(self) -> int:
@@ -267,19 +267,19 @@ class CopiedLane(MemmapBuffer):
         """Nothing to do: ``fetch`` looks at the file itself."""
 
     def close(self, *, cut: bool = False) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._copy.close()
 
 
 class CopiedHead(Head):
-    """The head page, read anew each time somebody looks."""
+    """The head page, read anew on each access."""
 
     def __init__(self, path: Path) -> None:
-        self._file = _Page(path)  # type: ignore[assignment]  # to those who only read it is one
+        self._file = _Page(path)  # type: ignore[assignment]  # to a reader it is one
 
     @property
     def words(self) -> NDArray[np.int64]:
-        """The page as it is now; zeros, which prove nothing, if somebody has cut it."""
+        """The page as it is now; zeros, which prove nothing, if it was truncated."""
         page = self._file.bytes
         return page.view(np.int64) if len(page) == PAGE else np.zeros(PAGE // 8, np.int64)
 

@@ -38,7 +38,7 @@ class View(NamedTuple):
         return self.first_row, self.first_token, self.rows, self.tokens
 
     def identity(self, low: int, high: int) -> str:
-        """A name for the index rows [low, high) among all copies of this stream, also those that went their own way.
+        """A name for the index rows [low, high) among all copies of this stream, also those that diverged.
 
         It stays the same as the stream grows. Rows of 0.1.0, which recorded no branches, are named by their content.
         """
@@ -50,12 +50,12 @@ class View(NamedTuple):
         return f"{branch}/{checksum_hex(np.ascontiguousarray(index[low:high]).data, tokens.data)}"
 
     def branch_below(self, row: int) -> str:
-        """Who wrote the index rows below one, as text that ``has_branch`` compares."""
+        """Which branch wrote the index rows below one, as text that ``has_branch`` compares."""
         return f"{row}:{self.branches.name_below(row)}"
 
-    def has_branch(self, told: str) -> bool:
+    def has_branch(self, branch: str) -> bool:
         """Whether the same branches wrote the same rows here."""
-        row, _, name = told.partition(":")
+        row, _, name = branch.partition(":")
         return row.isdecimal() and self.branches.name_below(int(row)) == name
 
     def breaks(self) -> Int64:
@@ -157,7 +157,7 @@ def read_steps(store: StreamStore, view: View, low: int, high: int) -> Iterator[
 
 
 def read_ordinals(store: StreamStore, view: View, ordinals: Int64) -> list[Step]:
-    """The steps that are number so-and-so, in the order asked for."""
+    """The steps with these ordinals, in the order given."""
     edges = view.rows_not_below(TYPE, np.stack([ordinals, ordinals + 1], axis=1).reshape(-1) << 8).tolist()
     return [
         step for low, high in zip(edges[::2], edges[1::2], strict=True) for step in read_steps(store, view, low, high)

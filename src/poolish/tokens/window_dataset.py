@@ -1,4 +1,4 @@
-"""Windows of a stream as a map-style dataset, for torch's DataLoader and whatever else asks for ``dataset[i]``."""
+"""Windows of a stream as a map-style dataset, for torch's DataLoader and anything else that reads ``dataset[i]``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WindowDataset:
         return f"{self.uuid}/{view.branches.name_below(view.rows)}"
 
     def branch_below(self, end: int) -> str:
-        """Who wrote the windows with ids below ``end``, as ``StreamStore.branch_below`` says it for steps."""
+        """Which branch wrote the windows with ids below ``end``; as ``StreamStore.branch_below``, for windows."""
         view = self.store._view()
         number = end - 1 - self.first_id
         if number < 0:

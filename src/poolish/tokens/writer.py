@@ -3,7 +3,7 @@
     append   room (a full disk stops here) -> data, types, index rows -> one word of the head page: it exists
     the first one after opening            `-> before them its branch, synced (see branches.py)
 
-What is behind the published word is nobody's; so an append that fails has changed nothing.
+No reader looks behind the published word, so an append that fails has changed nothing.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Writer:
             opened.pop_all()
 
     def _record_from(self, state: State) -> Any:
-        """A recorder that goes on behind the last row."""
+        """A recorder that appends behind the last row."""
         self.lanes.reserve(state.rows, state.tokens)
         recorder = kernels.Recorder([field.slot for field in self.fields], self.append_slowly, self.trim)
         index = self.lanes.index.room
@@ -188,7 +188,7 @@ class Writer:
         return int(self.recorder.first_token)
 
     def kept_from(self) -> int:
-        """The same; another thread may have moved it since somebody looked."""
+        """The same; another thread may have moved it since the last call."""
         return int(self.recorder.first_token)
 
     def kept_row(self) -> int:
@@ -218,12 +218,12 @@ class Writer:
 
     @property
     def _is_slow(self) -> bool:
-        """Whether each append must come by here: to be refused, or because something has to be done before it."""
+        """Whether each append takes the slow path: to be refused, or because something has to be done before it."""
         is_over = self._end is not None or self.commits.failure is not None
         return is_over or not self._is_branched or self._hold is not None
 
     def append_slowly(self, steps: Any, names: Any, values: Any) -> None:
-        """Append what the kernel left to us: find out what is wrong, make room, decide kinds."""
+        """Append what the kernel does not handle: find errors, make room, decide kinds."""
         with self._alone() as recorder:
             with self._undisturbed():
                 last = recorder.last_step, recorder.last_type
@@ -271,7 +271,7 @@ class Writer:
     def all_or_nothing(self) -> Iterator[list[int]]:
         """Several appends that are published together when the block ends well, or not at all.
 
-        The block is given a list, to which it adds the index rows that no episode goes on across.
+        The block is given a list, to which it adds the index rows at which an episode ends.
         """
         with self._alone() as recorder:
             counters = {name: getattr(recorder, name) for name in _COUNTERS}
@@ -295,7 +295,7 @@ class Writer:
         return [int(row) for row in rows]
 
     def _end_hold(self) -> None:
-        """Take back what a hold has not published; an interrupt may leave this to the next one who writes."""
+        """Take back what a hold has not published; an interrupt may leave this to the next append."""
         if self._hold is None:
             return
         counters, fields, _ = self._hold
@@ -309,14 +309,14 @@ class Writer:
     # Branches ---------------------------------------------------------------------------------------------------------
 
     def _branch(self, rows: int, breaks: Iterable[int] = ()) -> None:
-        """Record that what comes behind ``rows`` is this opening's, and where no episode goes on, before it exists."""
+        """Record, before they exist, that rows from ``rows`` on belong to this opening, and where episodes end."""
         ends = dict.fromkeys(breaks, True)
         if self._is_branched and not ends:
             return
         if not self._is_branched:
             is_break = not self._continues_episode and rows == self._opened_at > 0
             ends[rows] = ends.get(rows, False) or is_break
-        # Whoever calls says when it counts. Until then the next record is one for these rows again, and voids this one.
+        # The caller decides when it counts. Until then the next record is one for these rows again, and voids this one.
         self._is_branched = False
         if self._is_branch_log_torn:
             self.branches = branches.read(self.branch_log, self.path, 0)
@@ -348,7 +348,7 @@ class Writer:
     def _deciding(self, kinds: Mapping[int, int]) -> Iterator[None]:
         """Fix what fields that were only named are, where readers and the next writer will find it.
 
-        Before anything is published, because nobody may see the one without the other; undone if nothing is.
+        Before anything is published, because readers must not see one without the other; undone if nothing was.
         """
         fields, n_rows = self.fields, self.recorder.n_rows
         try:
@@ -408,7 +408,7 @@ class Writer:
         try:
             return self.commits.commit(state)  # other threads may append while the disk is waited for
         except DurabilityLost:
-            self.recorder.is_busy = True  # from now on every append comes by, and is told
+            self.recorder.is_busy = True  # from now on every append takes the slow path, and is refused
             raise
 
     def health(self, figures: Mapping[str, Any]) -> Health:
