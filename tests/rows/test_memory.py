@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish import DatasetBuffer
 from poolish.rows import memory
 from poolish.rows.memory import RESERVE_FROM, Region
 
@@ -157,14 +155,16 @@ def test_no_memory_leaves_the_region_as_it_was(n_bytes, monkeypatch):
     assert (region.used, address(region.export())) == (100, before)
 
 
-def refused(n_bytes: int) -> None:
+def refused(n_bytes: int, huge_from: int) -> None:
     raise OSError(12, "Cannot allocate memory")
 
 
 def test_little_address_space_is_enough(monkeypatch):
     """Where a reservation as large as the memory is refused, a smaller one is taken, and left when it is outgrown."""
     real = memory._map
-    monkeypatch.setattr(memory, "_map", lambda n: real(n) if n < 8 * MB or n < 2 * region.used + 4 * MB else refused(n))
+    monkeypatch.setattr(
+        memory, "_map", lambda n, first: (real if n < 8 * MB or n < 2 * region.used + 4 * MB else refused)(n, first)
+    )
     region, views = Region(), []
 
     for _ in range(30):
@@ -233,37 +233,10 @@ def test_a_buffer_that_evicts_stays_below_three_times_its_rows(strategy):
     assert 1 <= present <= peak
 
 
-class Asked:
-    """Takes down for which pages large ones were asked."""
-
-    def __init__(self) -> None:
-        self.ranges: list[tuple[int, int]] = []
-
-    def madvise(self, _: int, start: int, length: int) -> None:
-        self.ranges.append((start, start + length))
-
-
-@given(st.integers(0, 20 * MB), st.integers(0, 20 * MB), st.integers(0, 2 * MB))
-def test_large_pages_are_asked_for_where_most_of_them_is_filled(start, n_bytes, n_skipped):
-    """All of them but the last are filled to the end, the last to four fifths, and none was begun before."""
-    asked, end = Asked(), start + n_bytes
-    memory._Pages(np.broadcast_to(np.uint8(0), 64 * MB), asked, n_skipped).fill(start, end)
-
-    whole = range(-(-start // (2 * MB)), end // (2 * MB))
-    pages = [
-        page
-        for low, high in asked.ranges
-        for page in range((low - n_skipped) // (2 * MB), (high - n_skipped) // (2 * MB))
-    ]
-    assert set(whole) <= set(pages)
-    assert all(page * 2 * MB >= start and end - page * 2 * MB >= 1.6 * MB - 1 for page in pages)
-
-
 @pytest.mark.parametrize("n_parts", [1, 300])
-def test_memory_begins_where_a_large_page_does(n_parts):
+def test_memory_begins_where_a_huge_page_does(n_parts):
     """Or the first 2 MiB of each column would be in small ones."""
     region, whole = Region(), some_bytes(3 * MB)
-    region.expect(len(whole))
     for part in np.array_split(whole, n_parts):
         region.append(part)
 
@@ -271,14 +244,27 @@ def test_memory_begins_where_a_large_page_does(n_parts):
     assert (region.export() == whole).all()
 
 
-def test_a_system_without_large_pages_does_as_well():
+@pytest.mark.parametrize(("n_first", "huge_from"), [(MB, 8 * MB), (5 * MB, 8 * MB), (8 * MB, 0), (50 * MB, 0)])
+def test_huge_pages_are_used_where_they_fill(n_first, huge_from, monkeypatch):
+    """From 8 MiB on, where a page that stays part empty adds at most a quarter; from the start by large columns."""
+    asked, real = [], memory._map
+    monkeypatch.setattr(memory, "_map", lambda n, first: asked.append(first) or real(n, first))
+    region = Region()
+
+    region.append(some_bytes(n_first))
+    region.append(some_bytes(MB))
+
+    assert asked == [huge_from]
+
+
+def test_a_system_without_huge_pages_does_as_well(monkeypatch):
     """It answers that there are none."""
+    monkeypatch.setattr(memory.mmap, "MADV_HUGEPAGE", 12345)
+    region = Region()
 
-    class Without:
-        def madvise(self, *_: int) -> None:
-            raise OSError(22, "Invalid argument")
+    region.append(some_bytes(9 * MB))
 
-    memory._Pages(np.zeros(4 * MB, np.uint8), Without(), 0).fill(0, 4 * MB)
+    assert (region.export() == some_bytes(9 * MB)).all()
 
 
 def test_where_addresses_are_limited_each_column_takes_a_part():
@@ -296,129 +282,3 @@ def test_where_addresses_are_limited_each_column_takes_a_part():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert done.stdout.strip() == "1000000", done.stderr[-2000:]
-
-
-# What is kept for the next region -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_spares():
-    """None before, and none of this test's afterwards."""
-    memory.give_back()
-    yield
-    memory.give_back()
-
-
-def filled_region(n: int, first: int = 0) -> Region:
-    region = Region()
-    region.append(some_bytes(n, first))
-    return region
-
-
-@pytest.mark.usefixtures("no_spares")
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_memory_is_used_again_once_nobody_looks(holder):
-    """The next region of that size begins there; as long as anybody looks, through whatever, it does not."""
-    region = filled_region(3 * MB)
-    place, held = address(region.export()), HOLDERS[holder](region.export())
-    before = bytes(memoryview(region.export())[:10])
-
-    del region
-    other = filled_region(3 * MB, 7)
-    assert address(other.export()) != place
-
-    del held, other
-    again = [filled_region(3 * MB, 5) for _ in range(2)]
-    assert place in [address(each.export()) for each in again]
-    assert all((each.export() == some_bytes(3 * MB, 5)).all() for each in again)
-    assert before == bytes(some_bytes(10))
-
-
-@pytest.mark.usefixtures("no_spares")
-@pytest.mark.parametrize(("n", "is_used"), [(MB, False), (3 * MB, True), (20 * MB, True)])
-def test_a_region_does_not_sit_on_more_than_it_needs(n, is_used):
-    """Of what is kept at most twice as much is taken as will be written; larger ones begin with it and go on."""
-    region = filled_region(5 * MB)
-    place = address(region.export())
-    del region
-
-    assert (address(filled_region(n).export()) == place) == is_used
-
-
-@pytest.mark.usefixtures("no_spares")
-def test_no_more_is_kept_than_a_part_of_the_machine(monkeypatch):
-    """The newest stay; what is larger than all of it together is not kept at all."""
-    monkeypatch.setattr(memory, "_spares", memory._Spares(8 * MB))
-    regions = [filled_region(3 * MB) for _ in range(3)]
-    newest = {address(region.export()) for region in regions[1:]}
-    regions.clear()
-
-    taken = [memory._spares.take(3 * MB, 3 * MB) for _ in range(3)]
-    assert taken.pop() is None
-    assert {address(pages.memory) for pages in taken} == newest
-
-    filled_region(3 * MB), filled_region(9 * MB)
-    assert memory.give_back() is False
-
-
-@pytest.mark.usefixtures("no_spares")
-def test_what_is_written_behind_is_counted_or_not_kept():
-    """Small appends behind a large one, and a small region where a large one was: never more than is told."""
-    region = filled_region(2 * MB)
-    for _ in range(20):
-        region.append(some_bytes(MB))
-    del region
-    assert memory.give_back() is False
-
-    filled_region(8 * MB)
-    filled_region(5 * MB)
-    assert [spare.n_written for spare in memory._spares._known.values()] == [8 * MB]
-
-
-@pytest.mark.usefixtures("no_spares")
-def test_a_thread_that_comes_too_late_takes_nothing():
-    """What another has taken and registered anew is not put back: by then it may be somebody else's."""
-    region = filled_region(4 * MB)
-    del region
-    known, found = memory._spares._known, {}
-
-    class Late(dict):
-        def pop(self, *arguments):
-            if "b" not in found:
-                found["b"] = None
-                found["b"] = filled_region(4 * MB, 2)
-            return super().pop(*arguments)
-
-    memory._spares._known = Late(known)
-    a = filled_region(4 * MB, 9)
-    c = filled_region(4 * MB, 5)
-
-    assert len({address(each.export()) for each in (a, found["b"], c)}) == 3
-    assert (found["b"].export() == some_bytes(4 * MB, 2)).all()
-
-
-@pytest.mark.usefixtures("no_spares")
-def test_threads_never_get_the_same_memory():
-    """Each writes its own number all over, looks again, and lets go."""
-
-    def work(number: int) -> bool:
-        sizes = [3 * MB, 4 * MB, 5 * MB]
-        for i in range(60):
-            region = Region()
-            region.append(np.full(sizes[(number + i) % 3], number, np.uint8))
-            if not (region.export() == number).all():
-                return False
-        return True
-
-    with ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(work, range(1, 7)))
-
-
-@pytest.mark.usefixtures("no_spares")
-def test_rows_that_move_leave_nothing_behind():
-    """What they lay in goes back to the system: a buffer that evicts is not to hold twice what it needs."""
-    buffer = DatasetBuffer(max_size=300_000)
-    for first in range(0, 900_000, 300_000):
-        buffer.append_columns({"x": np.arange(first, first + 300_000)})
-
-    assert memory.give_back() is False

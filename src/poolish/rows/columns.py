@@ -9,7 +9,6 @@ Rows below the length never change and never move while a view is alive, so a vi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,9 +73,6 @@ class GrowableColumn:
         take = gather_fn(array)
         for first in range(0, len(positions), CHOSEN_ROWS):
             self.extend(take(positions[first : first + CHOSEN_ROWS]))
-
-    def expect(self, arrays: Sequence[pa.Array]) -> None:
-        """Make room for arrays that ``extend`` will get one after the other; only worth it for flat columns."""
 
     def view(self, start: int, stop: int) -> pa.Array:
         """Rows ``start:stop`` as an Arrow array over this column's memory."""
@@ -164,9 +160,6 @@ class FixedWidthColumn(GrowableColumn):
         self._extend_valid(len(positions))
         self.region.used += n_bytes
         self.length += len(positions)
-
-    def expect(self, arrays: Sequence[pa.Array]) -> None:
-        self.region.expect(self.width * sum(map(len, arrays)))
 
     def extend_numbers(self, values: np.ndarray[Any, Any]) -> None:
         """Numbers from NumPy, without the detour through Arrow."""
@@ -265,11 +258,6 @@ class BinaryColumn(GrowableColumn):
         self._extend_valid(len(positions))
         self._data.used += n_bytes
         self.length += len(positions)
-
-    def expect(self, arrays: Sequence[pa.Array]) -> None:
-        offsets = [_offsets_of(array) for array in arrays]
-        self._offsets.region.expect(8 * sum(map(len, arrays)))
-        self._data.expect(sum(int(each[-1]) - int(each[0]) for each in offsets))
 
     def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
         offsets, data = pa.py_buffer(self._offsets.region.export()), pa.py_buffer(self._data.export())

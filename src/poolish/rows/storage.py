@@ -36,7 +36,7 @@ from poolish.rows.cast import cast_exact, one_chunk
 from poolish.rows.codec import RowCodec
 from poolish.rows.columns import FixedWidthColumn, GrowableColumn, Patch, column_of
 from poolish.rows.gather import gather_fn
-from poolish.rows.memory import LiveSet, give_back
+from poolish.rows.memory import LiveSet
 from poolish.rows.normalizers import ROWS
 from poolish.rows.retention import RowNumbers
 from poolish.rows.snapshot import Lineage, Snapshot
@@ -105,14 +105,11 @@ class StoredRows:
         ``chosen`` are the places of the rows to take from each chunk, None for all.
         """
         chosen = chosen or [None] * len(chunks)
-        n_all = sum(len(arrays[0]) for arrays in chunks)
         n = sum(len(arrays[0] if places is None else places) for arrays, places in zip(chunks, chosen, strict=True))
         if n == 0:
             return self
         self._forget_unpublished()
         for column, arrays in zip(self.columns, zip(*chunks, strict=True), strict=True):
-            if len(arrays) > 1 and n > 0.9 * n_all:
-                column.expect(arrays)
             for array, positions in zip(arrays, chosen, strict=True):
                 if positions is None:
                     column.extend(array)
@@ -278,7 +275,6 @@ class StoredRows:
         for old, new in zip([*self.columns, self.ids], [*moved.columns, moved.ids], strict=True):
             self._copy_living(old, new)
         moved.generations.extend(self._living_generations())
-        give_back()  # what the rows have left would be kept beside what they take now
         return replace(moved, end=len(self), n_generations=moved.generations.length)
 
     def _copy_living(self, old: GrowableColumn, new: GrowableColumn) -> None:
