@@ -179,7 +179,8 @@ def _normalizer_of(sample: Any, i: int) -> tuple[str, Normalizer]:
     if found is not None:
         return _named(found[0]), found[1]
     if isinstance(sample, Mapping):
-        hf_bridge.refuse_splits(sample, i)
+        if type(sample) is not dict:
+            hf_bridge.refuse_splits(sample, i)
         return ROWS, _as_it_is
     if is_torch_tensor(sample):
         return "torch.Tensor", _tensor
