@@ -97,6 +97,20 @@ RECIPES = {
     "later ingredient": lambda r, s: (
         r.add_ingredient("a", s, take=90).prepare_step("s", lambda row: []).add_ingredient("b", s, take=10)
     ),
+    "first of its kind": lambda r, s: (
+        r.add_ingredient("a", s)
+        .prepare_step("mix", "shuffle")
+        .prepare_step("first", "dedup", columns=["word"])
+        .prepare_step("low", "filter", keep="n < 4000")
+    ),
+    "whose is the first": lambda r, s: (
+        r.add_ingredient("a", s)
+        .add_ingredient("b", s)
+        .prepare_step("mix", "shuffle")
+        .prepare_step("first", "dedup", columns=["n"])
+        .prepare_step("none", "filter", keep="n < 0", where=col.ingredient == "b")
+    ),
+    "share of a recipe": lambda r, s: r.add_ingredient("b", half_of(s), take=0.3),
 }
 
 
@@ -311,7 +325,7 @@ def test_an_error_of_arrow_is_told_as_ours(monkeypatch):
 
     monkeypatch.setattr(explaining, "joined", refuse)
 
-    with pytest.raises(RecipeError, match="ingredient 'a': ArrowTypeError: no type for both; mend"):
+    with pytest.raises(RecipeError, match="ingredient 'a': ArrowTypeError: no type for both; fix"):
         DatasetRecipe("breads").add_ingredient("a", table_of(3)).explain()
 
 
@@ -337,19 +351,6 @@ MARKED = {
         "b", DatasetRecipe("inner").add_ingredient("a", s, take=12_000, on_short="repeat"), where=col.n < 5000
     ),
     "share above latest": lambda r, s: r.add_ingredient("b", half_of(s, pick="latest"), where=col.n < 5000, take=1.0),
-    "first of its kind": lambda r, s: (
-        r.add_ingredient("a", s)
-        .prepare_step("mix", "shuffle")
-        .prepare_step("first", "dedup", columns=["word"])
-        .prepare_step("low", "filter", keep="n < 7")
-    ),
-    "whose is the first": lambda r, s: (
-        r.add_ingredient("a", s)
-        .add_ingredient("b", s)
-        .prepare_step("mix", "shuffle")
-        .prepare_step("first", unique("n"))
-        .prepare_step("none", lambda row: [], where=col.ingredient == "b")
-    ),
 }
 
 
@@ -362,6 +363,19 @@ def test_what_may_be_otherwise_in_the_bake_is_marked(files, name):
 
     assert not explanation.rows.is_exact
     assert explanation.rows.value != recipe.bake(on_error="skip").table.num_rows
+
+
+def test_what_cannot_be_estimated_is_said_to_be(files, little_reading):
+    """Duplicates in a sample say nothing about those among all rows; a limit is known without looking at any."""
+    few = DatasetRecipe("breads").add_ingredient("a", files).prepare_step("few", "limit", n=300)
+    single = DatasetRecipe("breads").add_ingredient("a", files).prepare_step("one", "dedup", columns=["word"])
+
+    explanation = single.explain()
+
+    assert str(explanation.rows) == "at most ~8,000"
+    assert "cannot be estimated" in str(explanation)
+    assert explanation.schema == single.bake().table.schema
+    assert str(few.explain().rows) == "300"
 
 
 def test_rows_that_are_compared_with_others_are_counted_across_ingredients(files):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,6 +9,8 @@ import pytest
 from poolish import col
 from poolish.errors import RecipeError
 from poolish.guards import Suite
+from poolish.recipes.steps.barriers import BarrierContext
+from poolish.recipes.steps.step import piece_at
 from poolish.recipes.steps.suites import SuiteStep
 from tests.recipes.kitchen import piece
 
@@ -32,28 +32,26 @@ def test_a_suite_says_whether_it_needs_all_rows(suite, needs_all):
 
 
 def test_rows_of_all_pieces_are_checked_together():
-    """In the order they have by now, and only those that are asked about; rejects name their file and row."""
+    """In the order they have by now, and only those that are selected; each bad row has its reason."""
     step = SuiteStep("check", Suite().expect_unique("x"))
     pieces = [
         piece(pa.table({"x": [1, 1]})),
         piece(pa.table({"x": pa.array([], pa.int64())})),
         piece(pa.table({"x": [2, 1, 2]}), 50),
     ]
-    rejects: list[dict[str, Any]] = []
 
-    masks = step.masks(pieces, None, None, "skip", rejects)
-    backwards = step.masks(pieces, np.arange(5)[::-1], None, "skip", [])
-    some = step.masks(pieces, None, col.x == 2, "skip", [])
+    everything = step.decide(pieces, BarrierContext("check", on_error="skip"))
+    backwards = step.decide(pieces, BarrierContext("check", order=np.arange(5)[::-1], on_error="skip"))
+    some = step.decide(pieces, BarrierContext("check", where=col.x == 2, on_error="skip"))
 
-    assert [mask.tolist() for mask in masks] == [[True, False], [], [True, False, False]]
-    assert [mask.tolist() for mask in backwards] == [[False, False], [], [False, True, True]]
-    assert [mask.tolist() for mask in some] == [[True, True], [], [True, True, False]]
-    assert [(each["ingredient"], each["file"], each["row"], each["step"]) for each in rejects] == [
-        ("oats", "f.parquet", row, "check") for row in (11, 51, 52)
-    ]
-    assert all("x" in each["reason"] for each in rejects)
+    assert everything.keep.tolist() == [True, False, True, False, False]
+    assert backwards.keep.tolist() == [False, False, False, True, True]
+    assert some.keep.tolist() == [True, True, True, True, False]
+    assert list(everything.rejected) == [1, 3, 4]
+    assert [pieces[k].rows[i] for k, i in (piece_at(pieces, each) for each in everything.rejected)] == [11, 51, 52]
+    assert all("x" in reason for reason in everything.rejected.values())
     with pytest.raises(RecipeError, match=r"f.parquet, row 11, step 'check' and 2 more"):
-        step.masks(pieces, None, None, "raise", [])
+        step.decide(pieces, BarrierContext("check"))
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -62,4 +60,4 @@ def test_a_statistic_that_fails_has_no_row_to_skip(on_error):
     step = SuiteStep("check", Suite().stat("x", mean=(0, 1), severity="error"))
 
     with pytest.raises(RecipeError, match=r"(?s)'check'.*no row is to blame"):
-        step.masks([piece(pa.table({"x": [5.0, 6.0]}))], None, None, on_error, [])
+        step.decide([piece(pa.table({"x": [5.0, 6.0]}))], BarrierContext("check", on_error=on_error))

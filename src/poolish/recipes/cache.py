@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from poolish.errors import CorruptDataError
+from poolish.concurrency import cached_property
+from poolish.errors import CorruptDataError, PoolishError
 from poolish.expressions import EVALUATOR_VERSION
-from poolish.files import checksum_hex, local_path, publish, sweep
+from poolish.files import checksum_hex, local_path, publish, read_json, sweep, write_json
 from poolish.recipes.fragment_rows import FragmentRows, Int64
 
 #: What a piece has besides its columns, for each row.
@@ -214,3 +215,52 @@ def is_one_to_one(counts: Sequence[dict[str, int]]) -> bool:
 def total(counts: Sequence[dict[str, int]], name: str) -> int:
     """One figure summed over fragments."""
     return sum(count.get(name, 0) for count in counts)
+
+
+# The last bake ------------------------------------------------------------------------------------------------------
+
+_INDEX = "index"
+
+
+class LastBake:
+    """What each ingredient of a recipe was when it was baked last, so that ``explain`` knows why fragments are missing.
+
+    One small file for each recipe beside the cache. It explains and decides nothing.
+    """
+
+    def __init__(self, cache: Cache | None, recipe: str) -> None:
+        self._cache = cache
+        self._path = None if cache is None else cache.path / _INDEX / f"{key_of('recipe', recipe)}.json"
+
+    def write(self, ingredients: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep the descriptions of all ingredients (``FragmentPipeline.describe``)."""
+        if self._cache is not None and self._path is not None:
+            self._cache.folder(_INDEX)
+            write_json(self._path, ingredients, durable=False)
+
+    @cached_property
+    def _ingredients(self) -> Any:
+        try:
+            return {} if self._path is None else read_json(self._path)
+        except (OSError, PoolishError):
+            return {}
+
+    def changed(self, ingredient: str, now: Mapping[str, Any], fragment: str) -> str | None:
+        """What of an ingredient has changed since, as far as it concerns a fragment; None if nothing has."""
+        try:
+            return _changed(self._ingredients[ingredient], now, fragment)
+        except (LookupError, TypeError, AttributeError):  # a new ingredient, or a file that is not ours
+            return "new content"
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], fragment: str) -> str | None:
+    if before["fragments"].get(fragment) != now["fragments"][fragment]:
+        return "new content" if fragment not in before["fragments"] else "changed content"
+    for word in ("filter", "seed", "on_error"):
+        if before[word] != now[word]:
+            return f"changed {word}"
+    if before["steps"] != now["steps"]:
+        old = {step[0]: step for step in before["steps"]}
+        other = [step[0] for step in now["steps"] if old.get(step[0]) != step]
+        return f"changed step {other[0]}" if other else "changed steps"
+    return None

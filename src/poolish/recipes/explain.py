@@ -1,14 +1,15 @@
 """What a bake will do, before it does it: rows, tokens, bytes and seconds of each instruction, and what is cached.
 
     footers, buffers ------> how many rows there are                        exact
-    fragments, by hash ----> what filter and choice leave of them           exact if all fragments were looked at
+    fragments, by hash ----> what filter and selection leave of them        exact if all fragments were read
     rows, by hash ---------> what steps leave of them                       exact if no row was left out
                              how large they are, how fast that goes         never exact
 
-What is not exact is marked ``~``. Samples are chosen by hash, so the same recipe is always explained in the same way,
-and rows of several files stay apart until they become one table, as in the bake. A function of the user's is called
-with one row, and with more only if that is quick. Nothing is written: the index that tells why a fragment is not cached
-comes from ``last_bake``.
+``DryRun`` follows the instructions as a bake does, with the same steps and barriers, on samples. What is not exact is
+marked ``~``; what a barrier leaves cannot be estimated from some of the rows, unless it has ``estimate``. Samples are
+chosen by hash, so the same recipe is always explained in the same way, and rows of several files stay apart until they
+become one table, as in the bake. A user's function is called with one row, and with more only if that is quick. Nothing
+is written.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -27,15 +28,13 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from poolish.errors import PoolishError, RecipeError
-from poolish.recipes.baking import quotas_of
-from poolish.recipes.cache import Cache, key_of, local_cache
+from poolish.recipes.cache import Cache, LastBake, key_of, local_cache
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explanation, duration_text
-from poolish.recipes.filters import as_filter, filtered
+from poolish.recipes.filters import filtered
 from poolish.recipes.fragment_rows import (
     INGREDIENT,
     FragmentRows,
-    Mask,
     below,
     canonical,
     canonical_table,
@@ -45,13 +44,12 @@ from poolish.recipes.fragment_rows import (
     threshold_of,
     workable,
 )
-from poolish.recipes.instructions import AddIngredient, PrepareStep, check_not_empty
-from poolish.recipes.last_bake import LastBake
-from poolish.recipes.lineage import one_table
-from poolish.recipes.pipeline import BoundStep, FragmentPipeline, fragments_of, prepared
-from poolish.recipes.sources import Fragment, Source, as_source, no_rows
-from poolish.recipes.steps.barriers import Dedup, Fitted, Limit, Shuffle
-from poolish.recipes.steps.registry import step_of
+from poolish.recipes.instructions import AddIngredient, check_not_empty
+from poolish.recipes.lineage import BakedRows, one_table
+from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, fragment_key, fragments_of, prepared
+from poolish.recipes.plan import IngredientState, Recipe, RecipeRun
+from poolish.recipes.sources import Fragment, as_source, no_rows
+from poolish.recipes.steps.barriers import Decision, is_barrier
 from poolish.recipes.steps.row_local import RowStep
 
 #: Rows that steps are tried on.
@@ -64,195 +62,199 @@ _REJECTS_NONE = ("select", "drop", "rename")
 _KEEPS_ROWS = (*_REJECTS_NONE, "map", "cast", "fill_nulls", "tokenize")
 
 
-def explain(recipe: Any, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
+def explain(recipe: Recipe, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
     """What baking this recipe will do; ``cache`` and ``on_error`` as the bake will have them."""
-    kitchen = _Kitchen(recipe, cache, on_error)
-    kitchen.look()
-    return kitchen.explanation()
-
-
-# Flows --------------------------------------------------------------------------------------------------------------
+    return DryRun(recipe, cache, on_error).run()
 
 
 @dataclass
-class _Flow:
-    """An ingredient on its way: how many rows, and some of them. ``is_whole`` if those are all of them."""
+class SampledState(IngredientState):
+    """An ingredient of a dry run: how many rows it has, and a sample of them.
 
-    name: str
+    ``is_whole`` if the sample has all rows of the bake. ``threshold`` is the hash below which rows are selected; None
+    if only the bake can tell; ``is_known`` if it is that of the bake and not an estimate.
+    """
+
     rows: Estimate
-    pieces: list[FragmentRows]
     is_whole: bool
-    pipeline: FragmentPipeline
-    fragments: Sequence[Fragment]
     line: ExplainedLine
-    threshold: int | None = 2**64  #: up to which hash rows are chosen; None if that is not known before the bake
-    is_known: bool = True  #: whether the threshold is that of the bake, and not an estimate
-    is_in_order: bool = True  #: whether the rows stand as they do in the bake
-    is_open: bool = True  #: nothing but row-local steps so far, so what comes out of them is cached
-    bound: list[tuple[ExplainedLine, float]] = field(default_factory=list)  #: seconds of each instruction
+    threshold: int | None = 2**64
+    is_known: bool = True
+    is_open: bool = True  #: nothing but row-local steps so far, so their results are cached
+    work: list[tuple[ExplainedLine, float]] = field(default_factory=list)  #: seconds of each instruction
+
+    @property
+    def sample(self) -> list[FragmentRows]:
+        """Rows to try steps on."""
+        return self.pieces or []
 
     @property
     def n_sampled(self) -> int:
         """How many rows there are to try steps on."""
-        return sum(map(len, self.pieces))
+        return sum(map(len, self.sample))
 
     def sized(self) -> Estimate:
         """Bytes of all rows; never exact, because Arrow keeps the same rows in more or fewer bytes."""
-        n_bytes = sum(piece.table.nbytes for piece in self.pieces)
+        n_bytes = sum(piece.table.nbytes for piece in self.sample)
         return Estimate(n_bytes / max(1, self.n_sampled) * self.rows.value, False)
 
     def tokens(self, column: str | None) -> Estimate | None:
-        """What a column of counts adds up to, where there is one."""
-        counted = None if column is None else _counted_tokens(self.pieces, column)
+        """The sum of a column of counts, where there is one."""
+        counted = None if column is None else _counted_tokens(self.sample, column)
         if counted is None:
             return None
         if self.is_whole:
             return Estimate(counted, True)
         return Estimate(counted / max(1, self.n_sampled) * self.rows.value, False)
 
+    def selected(self, where: Any) -> Estimate:
+        """How many rows a step's filter selects."""
+        if where is None:
+            return self.rows
+        n_selected = sum(int(np.count_nonzero(selected_rows(piece, where))) for piece in self.sample)
+        if self.is_whole:
+            return Estimate(n_selected, True)
+        return Estimate(n_selected / max(1, self.n_sampled) * self.rows.value, False)
 
-class _Kitchen:
-    """Follows the instructions with samples."""
+    def became(self, made: list[FragmentRows], n_before: int, *, is_all: bool, keeps_rows: bool = False) -> None:
+        """Go on with the result of a step on ``n_before`` rows; these were all rows if ``is_all``."""
+        n_after = sum(map(len, made))
+        if is_all:
+            self.rows = Estimate(n_after, True)
+        elif not (keeps_rows and n_after == n_before):
+            share = n_after / n_before if n_before else 1.0
+            self.rows = replace(self.rows, value=self.rows.value * share, is_exact=False)
+        self.is_whole = is_all
+        self.pieces = [canonical(piece) for piece in made]
 
-    def __init__(self, recipe: Any, cache: str | os.PathLike[str] | None, on_error: str) -> None:
-        self._recipe, self._on_error = recipe, on_error
+
+class DryRun(RecipeRun[SampledState]):
+    """A bake on samples, which writes nothing."""
+
+    def __init__(self, recipe: Recipe, cache: str | os.PathLike[str] | None, on_error: str) -> None:
+        super().__init__(recipe, on_error)
         self._n_workers = getattr(as_engine("local"), "n_workers", 1)
         # A cache is made by the first bake; looking for it does not make it.
         self._cache = Cache(cache) if cache is not None and local_cache(cache).is_dir() else None
         self._has_cache = cache is not None
         self._last = LastBake(self._cache, recipe.name)
-        self._flows: list[_Flow] = []
         self._lines: list[ExplainedLine] = []
         self._problems: list[str] = []
-        self._is_shuffled = False
-        self._n_steps = 0
-        self._named: Counter[str] = Counter()
 
-    def look(self) -> None:
-        """All instructions, in their order."""
-        check_not_empty(self._recipe.name, self._recipe.instructions)
-        quotas = quotas_of(self._recipe.instructions, self._recipe.total)
-        for instruction in self._recipe.instructions:
-            if isinstance(instruction, AddIngredient):
-                self._add(instruction, quotas.get(instruction.name))
-            else:
-                self._prepare(instruction)
-        for flow in self._flows:
-            self._look_up(flow)
-
-    def explanation(self) -> Explanation:
-        """What was found."""
-        tokens = [flow.tokens(self._recipe.tokens) for flow in self._flows]
-        rows, n_bytes = (reduce(Estimate.__add__, each, NOTHING) for each in zip(*self._sums(), strict=True))
+    def run(self) -> Explanation:
+        """Follow all instructions and sum up."""
+        check_not_empty(self.recipe.name, self.recipe.instructions)
+        self.follow()
+        for state in self.states:
+            self._look_up(state)
+        tokens = [state.tokens(self.recipe.tokens) for state in self.states]
+        rows, n_bytes = self._total(), reduce(Estimate.__add__, (state.sized() for state in self.states), NOTHING)
         schema = None
         try:
-            schema = self.together().schema if self._flows else None
+            schema = one_table(self.pieces()).schema if self.states else None
         except PoolishError as error:
-            self._problems.append(f"{error}; {self._end()}")
+            self._problems.append(f"{error}; {_end_of_bake(is_certain=self.is_whole)}")
             rows = replace(rows, is_exact=False)
         seconds = sum(line.seconds for line in self._lines)
         lines, problems = tuple(self._lines), tuple(self._problems)
-        return Explanation(self._recipe.name, lines, rows, _together(tokens), n_bytes, seconds, schema, problems)
+        return Explanation(self.recipe.name, lines, rows, _together(tokens), n_bytes, seconds, schema, problems)
 
-    def together(self) -> pa.Table:
-        """All rows that are left of the samples; a SchemaError where those of the bake cannot be one table either."""
-        return one_table([piece for flow in self._flows for piece in flow.pieces])
+    @property
+    def is_whole(self) -> bool:
+        """Whether the samples have all rows that the bake will have."""
+        return all(state.is_whole for state in self.states)
 
-    def _end(self) -> str:
-        return _end_of_bake(is_certain=all(flow.is_whole for flow in self._flows))
-
-    def _sums(self) -> list[tuple[Estimate, Estimate]]:
-        return [(flow.rows, flow.sized()) for flow in self._flows] or [(NOTHING, NOTHING)]
+    def _total(self) -> Estimate:
+        return reduce(Estimate.__add__, (state.rows for state in self.states), NOTHING)
 
     # -- ingredients
 
-    def _add(self, ingredient: AddIngredient, quota: int | None) -> None:
+    def add(self, ingredient: AddIngredient, quota: int | None) -> None:
+        """Read a sample of the source and estimate what filter and selection leave."""
         what = f"ingredient {ingredient.name!r}"
         line = ExplainedLine("ingredient", ingredient.name)
         self._lines.append(line)
-        where = as_filter(ingredient.where, what)
-        inner = ingredient.source if hasattr(ingredient.source, "instructions") else None
-        source: Source = as_source(ingredient.source, what)
+        inner: Recipe | None = ingredient.source if hasattr(ingredient.source, "instructions") else None
+        pipeline = self.pipeline_of(ingredient, as_source(ingredient.source, what))
         started = time.perf_counter()
-        fragments: Sequence[Fragment] = [] if inner is not None else fragments_of(source, what)
-        line.seconds += time.perf_counter() - started  # whatever is cached, the bake looks which files there are
-        pipeline = FragmentPipeline(ingredient.name, source, where, self._recipe.seed, 2**64, None, (), self._on_error)
+        fragments: Sequence[Fragment] = [] if inner is not None else fragments_of(pipeline.source, what)
+        line.seconds += time.perf_counter() - started  # whatever is cached, the bake lists the files
         try:
-            inside = inner is not None
-            look = (
-                self._looked_inside(inner, pipeline, line) if inside else looked(pipeline, fragments, self._recipe.seed)
-            )
+            if inner is None:
+                scan = scanned(pipeline, fragments, self.recipe.seed)
+            else:
+                scan = self._scanned_recipe(inner, pipeline, line)
         except pa.ArrowException as error:
-            raise RecipeError(f"{what}: {_told(error)}; mend the data, or its filter") from error
-        flow = self._chosen(ingredient, quota, look, pipeline, fragments, line)
-        line.rows_in, line.rows_out, line.n_bytes = look.total, flow.rows, flow.sized()
-        line.tokens_out = flow.tokens(self._recipe.tokens)
+            raise RecipeError(f"{what}: {_message(error)}; fix the data, or its filter") from error
+        state = self._selected(ingredient, quota, scan, pipeline, fragments, line)
+        line.rows_in, line.rows_out, line.n_bytes = scan.total, state.rows, state.sized()
+        line.tokens_out = state.tokens(self.recipe.tokens)
         n_parallel = max(1, min(self._n_workers, len(fragments)))
-        flow.bound.append((line, look.seconds / max(1, look.n_read) * look.total.value / n_parallel))
-        self._flows.append(flow)
+        state.work.append((line, scan.seconds / max(1, scan.n_read) * scan.total.value / n_parallel))
+        self.states.append(state)
 
-    def _looked_inside(self, recipe: Any, pipeline: FragmentPipeline, line: ExplainedLine) -> SampleScan:
+    def _scanned_recipe(self, recipe: Recipe, pipeline: FragmentPipeline, line: ExplainedLine) -> SampleScan:
         """A nested recipe is explained, not baked: its sample is the source."""
-        kitchen = _Kitchen(recipe, None, self._on_error)
-        kitchen.look()
-        found = kitchen.explanation()
+        inner = DryRun(recipe, None, self.on_error)
+        found = inner.run()
         line.notes.append(f"of recipe {found.recipe!r}, which is baked first in about {duration_text(found.seconds)}")
         self._problems += [f"recipe {found.recipe!r}: {problem}" for problem in found.problems]
-        table = kitchen.together() if found.schema is not None else pa.table({})
+        if found.schema is None:
+            table, numbers = pa.table({}), np.empty(0, np.int64)
+        else:
+            pieces = inner.pieces()
+            rows = BakedRows.of(pieces, [state.name for state in inner.states], inner.order(pieces))
+            table, numbers = rows.table, rows.identities()
         started = time.perf_counter()
-        piece = FragmentRows.read(pipeline.ingredient, "", table, np.arange(table.num_rows))
+        piece = FragmentRows.read(pipeline.ingredient, "", table, numbers)
         if pipeline.where is not None and table.num_columns:
             piece = piece.keep(filtered(piece, pipeline.where, pipeline.on_error, [])[0])
-        # As many rows as there will be are not yet those rows: a choice that is made while baking may take others.
-        is_all = found.rows.is_exact and all(flow.is_whole for flow in kitchen._flows)
-        is_in_order = not kitchen._is_shuffled and all(flow.is_in_order for flow in kitchen._flows)
+        # As many rows as there will be are not yet those rows: the bake may select others.
+        is_all = found.rows.is_exact and inner.is_whole
         spent = time.perf_counter() - started + found.seconds * table.num_rows / max(1, found.rows.value)
-        return SampleScan([piece], table.num_rows, spent, found.rows, is_all, is_all, is_in_order)
+        return SampleScan([piece], table.num_rows, spent, found.rows, is_all, is_certain=is_all)
 
-    def _chosen(
+    def _selected(
         self,
         ingredient: AddIngredient,
         quota: int | None,
-        look: SampleScan,
+        scan: SampleScan,
         pipeline: FragmentPipeline,
         fragments: Sequence[Fragment],
         line: ExplainedLine,
-    ) -> _Flow:
-        available, take, how = look.available(pipeline.where), ingredient.take, ingredient.pick.how
-        hashes = [row_hashes(pipeline.seed, "pick", each.ingredient, each.name, each.rows) for each in look.pieces]
-        is_nested = not fragments and hasattr(ingredient.source, "instructions")
+    ) -> SampledState:
+        available, take, how = scan.available(pipeline.where), ingredient.take, ingredient.pick.how
+        hashes = [row_hashes(pipeline.seed, "pick", each.ingredient, each.name, each.rows) for each in scan.pieces]
         threshold: int | None = 2**64
         rows = available
         if isinstance(take, float) and how == "hash":
             threshold = threshold_of(take)
             n_below = sum(int(np.count_nonzero(below(each, threshold))) for each in hashes)
-            # Rows of a nested recipe have other numbers here than in the bake.
-            is_known = look.is_all and not is_nested
             is_exact = take == 0.0 or (take == 1.0 and available.is_exact)
-            rows = Estimate(n_below, True) if is_known else Estimate(available.value * take, is_exact)
+            rows = Estimate(n_below, True) if scan.is_all else Estimate(available.value * take, is_exact)
         elif isinstance(take, float):
             threshold, rows = None, Estimate(round(available.value * take), available.is_exact)
-        elif quota is not None and self._recipe.unit == "tokens":
-            threshold, rows = None, self._rows_of_tokens(quota, look, available, ingredient, line)
+        elif quota is not None and self.recipe.unit == "tokens":
+            threshold, rows = None, self._rows_of_tokens(quota, scan, available, ingredient, line)
         elif take is not None or quota is not None:
             asked = quota if quota is not None else int(take or 0)
-            rows = self._counted(asked, look, available, ingredient, line)
-            threshold = border_of(asked, look, available, hashes) if how == "hash" else None
+            rows = self._counted(asked, scan, available, ingredient, line)
+            threshold = border_of(asked, scan, available, hashes) if how == "hash" else None
         n_sampled = min(SAMPLED_ROWS, round(rows.value))
-        sample = smallest(look.pieces, hashes, n_sampled, pipeline)
-        are_those = rows.value == look.n_passed or (how == "hash" and not is_nested)
-        is_whole = look.is_all and rows.is_exact and sum(map(len, sample)) == rows.value and are_those
-        is_known = look.is_all or take is None or isinstance(take, float)
-        flow = _Flow(ingredient.name, rows, sample, is_whole, pipeline, fragments, line, threshold, is_known)
-        flow.is_in_order = look.is_in_order
-        return flow
+        sample = smallest(scan.pieces, hashes, n_sampled, pipeline)
+        are_those = rows.value == scan.n_passed or how == "hash"
+        is_whole = scan.is_all and rows.is_exact and sum(map(len, sample)) == rows.value and are_those
+        is_known = scan.is_all or take is None or isinstance(take, float)
+        return SampledState(
+            *(ingredient.name, pipeline, fragments, rows, is_whole, line, threshold, is_known), pieces=sample
+        )
 
     def _counted(
-        self, asked: int, look: SampleScan, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
+        self, asked: int, scan: SampleScan, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
     ) -> Estimate:
-        # Having seen so many rows is as good as having seen all.
+        # Having read this many rows is as good as having read all.
         if asked <= available.value:
-            return Estimate(asked, available.is_exact or (look.is_certain and look.n_passed >= asked))
+            return Estimate(asked, available.is_exact or (scan.is_certain and scan.n_passed >= asked))
         if ingredient.on_short == "accept":
             return available
         if ingredient.on_short == "repeat" and available.value:
@@ -263,18 +265,19 @@ class _Kitchen:
         return available
 
     def _rows_of_tokens(
-        self, quota: int, look: SampleScan, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
+        self, quota: int, scan: SampleScan, available: Estimate, ingredient: AddIngredient, line: ExplainedLine
     ) -> Estimate:
         line.notes.append(f"{quota:,} tokens asked for")
-        problem = _uncountable(look.pieces, self._recipe.tokens, ingredient)
-        counted = None if problem else _counted_tokens(look.pieces, self._recipe.tokens)
+        column = self.recipe.tokens or ""
+        problem = _uncountable(scan.pieces, column, ingredient)
+        counted = None if problem else _counted_tokens(scan.pieces, column)
         if counted is None:
             self._problems.append(f"ingredient {ingredient.name!r}: {problem}")
             return Estimate(0, False)
-        if look.is_all:
+        if scan.is_all:
             there = Estimate(counted, True)
         else:
-            there = Estimate(counted / max(1, look.n_passed) * available.value, False)
+            there = Estimate(counted / max(1, scan.n_passed) * available.value, False)
         if quota <= there.value:
             return Estimate(available.value * quota / max(1, there.value), False)
         if ingredient.on_short != "accept":
@@ -284,119 +287,100 @@ class _Kitchen:
 
     # -- steps
 
-    def _prepare(self, instruction: PrepareStep) -> None:
-        self._named[instruction.name] += 1
-        n_same = self._named[instruction.name]
-        # As the bake calls it: a name is part of what is kept.
-        name = instruction.name if n_same == 1 else f"{instruction.name} ({n_same})"
-        line = ExplainedLine("step", name)
+    def prepare(self, bound: BoundStep) -> None:
+        """Try a step on the samples, as the bake would do it to all rows."""
+        line = ExplainedLine("step", bound.name)
         self._lines.append(line)
-        where = as_filter(instruction.where, f"step {instruction.name!r}")
-        step, bit = step_of(instruction), self._n_steps
-        self._n_steps += 1
-        line.rows_in = reduce(Estimate.__add__, (flow.rows for flow in self._flows), NOTHING)
-        line.tokens_in = _together([flow.tokens(self._recipe.tokens) for flow in self._flows])
+        line.rows_in = self._total()
+        line.tokens_in = _together([state.tokens(self.recipe.tokens) for state in self.states])
         try:
-            self._done(step, where, BoundStep(name, step, where, bit), instruction, line)
-        except Exception as error:
-            # Whatever a bake would stop at is told here; explaining goes on without this step.
-            line.notes.append("fails on the sample")
-            self._problems.append(f"step {name!r}: {_told(error)}; {self._end()}")
-            for flow in self._flows:
-                flow.rows, flow.is_whole = replace(flow.rows, is_exact=False), False
-        line.rows_out = reduce(Estimate.__add__, (flow.rows for flow in self._flows), NOTHING)
-        line.tokens_out = _together([flow.tokens(self._recipe.tokens) for flow in self._flows])
-        line.n_bytes = reduce(Estimate.__add__, (flow.sized() for flow in self._flows), NOTHING)
-
-    def _done(self, step: Any, where: Any, bound: BoundStep, instruction: PrepareStep, line: ExplainedLine) -> None:
-        if hasattr(step, "prepare") and not getattr(step, "needs_all", False):
-            keeping = _KEEPS_ROWS if self._on_error == "raise" else _REJECTS_NONE
-            keeps_rows = isinstance(instruction.step, str) and instruction.step in keeping
-            for flow in self._flows:
-                if flow.is_open:
-                    flow.pipeline = replace(flow.pipeline, steps=(*flow.pipeline.steps, bound))
-                self._try(flow, bound, line, keeps_rows)
-            return
-        for flow in self._flows:
-            flow.is_open = False
-        samples = [piece for flow in self._flows for piece in flow.pieces]
-        if isinstance(step, Shuffle):
-            self._is_shuffled = True
-        elif isinstance(step, Limit):
-            self._limit(step, where)
-        elif isinstance(step, Dedup):
-            self._kept(lambda: step.masks(samples, None, where), line)
-        elif isinstance(step, Fitted):
-            fitted = replace(bound, step=step.with_parameters(step.fitted(samples, where)))
-            for flow in self._flows:
-                self._try(flow, fitted, line, keeps_rows=True)
-        else:
-            rejects: list[dict[str, Any]] = []
-            self._kept(lambda: step.masks(samples, None, where, "skip", rejects), line, rejects)
-
-    def _kept(
-        self, masks_of: Callable[[], list[Mask]], line: ExplainedLine, rejects: Sequence[dict[str, Any]] = ()
-    ) -> None:
-        """What is left where rows are compared with those of all ingredients."""
-        started = time.perf_counter()
-        masks = masks_of() if self._flows else []
-        seconds = (time.perf_counter() - started) / max(1, sum(flow.n_sampled for flow in self._flows))
-        is_all = all(flow.is_whole for flow in self._flows)
-        # Of rows that are alike the first is left: which one that is, and of whom, depends on the order.
-        is_in_order = not self._is_shuffled and all(flow.is_in_order for flow in self._flows)
-        for flow in self._flows:
-            own, masks = masks[: len(flow.pieces)], masks[len(flow.pieces) :]
-            n_before = flow.n_sampled
-            self._tell([each for each in rejects if each["ingredient"] == flow.name], flow, n_before, line, is_all)
-            flow.bound.append((line, seconds * flow.rows.value))
-            made = [piece.keep(mask) for piece, mask in zip(flow.pieces, own, strict=True)]
-            _became(flow, made, n_before, is_all=is_all and is_in_order)
-
-    def _limit(self, step: Limit, where: Any) -> None:
-        asked = [_selected(flow, where) for flow in self._flows]
-        total = reduce(Estimate.__add__, asked, NOTHING)
-        left: float = step.n
-        for flow, mine in zip(self._flows, asked, strict=True):
-            if self._is_shuffled and len(self._flows) > 1:
-                kept = mine.value * min(1.0, step.n / max(1.0, total.value))
+            if is_barrier(bound.step):
+                self._barrier(bound, line)
             else:
-                kept = min(mine.value, left)
-            left -= kept
-            is_exact = total.is_exact and not (self._is_shuffled and kept < mine.value and len(self._flows) > 1)
-            if kept < mine.value:
-                flow.is_whole = False
-                flow.rows = Estimate(flow.rows.value - mine.value + kept, flow.rows.is_exact and is_exact)
+                for state in self.states:
+                    self._row_local(state, bound, line)
+        except Exception as error:
+            # Whatever would stop a bake is a problem here; explaining continues without this step.
+            line.notes.append("fails on the sample")
+            self._problems.append(f"step {bound.name!r}: {_message(error)}; {_end_of_bake(is_certain=self.is_whole)}")
+            for state in self.states:
+                state.rows, state.is_whole = replace(state.rows, is_exact=False), False
+        line.rows_out = self._total()
+        line.tokens_out = _together([state.tokens(self.recipe.tokens) for state in self.states])
+        line.n_bytes = reduce(Estimate.__add__, (state.sized() for state in self.states), NOTHING)
 
-    def _try(self, flow: _Flow, bound: BoundStep, line: ExplainedLine, keeps_rows: bool) -> None:
-        """Do a step to the sample, or to as much of it as can be done quickly."""
-        is_own = any(INGREDIENT in piece.table.column_names for piece in flow.pieces)
-        if bound.where is not None and not is_own and bound.where.bind(ingredient=flow.name) is False:
+    def _barrier(self, bound: BoundStep, line: ExplainedLine) -> None:
+        is_whole, n_before = self.is_whole, [state.n_sampled for state in self.states]
+        selected = [state.selected(bound.where) for state in self.states]
+        started = time.perf_counter()
+        decision = self.decide(bound, "skip")
+        rejects = self.act(decision, bound, "skip")
+        seconds = (time.perf_counter() - started) / max(1, sum(n_before))
+        estimated = None if is_whole else self._estimated(decision, bound, selected, line)
+        for i, state in enumerate(self.states):
+            own = [each for each in rejects if each["ingredient"] == state.name]
+            self._report(own, state, n_before[i], line, is_whole)
+            state.work.append((line, seconds * state.rows.value))
+            state.rows = Estimate(state.n_sampled, True) if estimated is None else estimated[i]
+            state.is_open, state.is_whole = False, is_whole
+            state.pieces = [canonical(piece) for piece in state.sample]
+
+    def _estimated(
+        self, decision: Decision, bound: BoundStep, selected: list[Estimate], line: ExplainedLine
+    ) -> list[Estimate]:
+        """The rows of each ingredient after a barrier that has seen only some of them."""
+        before = [state.rows for state in self.states]
+        if decision.keep is None:
+            is_sure = self.on_error == "raise" or decision.step is not None or decision.sort_key is not None
+            return [replace(rows, is_exact=rows.is_exact and is_sure) for rows in before]
+        estimate = getattr(bound.step, "estimate", None)
+        if estimate is None:
+            line.notes.append("what it leaves cannot be estimated from some of the rows")
+            return [Estimate(rows.value, False, is_bound=True) for rows in before]
+        is_mixed = self.is_sorted and len(before) > 1
+        kept = estimate([each.value for each in selected], is_shuffled=is_mixed)
+        is_exact = all(each.is_exact for each in selected)
+        return [
+            rows
+            if n >= mine.value
+            else replace(rows, value=rows.value - mine.value + n, is_exact=rows.is_exact and is_exact and not is_mixed)
+            for rows, mine, n in zip(before, selected, kept, strict=True)
+        ]
+
+    def _row_local(self, state: SampledState, bound: BoundStep, line: ExplainedLine) -> None:
+        """Apply a step to the sample, or to as much of it as is quick."""
+        if state.is_open:
+            state.pipeline = replace(state.pipeline, steps=(*state.pipeline.steps, bound))
+        is_own = any(INGREDIENT in piece.table.column_names for piece in state.sample)
+        if bound.where is not None and not is_own and bound.where.bind(ingredient=state.name) is False:
             return
-        is_quick = isinstance(bound.step, RowStep) and not bound.step.fingerprint.startswith("tokenize")
-        tried = flow.pieces if is_quick else self._affordable(flow.pieces, bound)
+        kind = bound.step.kind if isinstance(bound.step, RowStep) else None
+        is_quick = kind is not None and kind != "tokenize"
+        tried = state.sample if is_quick else self._affordable(state.sample, bound)
         n_tried = sum(map(len, tried))
-        rejects: list[dict[str, Any]] = []
+        rejects: list[Reject] = []
         started = time.perf_counter()
         made = [prepared(piece, bound, "skip", rejects) for piece in tried]
         seconds = time.perf_counter() - started
-        self._tell(rejects, flow, n_tried, line, flow.is_whole)
-        rate = seconds / max(1, n_tried) * flow.rows.value
-        flow.bound.append((line, rate / self._n_workers if is_quick else rate))
-        if n_tried < flow.n_sampled:
-            line.notes.append(f"tried on {n_tried:,} rows of {flow.name}: {duration_text(seconds / n_tried)} a row")
-        is_all = flow.is_whole and n_tried == flow.n_sampled
-        _became(flow, made, n_tried, is_all=is_all, keeps_rows=keeps_rows)
+        self._report(rejects, state, n_tried, line, state.is_whole)
+        rate = seconds / max(1, n_tried) * state.rows.value
+        state.work.append((line, rate / self._n_workers if is_quick else rate))
+        if n_tried < state.n_sampled:
+            line.notes.append(f"tried on {n_tried:,} rows of {state.name}: {duration_text(seconds / n_tried)} a row")
+        is_all = state.is_whole and n_tried == state.n_sampled
+        keeps_rows = kind in (_KEEPS_ROWS if self.on_error == "raise" else _REJECTS_NONE)
+        state.became(made, n_tried, is_all=is_all, keeps_rows=keeps_rows)
 
-    def _tell(
-        self, rejects: Sequence[dict[str, Any]], flow: _Flow, n_tried: int, line: ExplainedLine, is_certain: bool
+    def _report(
+        self, rejects: Sequence[Reject], state: SampledState, n_tried: int, line: ExplainedLine, is_certain: bool
     ) -> None:
         """What a step rejects; it ends the bake for certain only if these rows are those of the bake."""
         if not rejects:
             return
         reason = rejects[0]["reason"]
-        text = f"{len(rejects):,} of {n_tried:,} sampled rows of {flow.name} rejected: {reason}"
+        text = f"{len(rejects):,} of {n_tried:,} sampled rows of {state.name} rejected: {reason}"
         line.notes.append(text)
-        if self._on_error == "raise":
+        if self.on_error == "raise":
             self._problems.append(f"step {line.name!r}: {text}; {_end_of_bake(is_certain=is_certain)}")
 
     def _affordable(self, sample: list[FragmentRows], bound: BoundStep) -> list[FragmentRows]:
@@ -419,13 +403,13 @@ class _Kitchen:
 
     # -- the cache
 
-    def _look_up(self, flow: _Flow) -> None:
-        line = flow.line
-        line.fragments = len(flow.fragments)
+    def _look_up(self, state: SampledState) -> None:
+        line = state.line
+        line.fragments = len(state.fragments)
         missing: Counter[str] = Counter()
         started = time.perf_counter()
-        for fragment in flow.fragments:
-            reason = self._missing(flow, fragment)
+        for fragment in state.fragments:
+            reason = self._missing(state, fragment)
             if reason is None:
                 line.cached += 1
             else:
@@ -433,21 +417,21 @@ class _Kitchen:
         line.seconds += time.perf_counter() - started  # the bake asks the cache about each of them, too
         line.missing = dict(missing)
         left = 1 - line.cached / line.fragments if line.fragments else 1.0
-        done = {id(line) for line, _ in flow.bound[: 1 + len(flow.pipeline.steps)]}
-        for each, seconds in flow.bound:
+        done = {id(line) for line, _ in state.work[: 1 + len(state.pipeline.steps)]}
+        for each, seconds in state.work:
             each.seconds += seconds * (left if id(each) in done else 1)
 
-    def _missing(self, flow: _Flow, fragment: Fragment) -> str | None:
+    def _missing(self, state: SampledState, fragment: Fragment) -> str | None:
         """Why a fragment is not cached; None if it is."""
         if not self._has_cache:
             return "no cache"
         if self._cache is None:
             return "new content"
-        kept = self._cache.look(flow.pipeline.key(fragment), with_rejects=self._on_error != "raise")
-        if flow.threshold is not None and kept is not None:
-            return _chosen_otherwise(flow.threshold, *kept, is_known=flow.is_known)
-        otherwise = "chosen while baking" if flow.threshold is None else "not kept"
-        return self._last.changed(flow.pipeline, fragment) or otherwise
+        kept = self._cache.look(state.pipeline.key(fragment), with_rejects=self.on_error != "raise")
+        if state.threshold is not None and kept is not None:
+            return _chosen_otherwise(state.threshold, *kept, is_known=state.is_known)
+        otherwise = "chosen while baking" if state.threshold is None else "not kept"
+        return self._last.changed(state.name, state.pipeline.describe([fragment]), fragment_key(fragment)) or otherwise
 
 
 def _seconds(pieces: list[FragmentRows], bound: BoundStep) -> float:
@@ -455,26 +439,6 @@ def _seconds(pieces: list[FragmentRows], bound: BoundStep) -> float:
     for piece in pieces:
         prepared(piece, bound, "skip", [])
     return time.perf_counter() - started
-
-
-def _selected(flow: _Flow, where: Any) -> Estimate:
-    if where is None:
-        return flow.rows
-    n_selected = sum(int(np.count_nonzero(selected_rows(piece, where))) for piece in flow.pieces)
-    if flow.is_whole:
-        return Estimate(n_selected, True)
-    return Estimate(n_selected / max(1, flow.n_sampled) * flow.rows.value, False)
-
-
-def _became(flow: _Flow, made: list[FragmentRows], n_before: int, *, is_all: bool, keeps_rows: bool = False) -> None:
-    """A flow after a step; all of its rows if ``is_all``, so that they need only be counted."""
-    n_after = sum(map(len, made))
-    if is_all:
-        flow.rows = Estimate(n_after, True)
-    elif not (keeps_rows and n_after == n_before):
-        flow.rows = Estimate(flow.rows.value * (n_after / n_before if n_before else 1.0), False)
-    flow.is_whole = is_all
-    flow.pieces = [canonical(piece) for piece in made]
 
 
 def _counted_tokens(pieces: Sequence[FragmentRows], column: str) -> int | None:
@@ -507,8 +471,8 @@ def _end_of_bake(*, is_certain: bool) -> str:
     return f"the bake {'would' if is_certain else 'may'} stop there"
 
 
-def _told(error: Exception) -> str:
-    """An error in one line, with the place that its notes tell."""
+def _message(error: Exception) -> str:
+    """An error in one line, with the place in its notes."""
     notes = f" ({'; '.join(error.__notes__)})" if hasattr(error, "__notes__") else ""
     return f"{type(error).__name__}: {error}{notes}"
 
@@ -519,7 +483,7 @@ def _together(parts: Sequence[Estimate | None]) -> Estimate | None:
 
 
 def _chosen_otherwise(threshold: int, kept: int, holds_for_fewer: bool, *, is_known: bool) -> str | None:
-    """Why a kept result does not hold for this choice: it has too few rows, or more and nobody knows which to leave."""
+    """Why a kept result does not hold for this choice: too few rows, or more than can be told apart."""
     if kept < threshold:
         return "more rows asked for"
     return "fewer rows asked for" if kept > threshold and is_known and not holds_for_fewer else None
@@ -542,7 +506,6 @@ class SampleScan:
     total: Estimate
     is_all: bool
     is_certain: bool = True  #: whether a bake reads these very rows: those of a nested recipe may be others
-    is_in_order: bool = True  #: whether a bake reads them in this order
 
     @property
     def n_passed(self) -> int:
@@ -558,7 +521,7 @@ class SampleScan:
         return Estimate(self.n_passed / max(1, self.n_read) * self.total.value, False)
 
 
-def looked(pipeline: FragmentPipeline, fragments: Sequence[Fragment], seed: int) -> SampleScan:
+def scanned(pipeline: FragmentPipeline, fragments: Sequence[Fragment], seed: int) -> SampleScan:
     """Read fragments in the order of a hash until there is enough to tell."""
     names = [key_of("explain", seed, each.name, each.number) for each in fragments]
     pieces: dict[int, FragmentRows] = {}
@@ -615,17 +578,17 @@ def smallest(
     return [piece for piece in pieces if len(piece)] or pieces[:1]
 
 
-def border_of(asked: int, look: SampleScan, available: Estimate, hashes: list[Any]) -> int:
+def border_of(asked: int, scan: SampleScan, available: Estimate, hashes: list[Any]) -> int:
     """The hash below which a count of rows is: the lowest that is not chosen, or else what it is not likely below."""
     if asked >= available.value:
         return 2**64
-    if look.is_all:
+    if scan.is_all:
         return int(np.partition(np.concatenate(hashes), asked)[asked])
     return int(asked / available.value * max(0.0, 1 - 3 / max(1, asked) ** 0.5) * 2**64)
 
 
 def spread(pieces: list[FragmentRows], n_rows: int) -> list[FragmentRows]:
-    """So many of the rows, as far from each other as can be."""
+    """``n_rows`` of the rows, evenly spaced."""
     n_all = sum(map(len, pieces))
     if n_rows >= n_all:
         return pieces

@@ -19,20 +19,24 @@ from poolish.printable import printable
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, and whether it is known.
+    """A number, and whether it is known; with ``is_bound`` it cannot be estimated, but is not larger.
 
     >>> print(Estimate(1200, True), Estimate(1200.4, False), Estimate(2, True) + Estimate(1, False))
     1,200 ~1,200 ~3
+    >>> print(Estimate(2, True) + Estimate(7, False, is_bound=True))
+    at most ~9
     """
 
     value: float
     is_exact: bool
+    is_bound: bool = False
 
     def __str__(self) -> str:
-        return f"{'' if self.is_exact else '~'}{round(self.value):,}"
+        return f"{'at most ' if self.is_bound else ''}{'' if self.is_exact else '~'}{round(self.value):,}"
 
     def __add__(self, other: Estimate) -> Estimate:
-        return Estimate(self.value + other.value, self.is_exact and other.is_exact)
+        is_bound = self.is_bound or other.is_bound
+        return Estimate(self.value + other.value, self.is_exact and other.is_exact, is_bound)
 
 
 NOTHING = Estimate(0, True)

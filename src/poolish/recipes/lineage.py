@@ -83,9 +83,7 @@ class Lineage:
 
     def identities(self) -> Int64:
         """A number for each row that depends on what it is alone, not on what else was baked."""
-        told = self.rows
-        parts = (told.ingredient_names, told.part_names, told.ingredients, told.names, told.rows, told.subs)
-        return identity_numbers(*parts)
+        return self.rows.identities()
 
     def to_arrow(self) -> pa.Table:
         """One line a row: ingredient, file, row, part, and the steps that were applied.
@@ -209,6 +207,11 @@ class BakedRows:
     def steps(self) -> Int64:
         """A bit for each step that was applied."""
         return self._joined([origin.steps for origin in self.origins])
+
+    def identities(self) -> Int64:
+        """A number for each row that depends on its origin alone, not on what else was baked."""
+        parts = (self.ingredient_names, self.part_names, self.ingredients, self.names, self.rows, self.subs)
+        return identity_numbers(*parts)
 
     def shares(self) -> dict[str, int]:
         """How many rows of each ingredient there are."""

@@ -20,6 +20,7 @@ from poolish.recipes.fragment_rows import (
     FragmentRows,
     Int64,
     Mask,
+    Words,
     below,
     canonical,
     canonical_table,
@@ -28,8 +29,23 @@ from poolish.recipes.fragment_rows import (
     row_hashes,
     workable,
 )
-from poolish.recipes.selection import Candidates
 from poolish.recipes.sources import Fragment, Source, no_rows, selected
+
+#: A rejected row: ingredient, file, row, step and reason.
+Reject = dict[str, Any]
+#: The name of a fragment: its part and its number there.
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Rows of one fragment that passed the filter: their numbers, hashes, and what they are picked by."""
+
+    place: Place
+    rows: Int64
+    hashes: Words
+    values: Any = None
+    tokens: Int64 | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +124,16 @@ class FragmentPipeline:
         piece = replace(found.piece, mask=mask) if n_left else found.piece.keep(mask)
         return replace(found, piece=piece, counts=counts, threshold=self.threshold)
 
+    def describe(self, fragments: Sequence[Fragment]) -> dict[str, Any]:
+        """What decides the results of these fragments, for the index of the last bake."""
+        return {
+            "filter": str(self.where),
+            "seed": str(self.seed),
+            "steps": [step.fingerprint for step in self.steps],
+            "on_error": self.on_error,
+            "fragments": {fragment_key(fragment): fragment.fingerprint for fragment in fragments},
+        }
+
     def in_recipe(self, piece: FragmentRows) -> FragmentRows:
         """The piece with its steps numbered as they stand in the recipe."""
         if all(bound.bit == i for i, bound in enumerate(self.steps)):
@@ -138,7 +164,7 @@ class FragmentPipeline:
         return self._with_filter(needs)
 
     def choose(
-        self, piece: FragmentRows, fragment: Fragment, count: dict[str, int], rejects: list[dict[str, Any]]
+        self, piece: FragmentRows, fragment: Fragment, count: dict[str, int], rejects: list[Reject]
     ) -> FragmentRows:
         """The rows of a piece that pass the filter and are chosen."""
         # One mask for filter and choice: filtering a table costs more than hashing its row numbers.
@@ -206,6 +232,11 @@ class FragmentPipeline:
         return list(dict.fromkeys([*names, *self.where.top_columns(self.source.schema())]))
 
 
+def fragment_key(fragment: Fragment) -> str:
+    """The name of a fragment within its source."""
+    return f"{fragment.number} {fragment.name}"
+
+
 def _tells_types(found: BakedFragment, mask: Mask) -> bool:
     """Whether any of the rows that are meant would give the columns the types they have."""
     table = found.piece.table
@@ -241,7 +272,7 @@ def _counts(column: Any, name: str, ingredient: str) -> Any:
     return column.cast(pa.int64())
 
 
-def prepared(piece: FragmentRows, bound: BoundStep, on_error: str, rejects: list[dict[str, Any]]) -> FragmentRows:
+def prepared(piece: FragmentRows, bound: BoundStep, on_error: str, rejects: list[Reject]) -> FragmentRows:
     """A piece after one step, on the rows that its filter selects; the others stay, and all keep their places."""
     if not len(piece):  # whatever the step would make of rows, there are none
         return piece
@@ -300,7 +331,7 @@ class FragmentRun:
         self._pipeline, self._fragment, self._columns = pipeline, fragment, pipeline.columns()
         self._count = {"in": 0, "null": 0, "filtered": 0, "out": 0}
         self._pieces: list[FragmentRows] = []
-        self._rejects: list[dict[str, Any]] = []
+        self._rejects: list[Reject] = []
 
     def add(self, table: pa.Table, rows: Int64) -> None:
         """Choose among rows that were read."""

@@ -15,22 +15,19 @@ import numpy as np
 
 from poolish import seeds
 from poolish.errors import ConfigError, RecipeError
-from poolish.files import checksum_hex
 from poolish.fingerprints import check_attributes
-from poolish.guards.checks.guard import ask, check_guard
+from poolish.guards.checks.guard import check_guard
 from poolish.guards.checks.suite import Suite
 from poolish.printable import printable
-from poolish.recipes.baking import Bake, Progress
-from poolish.recipes.cache import Cache
+from poolish.recipes.baking import Bake, BakeOptions, Progress
+from poolish.recipes.cache import Cache, LastBake
 from poolish.recipes.differences import RecipeDifference, recipe_difference, told
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explain import explain
 from poolish.recipes.explanation import Explanation
 from poolish.recipes.filters import as_filter
 from poolish.recipes.instructions import ON_SHORT, AddIngredient, Instruction, Pick, PrepareStep, check_not_empty
-from poolish.recipes.last_bake import remember
-from poolish.recipes.lineage import BakedRows, Lineage
-from poolish.recipes.report import BakeResult, Report, reasons_of, rejects_table
+from poolish.recipes.report import BakeResult
 from poolish.recipes.sources import held
 from poolish.recipes.steps.registry import is_registered
 from poolish.recipes.steps.suites import is_suite
@@ -235,37 +232,14 @@ class DatasetRecipe:
         check_not_empty(self.name, self.instructions)
         started = time.perf_counter()
         kept = None if cache is None else Cache(cache)
-        bake_ = Bake(self.instructions, self.seed, self.total, self.unit, self.tokens, as_engine(engine))
-        bake_.on_error, bake_.budget, bake_.cache, bake_.progress = on_error, budget, kept, progress
-        bake_.guard, bake_.may_mask = check_guard(guard, "bake"), into is None
-        rows = bake_.run()
-        buffer = DatasetBuffer() if into is None else into
-        if into is None:
-            rows = rows.append_into(buffer)
-        elif rows.table.num_columns:
-            rows = _appended(rows, buffer, bake_)
+        guard = check_guard(guard, "bake")
+        options = BakeOptions(as_engine(engine), on_error, budget, kept, progress, guard, into)
+        outcome = Bake(self, options).run()
         seconds = time.perf_counter() - started
-        states = bake_._states
         if kept is not None:
-            remember(kept, self.name, states)
-        contents = {
-            state.name: checksum_hex(*(each.fingerprint.encode() for each in state.fragments)) for state in states
-        }
-        report = Report(
-            self.name,
-            self._known_fingerprint(),
-            tuple(bake_.lines),
-            len(rows),
-            len(bake_.rejects),
-            seconds,
-            rows.shares(),
-            reasons_of(bake_.rejects),
-            contents,
-            told(self),
-            rows,
-        )
-        lineage = Lineage(rows, bake_.step_names, [state.pipeline.source for state in states])
-        return BakeResult(buffer, report, rejects_table(bake_.rejects), lineage, rows.table)
+            about = {state.name: state.pipeline.describe(state.fragments) for state in outcome.ingredients}
+            LastBake(kept, self.name).write(about)
+        return BakeResult.of(outcome, self.name, self._known_fingerprint(), told(self), seconds)
 
     def explain(self, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
         """What baking will do, before it is done: rows, tokens, bytes, seconds, and what is cached and why not.
@@ -322,26 +296,6 @@ def bake(
     {'n': [1, 2]}
     """
     return recipe.bake(into, engine, guard, on_error, cache, budget=budget, progress=progress).buffer
-
-
-def _appended(rows: BakedRows, buffer: DatasetBuffer, bake_: Bake) -> BakedRows:
-    """Append rows to a buffer that has a life of its own; those that its guard, if it has one, let in."""
-    own = buffer.guard
-    if own is None:
-        buffer.append(rows.table)
-        return rows
-    entered = [rows]
-
-    def listening(asked: Any) -> Any:
-        # The bake counts what a guard keeps out, before anything enters: a budget may be spent by it. It gets the
-        # answer that this one gave, because a guard may remember what it saw and must not be asked twice.
-        answer = ask(own, asked, buffer)
-        bake_.guard = lambda _: answer
-        entered.append(bake_._guarded(rows))
-        return answer
-
-    buffer.append(rows.table, guard=listening)
-    return entered[-1]
 
 
 def _named(name: str | Iterable[Instruction], instructions: Iterable[Instruction]) -> tuple[str, Iterable[Instruction]]:

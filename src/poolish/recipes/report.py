@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from poolish import html
 from poolish.concurrency import cached_property
+from poolish.files import checksum_hex
 from poolish.guards import ColumnProfile, Profile
 from poolish.guards.stats.bins import Bins
 from poolish.printable import printable
-from poolish.recipes.baking import InstructionStats
+from poolish.recipes.baking import BakeOutcome, InstructionStats
 from poolish.recipes.differences import Difference, Told, cause, is_other_order, matched, n_changed, recipe_difference
 from poolish.recipes.fragment_rows import row_hashes
 from poolish.recipes.lineage import BakedRows, Lineage
@@ -285,6 +286,26 @@ class BakeResult:
     lineage: Lineage
     table: pa.Table
 
+    @classmethod
+    def of(cls, outcome: BakeOutcome, recipe: str, fingerprint: str, told: Told, seconds: float) -> BakeResult:
+        """The result of a bake with its report and lineage."""
+        rows, states = outcome.rows, outcome.ingredients
+        report = Report(
+            recipe,
+            fingerprint,
+            outcome.lines,
+            len(rows),
+            len(outcome.rejects),
+            seconds,
+            rows.shares(),
+            reasons_of(outcome.rejects),
+            {state.name: checksum_hex(*(each.fingerprint.encode() for each in state.fragments)) for state in states},
+            told,
+            rows,
+        )
+        lineage = Lineage(rows, outcome.step_names, [state.pipeline.source for state in states])
+        return cls(outcome.buffer, report, rejects_table(outcome.rejects), lineage, rows.table)
+
     def diff(self, previous: BakeResult) -> Difference:
         """Rows that came, went or changed since another bake, and whether the recipe or the data is the cause.
 
@@ -313,7 +334,7 @@ class BakeResult:
         return f"<BakeResult {printable(report.recipe)}: {report.n_rows:,} rows, {report.n_rejected:,} rejected>"
 
 
-def rejects_table(rejects: list[dict[str, Any]]) -> pa.Table:
+def rejects_table(rejects: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rejected rows with where they were, the step and the reason."""
     names = ("ingredient", "file", "row", "step", "reason")
     types = (pa.string(), pa.string(), pa.int64(), pa.string(), pa.string())

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from poolish.errors import LimitExceeded, SchemaError
+from poolish.errors import LimitExceeded, RecipeError, SchemaError
 from poolish.rows.cast import cast_exact, one_chunk
 from poolish.rows.encode import ColumnEncoder, encoder_of
 from poolish.rows.validate import Limits, ValueRejected
@@ -281,3 +281,47 @@ def _with_types(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
         fields.append(field.with_type(type_))
         columns.append(column if column.type == type_ else cast_exact(one_chunk(column), type_))
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+# Values of several types ----------------------------------------------------------------------------------------------
+
+
+#: A step comes too late for a choice.
+_ADVICE = "give the column one type in its source"
+
+
+def comparable_type(found_in: Mapping[pa.DataType, str], what: str, advice: str = _ADVICE) -> pa.DataType:
+    """The type in which values of these types can be compared, given where each was found; else a ``RecipeError``.
+
+    Files without types (jsonl, csv) may have 1 in one and 0.5 in the next. Where one has nothing but nulls, or empty
+    lists, the others know the type.
+
+    >>> comparable_type({pa.int64(): "a.jsonl", pa.null(): "b.jsonl", pa.float64(): "c.jsonl"}, "column 'score'")
+    DataType(double)
+    """
+    found = {type_: place for type_, place in found_in.items() if not kinds.is_null(type_)}
+    if len(found) > 1 and all(map(_is_number, found)):
+        return pa.int64() if all(map(kinds.is_integer, found)) else pa.float64()
+    try:
+        return pa.unify_schemas([pa.schema([("value", type_)]) for type_ in found_in]).field("value").type
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        pass
+    told = ", ".join(f"{type_} in {place}" if place else str(type_) for type_, place in found.items())
+    raise RecipeError(f"{what}: {told} cannot be compared with each other; {advice}")
+
+
+def as_type(values: Any, type_: pa.DataType, what: str, advice: str = _ADVICE) -> Any:
+    """Numbers in a type in which they can be compared; one that this type would round is a ``RecipeError``.
+
+    Nulls get their type when they are joined with the others.
+    """
+    if values.type == type_ or not _is_number(values.type):
+        return values
+    try:
+        return values.cast(type_)
+    except pa.ArrowInvalid as error:
+        raise RecipeError(f"{what}: {values.type} cannot be compared as {type_} exactly: {error}; {advice}") from None
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(kinds.is_integer(type_) or kinds.is_floating(type_))

@@ -8,10 +8,12 @@ thousand.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,21 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from poolish.errors import RecipeError
-from poolish.recipes.fragment_rows import Int64, Words
-
-#: The name of a fragment: its part and its number there.
-Place = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Rows of one fragment that passed the filter: their numbers, hashes, and what they are picked by."""
-
-    place: Place
-    rows: Int64
-    hashes: Words
-    values: Any = None
-    tokens: Int64 | None = None
+from poolish.recipes.cache import BakedFragment, Cache, key_of
+from poolish.recipes.engine import Engine, taken
+from poolish.recipes.fragment_rows import FragmentRows, Int64, Words
+from poolish.recipes.pipeline import Candidates, FragmentPipeline, Place
+from poolish.recipes.rows_to_table import as_type, comparable_type
+from poolish.recipes.sources import Fragment
 
 
 @dataclass(frozen=True)
@@ -305,57 +298,79 @@ def _by_strata(codes: Any, hashes: Words, n: int) -> Any:
     return kept
 
 
-# Values of several types ----------------------------------------------------------------------------------------------
-
-
-#: A step comes too late for a choice.
-_ADVICE = "give the column one type in its source"
-
-
-def comparable_type(found_in: Mapping[pa.DataType, str], what: str, advice: str = _ADVICE) -> pa.DataType:
-    """The type in which values of these types can be compared, given where each was found; else a ``RecipeError``.
-
-    Files without types (jsonl, csv) may have 1 in one and 0.5 in the next. Where one has nothing but nulls, or empty
-    lists, the others know the type.
-
-    >>> comparable_type({pa.int64(): "a.jsonl", pa.null(): "b.jsonl", pa.float64(): "c.jsonl"}, "column 'score'")
-    DataType(double)
-    """
-    found = {type_: place for type_, place in found_in.items() if not kinds.is_null(type_)}
-    if len(found) > 1 and all(map(_is_number, found)):
-        return pa.int64() if all(map(kinds.is_integer, found)) else pa.float64()
-    try:
-        return pa.unify_schemas([pa.schema([("value", type_)]) for type_ in found_in]).field("value").type
-    except (pa.ArrowTypeError, pa.ArrowInvalid):
-        pass
-    told = ", ".join(f"{type_} in {place}" if place else str(type_) for type_, place in found.items())
-    raise RecipeError(f"{what}: {told} cannot be compared with each other; {advice}")
-
-
-def as_type(values: Any, type_: pa.DataType, what: str, advice: str = _ADVICE) -> Any:
-    """Numbers in a type in which they can be compared; one that this type would round is a ``RecipeError``.
-
-    Nulls get their type when they are joined with the others.
-    """
-    if values.type == type_ or not _is_number(values.type):
-        return values
-    try:
-        return values.cast(type_)
-    except pa.ArrowInvalid as error:
-        raise RecipeError(f"{what}: {values.type} cannot be compared as {type_} exactly: {error}; {advice}") from None
-
-
-def _is_number(type_: pa.DataType) -> bool:
-    return bool(kinds.is_integer(type_) or kinds.is_floating(type_))
-
-
 # All of them ----------------------------------------------------------------------------------------------------------
 
 
 def chooser(how: str, most: int | None, what: str = "the column that rows are picked by") -> Chooser:
-    """Whoever picks rows in this way; ``what`` names ingredient and column in errors."""
+    """The selector for a pick; ``what`` names ingredient and column in errors."""
     if how == "hash":
         return ByHash(most)
     if how in ("latest", "oldest"):
         return ByPlace(most, is_latest=how == "latest")
     return ByValue(most, what) if how == "top" else Stratified(what)
+
+
+# Scanning candidates --------------------------------------------------------------------------------------------------
+
+
+def scan(
+    picking: Chooser,
+    pipeline: FragmentPipeline,
+    fragments: Sequence[Fragment],
+    column: str | None,
+    tokens: str | None,
+    engine: Engine,
+    cache: Cache | None,
+) -> None:
+    """Feed all candidates of an ingredient to its selector, new ones only where the cache holds its state."""
+    names = {pipeline.candidates_key(fragment, column, tokens): fragment for fragment in fragments}
+    memory = None
+    if cache is not None and isinstance(picking, ByHash) and picking.most is not None:
+        memory = _Memory(cache, pipeline, picking)
+    seen = set() if memory is None else memory.recall(names)
+    fresh = {name: fragment for name, fragment in names.items() if name not in seen}
+    # What is kept is taken here: to hand it to a worker and back takes longer than to read it.
+    is_kept = {name: cache is not None and cache.has(name) for name in fresh}
+    tasks = [(pipeline, fragment) for name, fragment in fresh.items() if not is_kept[name]]
+    run = engine.run(partial(_candidates, column, tokens, cache), tasks)
+    with taken(run) as found:
+        for name, fragment in fresh.items():
+            picking.add(pipeline.candidates(fragment, column, tokens, cache) if is_kept[name] else next(found))
+    if memory is not None and len(fresh) > len(names) // 8:  # a few may be looked at again, for less than this costs
+        memory.keep(names)
+
+
+def _candidates(
+    column: str | None, tokens: str | None, cache: Cache | None, task: tuple[FragmentPipeline, Fragment]
+) -> Candidates:
+    pipeline, fragment = task
+    return pipeline.candidates(fragment, column, tokens, cache)
+
+
+class _Memory:
+    """What a choice by hash has seen of an ingredient, in the cache."""
+
+    def __init__(self, cache: Cache, pipeline: FragmentPipeline, picking: ByHash) -> None:
+        self._cache, self._ingredient, self._picking = cache, pipeline.ingredient, picking
+        self._key = key_of("seen", pipeline.ingredient, pipeline.seed, str(pipeline.where), picking.most)
+
+    def recall(self, names: Any) -> set[str]:
+        """Let the chooser know what was seen before, if all of that is still there; what that was."""
+        found = self._cache.get(self._key)
+        if found is None:
+            return set()
+        table = found.piece.table
+        seen = set(json.loads(table.schema.metadata[b"seen"]))
+        if not seen <= set(names):
+            return set()
+        self._picking.resume(int(table.schema.metadata[b"available"]), table.column("hash").to_numpy())
+        return seen
+
+    def keep(self, names: Any) -> None:
+        """Remember it for the next time."""
+        available, hashes = self._picking.state()
+        about = {"seen": json.dumps(list(names)), "available": str(available)}
+        table = pa.table({"hash": hashes}).replace_schema_metadata(about)
+        self._cache.put(
+            self._key, BakedFragment(FragmentRows.read(self._ingredient, "", table, np.zeros(len(hashes), np.int64)))
+        )

@@ -1,152 +1,238 @@
-"""Steps that every recipe can use, by name: ``recipe.prepare_step("english", "filter", keep="lang == 'en'")``.
+"""Barriers: steps that need all rows before they can decide about any.
 
-Most look at one row at a time (``row_steps``). Some need to see all rows first (``Barrier``): to drop duplicates, to
-shuffle, to cut, to fit a scale. A barrier gathers what it needs from each piece, decides, and says for each piece what
-is left or which row-local step follows from the decision.
+    pieces, context --decide--> Decision --the bake acts on it--> rows that stay, a fitted row-local step, an order
+
+A barrier decides and changes nothing, so ``explain`` runs the same decision on a sample. Anything with ``decide`` is a
+barrier: pass an object as the step, or register a class, whose arguments are the options of the step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
-from poolish.fingerprints import options_fingerprint
-from poolish.recipes.fragment_rows import FragmentRows, Int64, Mask, canonical_table, mixed, row_hashes, selected_rows
-from poolish.recipes.selection import as_type, comparable_type
+from poolish.recipes.fragment_rows import (
+    FragmentRows,
+    Int64,
+    Mask,
+    Words,
+    canonical_table,
+    mixed,
+    row_hashes,
+    selected_rows,
+)
+from poolish.recipes.rows_to_table import as_type, comparable_type
 from poolish.recipes.steps.row_local import RowStep, known, with_column
-from poolish.recipes.steps.step import place_of, raise_at
+from poolish.recipes.steps.step import Step, place_of, raise_at
 
-# All rows at once ----------------------------------------------------------------------------------------------------
-
-
-class Barrier:
-    """A step that needs all rows before it can say anything about one."""
-
-    def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
-        self._kind, self._given = kind, dict(options)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """What it does, and with which options."""
-        return f"{self._kind} {options_fingerprint(self._given, f'step {self._kind!r}')}"
+#: A sort key for each row of a fragment.
+SortKey = Callable[[FragmentRows], Words]
 
 
-class Dedup(Barrier):
-    """Of rows that are equal in ``columns`` (all, by default) only the first is left."""
+@dataclass(frozen=True)
+class BarrierContext:
+    """What a barrier knows besides the rows.
 
-    def __init__(self, columns: Sequence[str] | None = None, *, name: str = "dedup") -> None:
-        super().__init__("dedup", {"columns": columns})
-        self._name = name
+    ``order`` lists the positions of all rows, counted through all pieces, in the order they have by now; None if that
+    is the order of the pieces.
+    """
+
+    name: str
+    seed: int = 0
+    order: Int64 | None = None
+    where: Any = None
+    on_error: str = "raise"
+
+    def selected(self, pieces: Sequence[FragmentRows]) -> Mask:
+        """Which rows of all pieces ``where`` selects."""
+        return np.concatenate([selected_rows(piece, self.where) for piece in pieces] or [np.empty(0, bool)])
+
+    def positions(self, pieces: Sequence[FragmentRows]) -> Int64:
+        """The positions of the selected rows, in their order."""
+        selected = self.selected(pieces)
+        order = np.arange(len(selected)) if self.order is None else self.order
+        found: Int64 = order[selected[order]]
+        return found
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a barrier decided.
+
+    ``keep`` has True for each row of all pieces that stays; None keeps all. ``rejected`` has a reason for dropped rows,
+    by position, that count as rejected. ``step`` is applied to the selected rows next. ``sort_key`` orders all rows
+    from here on.
+    """
+
+    keep: Mask | None = None
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    step: Step | None = None
+    sort_key: SortKey | None = None
+
+
+class Barrier(Protocol):
+    """A step that needs all rows. It may also have ``estimate``, as ``Limit`` has, for ``explain``.
+
+    >>> class Newest:
+    ...     def __init__(self, n):
+    ...         self.n = n
+    ...     def decide(self, pieces, context):
+    ...         keep = np.ones(sum(map(len, pieces)), bool)
+    ...         keep[context.positions(pieces)[: -self.n]] = False
+    ...         return Decision(keep)
+    >>> from poolish import DatasetRecipe
+    >>> recipe = DatasetRecipe("breads").add_ingredient("rye", [{"stars": stars} for stars in (1, 2, 3)])
+    >>> recipe.prepare_step("newest", Newest, n=2).bake().buffer.to_pydict()
+    {'stars': [2, 3]}
+    """
+
+    def decide(self, pieces: Sequence[FragmentRows], context: BarrierContext) -> Decision:
+        """Decide about the rows of all fragments; rows that ``context.where`` does not select stay as they are."""
+
+
+def is_barrier(step: Any) -> bool:
+    """Whether a step, or the class of one, needs all rows."""
+    return hasattr(step, "decide") and getattr(step, "needs_all", True)
+
+
+class Dedup:
+    """Keeps the first of the rows that are equal in ``columns``, or in all of them."""
+
+    def __init__(self, columns: Sequence[str] | None = None) -> None:
         self._columns = None if columns is None else list(columns)
 
-    def masks(self, pieces: list[FragmentRows], order: Any, where: Any) -> list[Mask]:
-        """Which rows are the first of their kind, in the order that rows have by now."""
-        asked = np.concatenate([selected_rows(piece, where) for piece in pieces] or [np.empty(0, bool)])
-        if not asked.any():
-            return _split(np.ones(len(asked), bool), pieces)
-        places = np.empty(len(asked), np.int64)
-        places[np.arange(len(asked)) if order is None else order] = np.arange(len(asked))
-        kept = ~asked
-        kept[np.flatnonzero(asked)[self._firsts(pieces, asked, places[asked])]] = True
-        return _split(kept, pieces)
+    def decide(self, pieces: Sequence[FragmentRows], context: BarrierContext) -> Decision:
+        """Keep the first selected row of each kind, in the order that rows have by now."""
+        selected, positions = context.selected(pieces), context.positions(pieces)
+        if not len(positions):
+            return Decision()
+        ranks = np.empty(len(selected), np.int64)
+        ranks[positions] = np.arange(len(positions))
+        keep = ~selected
+        keep[np.flatnonzero(selected)[self._firsts(pieces, selected, ranks[selected], context.name)]] = True
+        return Decision(keep)
 
-    def _firsts(self, pieces: list[FragmentRows], asked: Mask, places: Int64) -> Int64:
-        """Which of the rows that are asked about are the first of their kind, where the first has the lowest place."""
+    def _firsts(self, pieces: Sequence[FragmentRows], selected: Mask, ranks: Int64, name: str) -> Int64:
+        """Which of the selected rows have the lowest rank of their kind."""
         filled = [piece for piece in pieces if len(piece)]
         names = filled[0].table.column_names if self._columns is None else self._columns
-        keys = self._alike([self._keys(piece, names) for piece in filled], filled).filter(pa.array(asked))
+        keys = _comparable([_keys(piece, names, name) for piece in filled], filled, name).filter(pa.array(selected))
         if any(pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType) for field in keys.schema):
             keys = pa.table({"digest": pa.array(_digests(keys), pa.binary())})
-        groups = keys.append_column("__place", pa.array(places)).group_by(keys.column_names, use_threads=False)
-        lowest = groups.aggregate([("__place", "min")]).column("__place_min").to_numpy()
-        firsts: Int64 = np.flatnonzero(np.isin(places, lowest, assume_unique=True))
+        groups = keys.append_column("__rank", pa.array(ranks)).group_by(keys.column_names, use_threads=False)
+        lowest = groups.aggregate([("__rank", "min")]).column("__rank_min").to_numpy()
+        firsts: Int64 = np.flatnonzero(np.isin(ranks, lowest, assume_unique=True))
         return firsts
 
-    def _keys(self, piece: FragmentRows, names: Sequence[str]) -> pa.Table:
-        try:
-            return canonical_table(piece.table.select(known(piece.table, names)))
-        except Exception as error:
-            raise_at(place_of(piece, self._name), error)
 
-    def _alike(self, keys: list[pa.Table], pieces: list[FragmentRows]) -> pa.Table:
-        """The keys of all pieces in types in which they can be compared."""
-        for i, name in enumerate(keys[0].column_names):
-            columns = [table.column(i) for table in keys]
-            if len({column.type for column in columns}) == 1:
-                continue
-            what = f"step {self._name!r}, column {name!r}"
-            found_in: dict[pa.DataType, str] = {}
-            for column, piece in zip(columns, pieces, strict=True):
-                place = [f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])]
-                found_in.setdefault(column.type, ", ".join(place))
-            wanted = comparable_type(found_in, what, "cast it first")
-            columns = [as_type(column, wanted, what, "cast it first") for column in columns]
-            keys = [table.set_column(i, name, column) for table, column in zip(keys, columns, strict=True)]
-        return pa.concat_tables(keys, promote_options="default")
+def _keys(piece: FragmentRows, names: Sequence[str], step: str) -> pa.Table:
+    try:
+        return canonical_table(piece.table.select(known(piece.table, names)))
+    except Exception as error:
+        raise_at(place_of(piece, step), error)
+
+
+def _comparable(keys: list[pa.Table], pieces: Sequence[FragmentRows], step: str) -> pa.Table:
+    """The keys of all pieces, in types in which they can be compared."""
+    for i, name in enumerate(keys[0].column_names):
+        columns = [table.column(i) for table in keys]
+        if len({column.type for column in columns}) == 1:
+            continue
+        what = f"step {step!r}, column {name!r}"
+        found_in: dict[pa.DataType, str] = {}
+        for column, piece in zip(columns, pieces, strict=True):
+            place = [f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])]
+            found_in.setdefault(column.type, ", ".join(place))
+        wanted = comparable_type(found_in, what, "cast it first")
+        columns = [as_type(column, wanted, what, "cast it first") for column in columns]
+        keys = [table.set_column(i, name, column) for table, column in zip(keys, columns, strict=True)]
+    return pa.concat_tables(keys, promote_options="default")
 
 
 def _digests(table: pa.Table) -> list[bytes]:
-    """Something that is equal where rows are: 128 bits, because 64 meet by chance among 10^9 rows."""
+    """A digest for each row, of 128 bits: 64 would collide among 10^9 rows."""
     import xxhash
 
     columns = [column.to_pylist() for column in table.columns]
     return [xxhash.xxh3_128_digest(repr(row).encode()) for row in zip(*columns, strict=True)]
 
 
-def _split(mask: Mask, pieces: list[FragmentRows]) -> list[Mask]:
-    return np.split(mask, np.cumsum([len(piece) for piece in pieces])[:-1]) if pieces else []
-
-
-class Limit(Barrier):
-    """The first ``n`` rows."""
+class Limit:
+    """Keeps the first ``n`` rows."""
 
     def __init__(self, n: int) -> None:
-        super().__init__("limit", {"n": n})
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise RecipeError(f"limit: n={n!r}; a whole number of rows")
-        self.n = n
+        self._n = n
 
-    def masks(self, pieces: list[FragmentRows], order: Any, where: Any) -> list[Mask]:
-        """Of the rows that are asked about, the first ones; the others stay."""
-        asked = np.concatenate([selected_rows(piece, where) for piece in pieces] or [np.empty(0, bool)])
-        places = np.arange(len(asked)) if order is None else order
-        mine = places[asked[places]]
-        kept = np.ones(len(asked), bool)
-        kept[mine[self.n :]] = False
-        return _split(kept, pieces)
+    def decide(self, pieces: Sequence[FragmentRows], context: BarrierContext) -> Decision:
+        """Keep the first selected rows."""
+        keep = np.ones(sum(map(len, pieces)), bool)
+        keep[context.positions(pieces)[self._n :]] = False
+        return Decision(keep)
+
+    def estimate(self, n_rows: Sequence[float], *, is_shuffled: bool) -> list[float]:
+        """How many rows of each ingredient stay, given how many are selected."""
+        if is_shuffled:
+            return [n * min(1.0, self._n / max(1.0, sum(n_rows))) for n in n_rows]
+        left, kept = float(self._n), []
+        for n in n_rows:
+            kept.append(min(n, left))
+            left -= kept[-1]
+        return kept
 
 
-class Shuffle(Barrier):
-    """All rows in the order of a hash of what they are, so that rows that come later change no other row's place."""
+class Shuffle:
+    """Orders all rows by a hash of what they are, so that rows added later change no other row's place."""
 
     def __init__(self, seed: int | None = None) -> None:
-        super().__init__("shuffle", {"seed": seed})
         self._seed = seed
 
-    def keys(self, piece: FragmentRows, seed: int, name: str) -> NDArray[np.uint64]:
-        """What rows are sorted by."""
-        use = f"shuffle {name}"
-        own = row_hashes(seed if self._seed is None else self._seed, use, piece.ingredient, piece.name, piece.rows)
-        # Mixed, so that rows that one row became are spread like any others.
-        return mixed(own ^ mixed(piece.subs.astype(np.uint64)))
+    def decide(self, pieces: Sequence[FragmentRows], context: BarrierContext) -> Decision:
+        """Order the rows from here on."""
+        if context.where is not None:
+            raise RecipeError(
+                f"step {context.name!r}: rows are shuffled among all others, so where= has no meaning here"
+            )
+        seed, use = context.seed if self._seed is None else self._seed, f"shuffle {context.name}"
+
+        def sort_key(piece: FragmentRows) -> Words:
+            own = row_hashes(seed, use, piece.ingredient, piece.name, piece.rows)
+            # Mixed, so that the rows one row became are spread like any others.
+            return mixed(own ^ mixed(piece.subs.astype(np.uint64)))
+
+        return Decision(sort_key=sort_key)
 
 
-class Fitted(Barrier):
-    """A scale that is fitted on the data: ``standardise`` or ``winsorize``, unless its parameters are given."""
+class Scale:
+    """A scale fitted on the data: ``standardise`` or ``winsorize``, unless its parameters are given."""
 
-    def __init__(self, kind: str, name: str, column: str, options: Mapping[str, Any]) -> None:
-        super().__init__(kind, {"column": column, **options})
-        self._name, self.column, self._options = name, column, dict(options)
+    def __init__(self, kind: str, column: str, **options: Any) -> None:
+        self._kind, self._column, self._options = kind, column, options
 
-    def fit(self, values: NDArray[np.float64]) -> dict[str, float]:
-        """The parameters; exact sums, so that they do not depend on how the data is cut."""
+    def decide(self, pieces: Sequence[FragmentRows], context: BarrierContext) -> Decision:
+        """Fit the parameters on the selected rows; the step that applies them is row-local."""
+        parameters = self._fitted(pieces, context)
+        options = {"column": self._column, **parameters}
+        step = RowStep(self._kind, context.name, options, lambda table: (self._scaled(table, parameters), None))
+        return Decision(step=step)
+
+    def _fitted(self, pieces: Sequence[FragmentRows], context: BarrierContext) -> dict[str, float]:
+        names = ("low", "high") if self._kind == "winsorize" else ("mean", "std")
+        if all(name in self._options for name in names):
+            return {name: float(self._options[name]) for name in names}
+        filled = [piece.keep(selected_rows(piece, context.where)) for piece in pieces if len(piece)]
+        return self._fit(np.concatenate([np.empty(0), *(self._numbers(piece, context.name) for piece in filled)]))
+
+    def _fit(self, values: NDArray[np.float64]) -> dict[str, float]:
+        """Exact sums, so that parameters do not depend on how the data is cut."""
         present = values[~np.isnan(values)]
         if self._kind == "winsorize":
             low, high = self._options.get("lower", 0.01), self._options.get("upper", 0.99)
@@ -156,40 +242,35 @@ class Fitted(Barrier):
         spread = math.sqrt(math.fsum((present - mean) ** 2) / len(present)) if len(present) else math.nan
         return {"mean": mean, "std": spread}
 
-    def fitted(self, pieces: list[FragmentRows], where: Any) -> dict[str, float]:
-        """The parameters: those that were given, or fitted on all rows that are asked about."""
-        names = ("low", "high") if self._kind == "winsorize" else ("mean", "std")
-        if all(name in self._options for name in names):
-            return {name: float(self._options[name]) for name in names}
-        found = [np.empty(0)]
-        found += [self._numbers(piece.keep(selected_rows(piece, where))) for piece in pieces if len(piece)]
-        return self.fit(np.concatenate(found))
-
-    def _numbers(self, piece: FragmentRows) -> NDArray[np.float64]:
-        if self.column not in piece.table.column_names:
+    def _numbers(self, piece: FragmentRows, step: str) -> NDArray[np.float64]:
+        if self._column not in piece.table.column_names:
             raise UnknownColumn(
-                f"{place_of(piece, self._name)}: no column {self.column!r}; there are {piece.table.column_names}"
+                f"{place_of(piece, step)}: no column {self._column!r}; there are {piece.table.column_names}"
             )
-        column = piece.table.column(self.column)
+        column = piece.table.column(self._column)
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
             raise RecipeError(
-                f"{place_of(piece, self._name)}: column {self.column!r} holds {column.type}; a scale is for numbers, "
+                f"{place_of(piece, step)}: column {self._column!r} holds {column.type}; a scale is for numbers, "
                 "cast it first"
             )
         values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
         return values
 
-    def with_parameters(self, parameters: Mapping[str, float]) -> RowStep:
-        """The step that these parameters make."""
-        options = {"column": self.column, **parameters}
-        return RowStep(self._kind, self._name, options, lambda table: (self.apply(table, parameters), None))
-
-    def apply(self, table: pa.Table, fitted: Mapping[str, float]) -> pa.Table:
-        """The column on its new scale."""
-        values = table.column(self.column).to_numpy().astype(np.float64)
+    def _scaled(self, table: pa.Table, parameters: Mapping[str, float]) -> pa.Table:
+        values = table.column(self._column).to_numpy().astype(np.float64)
         if self._kind == "winsorize":
-            values = np.clip(values, fitted["low"], fitted["high"])
+            values = np.clip(values, parameters["low"], parameters["high"])
         else:
-            values = (values - fitted["mean"]) / (fitted["std"] or 1.0)
-        nulls = table.column(self.column).is_null().to_numpy()
-        return with_column(table, self.column, pa.array(values, pa.float64(), mask=nulls))
+            values = (values - parameters["mean"]) / (parameters["std"] or 1.0)
+        nulls = table.column(self._column).is_null().to_numpy()
+        return with_column(table, self._column, pa.array(values, pa.float64(), mask=nulls))
+
+
+#: Built-in barriers and what makes them out of their options.
+BARRIERS: dict[str, Callable[..., Barrier]] = {
+    "dedup": Dedup,
+    "limit": Limit,
+    "shuffle": Shuffle,
+    "winsorize": lambda **options: Scale("winsorize", **options),
+    "standardise": lambda **options: Scale("standardise", **options),
+}

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from poolish.errors import PoolishError, RecipeError
 from poolish.recipes.instructions import PrepareStep
-from poolish.recipes.steps.barriers import Barrier, Dedup, Fitted, Limit, Shuffle
+from poolish.recipes.steps.barriers import BARRIERS, Barrier, is_barrier
 from poolish.recipes.steps.called import CalledStep
 from poolish.recipes.steps.row_local import ROW_STEPS, RowStep
 from poolish.recipes.steps.suites import SuiteStep, is_suite
@@ -61,13 +61,16 @@ STEPS: dict[str, dict[str, Option]] = {
     "validate": {"suite": Option("suite", "a suite, or the path of its file", True)},
 }
 BUILT_IN = tuple(name for name in STEPS if name != "validate")
-_BARRIERS: dict[str, Callable[..., Barrier]] = {"dedup": Dedup, "limit": Limit, "shuffle": Shuffle}
 
 _REGISTRY: dict[str, Callable[..., Any]] = {}
 
+Registered = TypeVar("Registered", bound=Callable[..., Any])
 
-def register_step(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function under a name that recipe files can use; files never name anything to import.
+
+def register_step(name: str) -> Callable[[Registered], Registered]:
+    """Register a function, or the class of a barrier, under a name that recipe files can use.
+
+    Files never name anything to import. ``poolish.recipes.Barrier`` says what a barrier is.
 
     >>> @register_step("shout")
     ... def shout(row):
@@ -76,7 +79,7 @@ def register_step(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     {'text': 'RYE'}
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Registered) -> Registered:
         if name in BUILT_IN:
             raise RecipeError(f"{name!r} is a step that every recipe has; register yours under another name")
         _REGISTRY[name] = function
@@ -114,9 +117,23 @@ def step_of(instruction: PrepareStep) -> Any:
         if made is not None:
             return made
         step = registered(step) if is_registered(step) else _unknown(step, name)
+    if is_barrier(step):
+        return _barrier(step, name, options)
     if not callable(step):
-        raise RecipeError(f"step {name!r}: a function, the name of a step, or a suite, got {step!r}")
+        raise RecipeError(f"step {name!r}: a function, the name of a step, a suite or a barrier, got {step!r}")
     return CalledStep(name, step, instruction.version, options.pop("batched", False), options)
+
+
+def _barrier(step: Any, name: str, options: dict[str, Any]) -> Any:
+    """A barrier of the user's: an object, or a class and its options."""
+    if isinstance(step, type):
+        try:
+            return step(**options)
+        except TypeError as error:
+            raise RecipeError(f"step {name!r}: {error}; the options of a barrier are arguments of its class") from error
+    if options:
+        raise RecipeError(f"step {name!r}: a barrier object has no options, got {', '.join(options)}; pass its class")
+    return step
 
 
 def _built_in(step: str, name: str, options: dict[str, Any], version: Any) -> Any:
@@ -147,11 +164,7 @@ def built_in(step: str, name: str, options: Mapping[str, Any], version: Any = No
     _check_options(step, name, options)
     if step in ROW_STEPS:
         return RowStep(step, name, options, ROW_STEPS[step](**options), version=version)
-    if step == "dedup":
-        return Dedup(**options, name=name)
-    if step in _BARRIERS:
-        return _BARRIERS[step](**options)
-    return Fitted(step, name, options["column"], {key: each for key, each in options.items() if key != "column"})
+    return BARRIERS[step](**options)
 
 
 def _check_options(step: str, name: str, options: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ class RowStep:
     def __init__(
         self, kind: str, name: str, options: Mapping[str, Any], change: Change, *, version: Any = None
     ) -> None:
-        self._kind, self._name, self._options, self._version = kind, name, dict(options), version
+        self.kind, self._name, self._options, self._version = kind, name, dict(options), version
         self._change = change
         #: Columns that are needed, if not all.
         self.needs: list[str] | None = list(options["columns"]) if kind == "select" else None
@@ -43,7 +43,7 @@ class RowStep:
     def fingerprint(self) -> str:
         """What it does, and with which options."""
         options = options_fingerprint(self._options, f"step {self._name!r}", self._version)
-        return f"{self._kind} {options}"
+        return f"{self.kind} {options}"
 
     def prepare(self, piece: FragmentRows, on_error: str) -> Prepared:
         """Do it to all rows, where expressions may ask for the name of the ingredient as if it were a column."""

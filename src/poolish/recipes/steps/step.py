@@ -9,9 +9,10 @@ Steps work on many rows at once, so ``halving`` finds the ones that fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from poolish.errors import RecipeError
@@ -59,6 +60,13 @@ def place_of(piece: FragmentRows, step: str, first: int | None = None, last: int
     elif first is not None:
         parts.append(f"row {piece.rows[first]}")
     return ", ".join([*parts, f"step {step!r}"])
+
+
+def piece_at(pieces: Sequence[FragmentRows], position: int) -> tuple[int, int]:
+    """The number of the piece that holds a row, and the row's position in it."""
+    ends = np.cumsum([len(piece) for piece in pieces])
+    k = int(np.searchsorted(ends, position, side="right"))
+    return k, position - int(ends[k]) + len(pieces[k])
 
 
 def rejected_row(piece: FragmentRows, i: int, error: Exception) -> Rejected:

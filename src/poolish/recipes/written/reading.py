@@ -208,7 +208,9 @@ def _check_registered(use: str, options: Mapping[str, Any], place: Place) -> Non
     if options.get("batched", False) not in (False, True, "arrow", "columns"):
         place.wrong(f"batched={short(options['batched'])}: one of false, true (a table), 'columns'")
     try:
-        arguments = list(inspect.signature(steps.registered(use)).parameters.values())[1:]
+        function = steps.registered(use)
+        # The first argument of a function is the row; a class of barriers is called with the options alone.
+        arguments = list(inspect.signature(function).parameters.values())[not isinstance(function, type) :]
     except (TypeError, ValueError):  # compiled, so nobody knows
         return
     names = [each.name for each in arguments if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]
