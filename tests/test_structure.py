@@ -28,7 +28,7 @@ FLOORS: tuple[set[str], ...] = (
     {"concurrency", "errors", "fixed", "health"},
     {"kernels", "html", "prefetch"},
     {"seeds", "files", "versions"},
-    {"schema", "runs", "fingerprints", "content"},
+    {"schema", "runs", "fingerprints", "content", "formats"},
     {"expressions", "columns"},
     {"guards"},
     {"rows", "tokens"},

@@ -202,6 +202,7 @@ def test_a_directory_is_all_its_files(tmp_path: Path):
     write(folder / "a.parquet")
     write(folder / "part" / "b.csv")
     write(folder / ".hidden" / "c.csv")
+    write(folder / "_unfinished.csv")
     good = check(folder)
     (folder / "part" / "d.csv").write_text("a,b\n1\n")
     bad = check(folder)

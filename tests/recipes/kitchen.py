@@ -16,9 +16,8 @@ import pytest
 from poolish import seeds
 from poolish.recipes.fragment_rows import FragmentRows, canonical_table
 from poolish.recipes.report import BakeResult
-from poolish.recipes.sources import Source, parquet_file
+from poolish.recipes.sources import FileSource, Source, files
 from poolish.recipes.sources import source as sources
-from poolish.recipes.sources.files import FileSource
 from poolish.recipes.steps import called as called_steps
 from poolish.recipes.steps.called import CalledStep
 from poolish.recipes.steps.step import Prepared
@@ -165,7 +164,7 @@ def cut(fragment_rows: int = 65_536, grouped_rows: int = 131_072, batch_rows: in
     """Other sizes of the parts that a bake is cut into."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "FRAGMENT_ROWS", fragment_rows)
-        patch.setattr(parquet_file, "GROUPED_ROWS", grouped_rows)
+        patch.setattr(files, "GROUPED_ROWS", grouped_rows)
         patch.setattr(called_steps, "BATCH_ROWS", batch_rows)
         yield
 

@@ -17,7 +17,7 @@ from poolish.guards import Suite
 from poolish.recipes import explain as explaining
 from poolish.recipes import stratified, top
 from poolish.recipes.explanation import Estimate
-from poolish.recipes.sources.files import FileSource
+from poolish.recipes.sources import FileSource
 
 
 def table_of(n_rows, first=0):

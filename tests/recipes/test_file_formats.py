@@ -8,9 +8,9 @@ import io
 import pyarrow as pa
 import pytest
 
-from poolish import DatasetRecipe, col
+from poolish import DatasetRecipe, col, formats
 from poolish.errors import CorruptDataError
-from poolish.recipes.sources import formats, one_file
+from poolish.recipes.sources import files
 from tests.recipes.kitchen import file_source, read_all, rows_of
 
 
@@ -97,13 +97,13 @@ def test_empty_shards_have_no_rows(tmp_path):
 def test_the_rows_of_a_short_text_are_counted(tmp_path, monkeypatch, name, data, is_plain):
     """As many as reading it gives; where each line is a row, it is read only once, which is when it is baked."""
     reads = []
-    monkeypatch.setattr(one_file, "table_of", lambda *about: reads.append(1) or formats.table_of(*about))
+    monkeypatch.setattr(files, "parse", lambda *about: reads.append(1) or formats.parse(*about))
     source = written(tmp_path, name, data)
 
     (fragment,) = source.fragments()
 
     assert fragment.n_rows == len(rows_of(written(tmp_path, name, data)))
-    assert fragment.n_rows == formats.table_of(data.encode(), name[2:]).num_rows
+    assert fragment.n_rows == formats.parse(data.encode(), name[2:], name).num_rows
     assert (len(reads) == 1) == is_plain
 
 

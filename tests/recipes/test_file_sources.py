@@ -12,9 +12,8 @@ import pytest
 
 from poolish import DatasetRecipe, col
 from poolish.errors import CorruptDataError, PoolishError, RecipeError
-from poolish.recipes.sources import as_source
-from poolish.recipes.sources.files import FileSource
-from poolish.recipes.sources.parquet_file import ParquetFile
+from poolish.recipes.sources import FileSource, as_source
+from poolish.recipes.sources.files import ParquetFile
 from tests.recipes.kitchen import file_source, message_of, read_all, write
 
 # Names ----------------------------------------------------------------------------------------------------------------

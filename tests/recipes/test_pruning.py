@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from poolish.expressions import as_expression
 from poolish.recipes import col
-from poolish.recipes.sources.files import FileSource
+from poolish.recipes.sources import FileSource
 from poolish.recipes.sources.pruning import Range, answers, can_prune, is_out_of_range
 
 DAY = date(2020, 1, 1)

@@ -29,9 +29,7 @@ from poolish.recipes.lineage import BakedRows, Nested
 from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, bake_together, fragments_of, prepared
 from poolish.recipes.plan import IngredientState, Recipe, RecipeRun
 from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, scan
-from poolish.recipes.sources import Fragment, Source, as_source
-from poolish.recipes.sources.files import FileSource
-from poolish.recipes.sources.source import RecipeSource
+from poolish.recipes.sources import FileSource, Fragment, RecipeSource, Source, as_source
 from poolish.recipes.steps.barriers import is_barrier
 from poolish.rows import DatasetBuffer
 

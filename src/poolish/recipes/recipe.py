@@ -28,7 +28,7 @@ from poolish.recipes.explanation import Explanation
 from poolish.recipes.filters import as_filter
 from poolish.recipes.instructions import ON_SHORT, AddIngredient, Instruction, Pick, PrepareStep, check_not_empty
 from poolish.recipes.report import BakeResult
-from poolish.recipes.sources import held
+from poolish.recipes.sources import materialize
 from poolish.recipes.steps.registry import is_registered
 from poolish.recipes.steps.suites import is_suite
 from poolish.rows import DatasetBuffer
@@ -124,7 +124,7 @@ class DatasetRecipe:
                 "weight=, or leave out pick="
             )
         as_filter(where, what)  # what it cannot be is told here, and not when it is baked
-        kept = source.copy() if isinstance(source, DatasetRecipe) else held(source)
+        kept = source.copy() if isinstance(source, DatasetRecipe) else materialize(source)
         self.instructions.append(AddIngredient(name, kept, where, take, weight, picked, on_short))
         return self
 

@@ -28,21 +28,22 @@ from poolish.columns import NotTabular, TableView
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, PoolishError, SchemaError
 from poolish.files import checksum_hex, local_path
+from poolish.formats import (
+    FORMATS,
+    check_exact,
+    decompress,
+    ending_of,
+    is_blank,
+    is_hidden,
+    is_text,
+    parse,
+    read_parquet,
+)
 from poolish.guards.checks.levels import Findings
 
-_MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"POOLROW1": "saved buffer", b"\xff\xff\xff\xff": "arrow stream"}
-_ENDINGS = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".jsonl": "JSON lines",
-    ".ndjson": "JSON lines",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".rows": "saved buffer",
-}
+#: Formats by their first bytes; a saved buffer is no source of recipes, so only validation knows it.
+_MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"POOLROW1": "saved buffer"}
+_ENDINGS = {**FORMATS, ".rows": "saved buffer"}
 _SUMS = {".sha256": ("sha256", 64), ".xxh3": ("xxh3", 16)}
 
 
@@ -112,14 +113,11 @@ def _at(path: Path) -> list[Source]:
         return [_stream(path)]
     if _is_queue(path):
         return list(_queues(path))
-    files = sorted(each for each in path.rglob("*") if _ending(each) in _ENDINGS and not _is_hidden(each, path))
+    named = (each for each in path.rglob("*") if ending_of(each.name) in _ENDINGS)
+    files = sorted(each for each in named if not is_hidden(str(each), str(path)))
     if not files:
         raise ConfigError(f"{path}: nothing in it that could be checked: no stream, no queue, no {', '.join(_ENDINGS)}")
     return [_file(each, str(each)) for each in files]
-
-
-def _is_hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 # Files ------------------------------------------------------------------------------------------------------------
@@ -132,16 +130,11 @@ def _file(path: Path, name: str) -> Source:
 
 def _kind(path: Path) -> str:
     first = b""
-    if path.is_file():  # to open a pipe would be to wait for somebody who writes to it
+    if path.is_file():  # opening a pipe would wait for a writer
         with suppress(OSError), path.open("rb") as file:
             first = file.read(8)
     by_magic = next((kind for magic, kind in _MAGIC.items() if first.startswith(magic)), None)
-    return by_magic or _ENDINGS.get(_ending(path), "unknown")
-
-
-def _ending(path: Path) -> str:
-    """What the name says of the format, compressed or not."""
-    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
+    return by_magic or _ENDINGS.get(ending_of(path.name), "unknown")
 
 
 def look_at(path: Path) -> Findings:
@@ -193,48 +186,14 @@ def _parsed(path: Path, kind: str) -> Any:
         from poolish.rows import DatasetBuffer
 
         return DatasetBuffer.load(path).snapshot()
-    table = _READERS[kind](path)
-    table.validate(full=True)
-    return table
-
-
-def _read_parquet(path: Path) -> pa.Table:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(path, page_checksum_verification=True, partitioning=None)
-
-
-def _read_arrow(path: Path) -> pa.Table:
-    with pa.OSFile(str(path)) as file:  # not mapped: who cuts the file meanwhile would kill this process
-        return pa.ipc.open_file(file).read_all()
-
-
-def _read_arrow_stream(path: Path) -> pa.Table:
-    with pa.OSFile(str(path)) as file:
-        return pa.ipc.open_stream(file).read_all()
-
-
-def _read_text(path: Path, kind: str) -> pa.Table:
-    """Rows of a text as ``bake`` reads them, so that what is checked is what is trained on."""
-    from poolish.recipes.sources.exact_numbers import check_exact
-    from poolish.recipes.sources.formats import is_blank, table_of, unpacked
-
-    data = unpacked(path.read_bytes(), path.name)
-    if is_blank(data):
+    if kind == "parquet":
+        return read_parquet(str(path))
+    data = decompress(path.read_bytes(), path.name)
+    if is_text(kind) and is_blank(data):
         raise ValueError("there is nothing but space in it")
-    table = table_of(data, kind)
+    table = parse(data, kind, str(path))
     check_exact(table, data, kind, str(path))
     return table
-
-
-_READERS: dict[str, Callable[[Path], pa.Table]] = {
-    "parquet": _read_parquet,
-    "arrow": _read_arrow,
-    "arrow stream": _read_arrow_stream,
-    "JSON lines": partial(_read_text, kind="jsonl"),
-    "csv": partial(_read_text, kind="csv"),
-    "tsv": partial(_read_text, kind="tsv"),
-}
 
 
 # Streams and queues -----------------------------------------------------------------------------------------------

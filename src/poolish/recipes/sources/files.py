@@ -15,19 +15,26 @@ Files and folders below the root whose names begin with "." or "_" are no data, 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from poolish.errors import PoolishError, RecipeError
-from poolish.recipes.fragment_rows import Int64
-from poolish.recipes.sources.formats import FORMATS, format_of
-from poolish.recipes.sources.one_file import OneFile, WholeFile
-from poolish.recipes.sources.parquet_file import ParquetFile
-from poolish.recipes.sources.paths import named_files
-from poolish.recipes.sources.source import Fragment
-from poolish.recipes.sources.stamps import changed
+from poolish.errors import CorruptDataError, PoolishError, RecipeError
+from poolish.files import checksum_hex, local_stamp
+from poolish.formats import FORMATS, check_exact, check_row_groups, counted_rows, decompress, format_of, is_text, parse
+from poolish.recipes.fragment_rows import Int64, workable
+from poolish.recipes.sources.paths import file_system, named_files, remote_stamp
+from poolish.recipes.sources.pruning import can_prune, is_out_of_range
+from poolish.recipes.sources.source import Fragment, no_rows, selected, without_columns
+
+#: The rows of texts up to this size are counted, as there may be thousands of them, and some without any.
+_SHORT_BYTES = 1 << 14
+#: Row groups are read together until they have this many rows: small enough to share work, large enough to be quick.
+GROUPED_ROWS = 131_072
 
 
 class FileSource:
@@ -60,7 +67,7 @@ class FileSource:
         if self._schema is None:
             found = pa.schema([])
             for path, _ in self._files():
-                schema, has_rows = _reader(path, self._what).look()
+                schema, has_rows = _data_file(path, self._what).look()
                 found = schema if has_rows or not len(found) else found
                 if has_rows:
                     break
@@ -72,29 +79,233 @@ class FileSource:
 
         A text without rows does not say what its columns hold, so it counts only if there is nothing else.
         """
-        readers = [(_reader(path, self._what), name) for path, name in self._files()]
+        readers = [(_data_file(path, self._what), name) for path, name in self._files()]
         found = [fragment for reader, name in readers for fragment in reader.fragments(name)]
         return [each for each in found if each.n_rows != 0 or "groups" in each.place] or found[:1]
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
         """The rows of a fragment; a file that changed since the plan was made is refused."""
         path, stamp = fragment.place["path"], fragment.place["stamp"]
-        reader = _reader(path, self._what)
+        reader = _data_file(path, self._what)
         try:
             yield from reader.read(fragment, columns, where)
         except (PoolishError, OSError, IndexError) as error:
-            # Half of one file and half of another is not what anybody wrote.
+            # Half of one file and half of another would be no file at all.
             if reader.stamp(fresh=True) != stamp:
-                raise changed(self._what, path) from error
+                raise _changed(self._what, path) from error
             raise
         if reader.stamp(fresh=True) != stamp:
-            raise changed(self._what, path)
+            raise _changed(self._what, path)
 
 
-def _reader(path: str, what: str) -> OneFile:
+def _data_file(path: str, what: str) -> DataFile:
     kind = format_of(path)
     if kind is None:
         raise RecipeError(
             f"{what}: {path}: its ending is none of {', '.join(FORMATS)}; convert it, or read it yourself"
         )
     return (ParquetFile if kind == "parquet" else WholeFile)(path, kind, what)
+
+
+def _changed(what: str, path: str) -> RecipeError:
+    return RecipeError(f"{what}: {path} changed while it was read; bake again when it is complete")
+
+
+# One file -----------------------------------------------------------------------------------------------------------
+
+
+class DataFile(ABC):
+    """One file: its stamp, its fragments, its rows; errors name it."""
+
+    def __init__(self, path: str, kind: str, what: str) -> None:
+        self.path, self.kind, self.what = path, kind, what
+        self._fs, self._inner, _ = file_system(path, what)
+        self._is_local = "://" not in path
+
+    def stamp(self, *, fresh: bool = False) -> str:
+        """Changes whenever the file is written; ``fresh`` asks a store itself, not what it said when it was listed."""
+        with self._located_errors():
+            if self._is_local:
+                return local_stamp(self._inner)
+            if fresh:
+                self._fs.invalidate_cache(self._inner)
+            return remote_stamp(self._fs, self._inner)
+
+    @contextmanager
+    def _located_errors(self) -> Iterator[None]:
+        """Name the file in errors. An error of the system keeps its type, as reading again may help."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise RecipeError(f"{self.what}: {self.path} is gone; bring it back, or leave it out") from error
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                error.add_note(f"while reading {self.path} for {self.what}")
+                raise
+            raise CorruptDataError(
+                f"{self.what}: {self.path} cannot be read as {self.kind}: {error}; repair it or leave it out"
+            ) from error
+
+    @abstractmethod
+    def look(self) -> tuple[pa.Schema, bool]:
+        """Its columns, and whether it has rows."""
+
+    @abstractmethod
+    def fragments(self, name: str) -> list[Fragment]:
+        """Its parts, under the name that it has below its root."""
+
+    @abstractmethod
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+        """The rows of a part, and their numbers; those that a filter cannot hold for may be left out."""
+
+
+class WholeFile(DataFile):
+    """A file of a format that is read as a whole."""
+
+    def _data(self) -> bytes:
+        with self._located_errors(), self._fs.open(self._inner, "rb") as file:
+            data: bytes = file.read()
+        return data
+
+    def _text(self) -> bytes:
+        data = self._data()
+        with self._located_errors():
+            return decompress(data, self.path)
+
+    def _table(self, text: bytes) -> pa.Table:
+        with self._located_errors():
+            return workable(parse(text, self.kind, f"{self.what}: {self.path}"))
+
+    def look(self) -> tuple[pa.Schema, bool]:
+        table = self._table(self._text())
+        return table.schema, table.num_rows > 0
+
+    def fragments(self, name: str) -> list[Fragment]:
+        stamp, data = self.stamp(), self._data()
+        n_rows = None
+        if is_text(self.kind) and len(data) < _SHORT_BYTES:
+            with self._located_errors():
+                n_rows = self._counted(decompress(data, self.path))
+            if n_rows is None:
+                return []
+        # Caches of 0.1.0 may hold rounded integers, so texts have other fingerprints since.
+        fingerprint = checksum_hex(data) + (":exact" if is_text(self.kind) else "")
+        return [Fragment(name, 0, n_rows, fingerprint, {"path": self.path, "stamp": stamp})]
+
+    def _counted(self, text: bytes) -> int | None:
+        """How many rows a text has; None if it has no columns either."""
+        n_rows = counted_rows(text, self.kind)
+        if n_rows is not None:
+            return n_rows
+        table = parse(text, self.kind, self.path)
+        return table.num_rows if table.num_columns or table.num_rows else None
+
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+        text = self._text()
+        table = selected(self._table(text), columns)
+        with self._located_errors():
+            check_exact(table, text, self.kind, f"{self.what}: {self.path}")
+        yield table, np.arange(table.num_rows)
+
+
+# Parquet ------------------------------------------------------------------------------------------------------------
+
+
+class ParquetFile(DataFile):
+    """A file of row groups, of which a filter may need only some; texts may stay dictionary-encoded."""
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Any, Any]]:
+        """The open file, and its reader."""
+        import pyarrow.parquet as pq
+
+        # Not mapped: a file that is cut while it is mapped ends the process that reads it.
+        with self._located_errors():
+            raw = pa.OSFile(self._inner) if self._is_local else self._fs.open(self._inner, "rb")
+        with raw:
+            with self._located_errors():
+                file = pq.ParquetFile(raw)
+            yield raw, file
+
+    def look(self) -> tuple[pa.Schema, bool]:
+        with self._opened() as (_, file):
+            return file.schema_arrow, file.metadata.num_rows > 0
+
+    def fragments(self, name: str) -> list[Fragment]:
+        stamp = self.stamp()  # before it is opened: a file that is replaced in between is then seen to have changed
+        with self._opened() as (raw, file):
+            metadata = file.metadata
+            with self._located_errors():
+                fingerprint = checksum_hex(_footer(raw), stamp.encode())
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        found: list[Fragment] = []
+        groups: list[int] = []
+        first = n_rows = 0
+        for group, size in enumerate(sizes):
+            groups.append(group)
+            n_rows += size
+            next_size = sizes[group + 1] if group + 1 < len(sizes) else 2 * GROUPED_ROWS
+            if n_rows + next_size // 2 >= GROUPED_ROWS:  # it would be further from it with the next
+                place = {"path": self.path, "stamp": stamp, "groups": tuple(groups), "first": first}
+                found.append(Fragment(name, len(found), n_rows, f"{fingerprint}:{groups[0]}-{groups[-1]}", place))
+                groups, first, n_rows = [], first + n_rows, 0
+        nothing = {"path": self.path, "stamp": stamp, "groups": (), "first": 0}
+        return found or [Fragment(name, 0, 0, fingerprint, nothing)]
+
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+        first = fragment.place["first"]
+        with self._opened() as (raw, file):
+            schema = file.schema_arrow
+            names = None if columns is None else selected(no_rows(schema), columns).column_names
+            with self._located_errors():
+                check_row_groups(raw, file, fragment.place["groups"])
+                file, encoded = _with_dictionaries(raw, file, fragment.place["groups"])
+            prunes = can_prune(where, schema)
+            if not fragment.place["groups"]:
+                yield selected(no_rows(schema), columns), np.arange(0)
+            for group in fragment.place["groups"]:
+                with self._located_errors():
+                    metadata = file.metadata.row_group(group)
+                    is_out = prunes and is_out_of_range(where, metadata, schema)
+                if not is_out:
+                    with self._located_errors():
+                        table = (
+                            file.read_row_group(group, columns=names, use_threads=False)
+                            if names != []
+                            else without_columns(metadata.num_rows)
+                        )
+                        for name in encoded & set(table.column_names):
+                            table.column(name).validate(full=True)  # Arrow checks indices only where it decodes
+                    yield table, np.arange(first, first + metadata.num_rows)
+                first += metadata.num_rows
+
+
+def _footer(raw: Any) -> bytes:
+    """The footer of a parquet file: where everything is, and its statistics."""
+    raw.seek(-8, os.SEEK_END)
+    n_bytes = int.from_bytes(raw.read(4), "little")
+    raw.seek(-8 - n_bytes, os.SEEK_END)
+    footer: bytes = raw.read(n_bytes)
+    return footer
+
+
+def _with_dictionaries(raw: Any, file: Any, groups: Sequence[int]) -> tuple[Any, set[str]]:
+    """The same file, whose texts of a few repeated values stay dictionary-encoded; and the names of these columns.
+
+    Decoding them costs more than all that is done with them: a filter looks at the dictionary, and only the rows that
+    it keeps are decoded (``canonical_table``).
+    """
+    import pyarrow.parquet as pq
+
+    chosen = [file.metadata.row_group(group) for group in groups]
+    texts = [field.name for field in file.schema_arrow if pa.types.is_string(field.type)]
+    places = {file.metadata.schema.column(i).path: i for i in range(file.metadata.num_columns)}
+    encoded = [name for name in texts if name in places and all(_is_dictionary(g.column(places[name])) for g in chosen)]
+    if not chosen or not encoded:
+        return file, set()
+    return pq.ParquetFile(raw, metadata=file.metadata, read_dictionary=encoded), set(encoded)
+
+
+def _is_dictionary(chunk: Any) -> bool:
+    """Whether a column chunk is dictionary-encoded. Plain, each text would have its length before it, 4 bytes long."""
+    return "RLE_DICTIONARY" in chunk.encodings and chunk.total_uncompressed_size < 4 * chunk.num_values

@@ -1,4 +1,9 @@
-"""Which files a path, a glob or a directory names, and what each is called below their root."""
+"""Where files are: what a path, a glob or a directory names, here or behind fsspec, and whether a file has changed.
+
+A stamp shows a change without reading the file: equal stamps, equal content. On this machine it is
+``poolish.files.local_stamp``. Elsewhere it is the tag or version that a store gives an object, else its date. Where a
+store notes none of these, it is the checksum of both ends of the file.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,24 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from typing import Any
 
 from poolish.errors import RecipeError
-from poolish.recipes.sources.formats import FORMATS, format_of
+from poolish.files import checksum_hex
+from poolish.formats import FORMATS, format_of, is_hidden
 
 #: Where data may come from besides the local disk; a path never loads a file system that is not named here.
 PROTOCOLS = ("file", "memory", "s3", "s3a", "gs", "gcs", "abfs", "az", "hf", "http", "https")
+
+#: What stores call a name of the content, then what they call a date; the first that is there counts.
+_TAGS = (
+    *("ETag", "etag", "generation", "blob_id", "md5Hash", "md5", "Content-MD5", "content_md5", "Digest", "checksum"),
+    *("VersionId", "version_id", "versionId", "version"),
+    *("LastModified", "last_modified", "Last-Modified", "updated", "modified", "mtime"),
+)
+
+#: Files up to this size are looked at as a whole where a store notes nothing, larger ones at both ends.
+SAMPLED_BYTES = 1 << 20
 
 _GLOB = re.compile(r"[*?\[]")
 
@@ -34,13 +49,13 @@ def _expanded(path: str, what: str) -> tuple[str, str, list[str]]:
         root, files, found = posixpath.dirname(inner), [inner], [inner]
     elif fs.isdir(inner):
         root, found = inner, [each for each in fs.find(inner) if format_of(each) is not None]
-        files = [each for each in found if not _is_hidden(each, root)]
+        files = [each for each in found if not is_hidden(each, root)]
     elif fs.exists(inner):
         root, files, found = posixpath.dirname(inner), [inner], [inner]
     elif _GLOB.search(inner):
         root, pattern = _split(fs, inner)
         found = [each for each, info in fs.glob(pattern, detail=True).items() if info["type"] != "directory"]
-        files = [each for each in found if not _is_hidden(each, root, inner[len(root) :])]
+        files = [each for each in found if not is_hidden(each, root, inner[len(root) :])]
     else:
         root, files, found = "", [], []
     if found and not files:
@@ -53,20 +68,6 @@ def _expanded(path: str, what: str) -> tuple[str, str, list[str]]:
             raise RecipeError(f"{what}: {path} is a directory without any file of {', '.join(FORMATS)}")
         raise RecipeError(f"{what}: no file at {path}; check the path, which is relative to {os.getcwd()}")
     return prefix, root, files
-
-
-def _is_hidden(file: str, root: str, pattern: str = "") -> bool:
-    """Whether a file or a folder above it, below the root, has a name by which programs mark what is not data.
-
-    Checkpoints, copies of attributes, marks of success and unfinished writes begin with "." or "_". Who writes such a
-    name into a pattern wants it.
-
-    >>> _is_hidden("d/.ipynb_checkpoints/a.csv", "d"), _is_hidden("d/_old/a.csv", "d", "/_o*/*.csv")
-    (True, False)
-    """
-    asked = [part for part in pattern.split("/") if part.startswith((".", "_"))]
-    names = [name for name in file.removeprefix(root).split("/") if name.startswith((".", "_"))]
-    return not all(any(fnmatchcase(name, part) for part in asked) for name in names)
 
 
 def _split(fs: Any, inner: str) -> tuple[str, str]:
@@ -107,3 +108,30 @@ def file_system(path: str, what: str) -> tuple[Any, str, str]:
     if protocol == "file":
         return fs, os.path.abspath(inner), ""
     return fs, inner, f"{protocol}://" if protocol not in ("http", "https") else ""
+
+
+# Stamps -------------------------------------------------------------------------------------------------------------
+
+
+def remote_stamp(fs: Any, path: str) -> str:
+    """The stamp of a file in a file system of fsspec; never asks this machine about a path that is not its own."""
+    info = fs.info(path)
+    for name in _TAGS:
+        if info.get(name):
+            return f"{info.get('size')}:{name}:{info[name]}"
+    return f"{info.get('size')}:{_modified(fs, path)}:{_sample(fs, path, info.get('size'))}"
+
+
+def _modified(fs: Any, path: str) -> str:
+    try:
+        return str(fs.modified(path))
+    except (NotImplementedError, AttributeError):
+        return ""
+
+
+def _sample(fs: Any, path: str, size: int | None) -> str:
+    if size is None or size <= SAMPLED_BYTES:
+        return checksum_hex(fs.cat_file(path))
+    # The footer of a parquet file is at the end.
+    ends = fs.cat_file(path, 0, SAMPLED_BYTES // 8), fs.cat_file(path, size - SAMPLED_BYTES, size)
+    return checksum_hex(*ends)

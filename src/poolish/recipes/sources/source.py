@@ -10,7 +10,7 @@ file, the buffer or the stream, not of the fragment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.content import content_of
-from poolish.errors import RecipeError
 from poolish.expressions import col
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine
@@ -65,57 +64,6 @@ class Source(Protocol):
         Only ``columns`` are given; a field of a struct (``meta.lang``) stands for the whole column. Rows that ``where``
         cannot hold for may be left out.
         """
-
-
-def as_source(value: Any, what: str) -> Source:
-    """Whatever was given as a source; ``what`` names the ingredient in errors."""
-    if hasattr(value, "fragments") and hasattr(value, "read"):
-        source: Source = value
-        return source
-    if isinstance(value, (str, bytes)) or hasattr(value, "__fspath__"):
-        from poolish.recipes.sources.files import FileSource
-
-        return FileSource(value, what)
-    if (
-        isinstance(value, (list, tuple))
-        and value
-        and all(isinstance(v, (str, bytes)) or hasattr(v, "__fspath__") for v in value)
-    ):
-        from poolish.recipes.sources.files import FileSource
-
-        return FileSource(value, what)
-    if isinstance(value, (DatasetBuffer, Snapshot)):
-        return BufferSource(value)
-    if isinstance(value, StreamStore):
-        return StreamSource(value)
-    if hasattr(value, "instructions") and hasattr(value, "bake"):
-        from poolish.recipes.sources.source import RecipeSource
-
-        nested: Source = RecipeSource(value)
-        return nested
-    if isinstance(value, (pa.Table, pa.RecordBatch)) or hasattr(value, "__arrow_c_stream__"):
-        return TableSource(pa.table(value))
-    if type(value).__module__.split(".")[0] == "datasets" or isinstance(value, Iterable) or _is_map_style(value):
-        try:
-            return BufferSource(buffered(value))
-        except Exception as error:
-            error.add_note(f"while reading {what}")
-            raise
-    raise RecipeError(
-        f"{what}: a source is a path, a buffer, a stream, a table, a dataset or an iterable, got {value!r}"
-    )
-
-
-def _is_map_style(value: Any) -> bool:
-    """Whether this has a length and an index, as the datasets of torch, and need not be iterable."""
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
-
-
-def held(value: Any) -> Any:
-    """A source as it can be read again and again: an iterator is read once, now, and kept."""
-    if not isinstance(value, Iterator):
-        return value
-    return pa.table(value) if hasattr(value, "__arrow_c_stream__") else buffered(value)
 
 
 def buffered(samples: Any) -> DatasetBuffer:

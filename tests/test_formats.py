@@ -1,23 +1,26 @@
-"""No number of a jsonl or csv file becomes another number: it is exact in the table, or the file is refused."""
+"""One reader for bake and check. No number of a text becomes another number: it is exact, or the file is refused."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from poolish import DatasetRecipe
+from poolish import DatasetRecipe, formats
 from poolish.cli.app import app
 from poolish.errors import CorruptDataError, NumberTooLarge
-from poolish.recipes.sources import exact_numbers
-from poolish.recipes.sources.exact_numbers import check_exact
-from poolish.recipes.sources.formats import table_of
+from poolish.formats import check_exact, parse
+from poolish.validation.sources import sources
 
 IDS = [18446744073709551613, 18446744073709551614, 18446744073709551615]
 LARGE = 2**53 + 1
@@ -146,7 +149,7 @@ def test_numbers_are_exact_or_refused(values: list[Any]):
         data = text_of(values, kind).encode()
         is_kept = _fit(values)
         try:
-            table = table_of(data, kind)
+            table = parse(data, kind, "x")
             check_exact(table, data, kind, "x")
         except NumberTooLarge:
             assert not is_kept
@@ -169,8 +172,8 @@ def _exact(value: Any) -> Any:
 
 def test_only_files_with_large_numbers_are_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The check of an ordinary file looks at its extremes."""
-    monkeypatch.setattr(exact_numbers, "_check_jsonl", None)
-    monkeypatch.setattr(exact_numbers, "_check_csv", None)
+    monkeypatch.setattr(formats, "_check_jsonl", None)
+    monkeypatch.setattr(formats, "_check_csv", None)
 
     for name in NAMES:
         assert baked(write(tmp_path / name, [2**53 - 1, 0.5])) == [2**53 - 1, 0.5]
@@ -198,3 +201,68 @@ def test_a_cache_of_rounded_numbers_is_not_used(tmp_path: Path):
     (fragment,) = file_source(str(path)).fragments()
 
     assert fragment.fingerprint != checksum_hex(path.read_bytes())
+
+
+# One reader -------------------------------------------------------------------------------------------------------
+
+ROWS = [{"day": "2026-01-31", "n": 7, "x": 0.5, "word": "rye"}, {"day": "late", "n": 8, "x": 1.0, "word": "oats"}]
+
+
+def write_as(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Rows in the format and compression that the name says."""
+    table, plain = pa.Table.from_pylist(rows), path.name.removesuffix(".gz").removesuffix(".zst")
+    sink = io.BytesIO()
+    if plain.endswith(".parquet"):
+        pq.write_table(table, sink)
+    elif plain.endswith((".arrow", ".ipc")):
+        with (pa.ipc.new_file if plain.endswith(".arrow") else pa.ipc.new_stream)(sink, table.schema) as writer:
+            writer.write_table(table)
+    elif plain.endswith(".jsonl"):
+        sink.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+    else:
+        lines = [list(rows[0]), *(row.values() for row in rows)]
+        sink.write("".join(("\t" if "tsv" in plain else ",").join(map(str, line)) + "\n" for line in lines).encode())
+    return write_packed(path, sink.getvalue())
+
+
+def write_packed(path: Path, data: bytes) -> Path:
+    """Bytes, compressed as the name says."""
+    if path.suffix == ".zst":
+        data = pa.compress(data, codec="zstd", asbytes=True)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def checked(path: Path) -> Any:
+    (source,) = sources(path)
+    return source
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("x.parquet", "x.arrow", "x.ipc", "x.jsonl", "x.csv", "x.tsv", "x.arrow.gz", "x.ipc.zst"),
+        *("x.jsonl.gz", "x.jsonl.zst", "x.csv.gz", "x.csv.zst", "x.tsv.gz", "x.tsv.zst"),
+    ],
+)
+@pytest.mark.parametrize("n_rows", [1, 2])
+def test_check_and_bake_read_the_same_rows(tmp_path: Path, name: str, n_rows: int):
+    """Of every format and compression; what looks like a date is text to both."""
+    path = write_as(tmp_path / name, ROWS[:n_rows])
+
+    baked_rows = DatasetRecipe("r").add_ingredient("a", str(path)).bake().table.to_pylist()
+
+    assert baked_rows == ROWS[:n_rows]
+    assert checked(path).rows.to_arrow().to_pylist() == ROWS[:n_rows]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.csv", "x.tsv", "x.tsv.zst"])
+@pytest.mark.parametrize("value", ["1e400", str(2**63)])
+def test_check_and_bake_refuse_the_same_numbers(tmp_path: Path, name: str, value: str):
+    """In the same words, but for the ingredient."""
+    path = write_packed(tmp_path / name, text_of([value], name.split(".")[1]).encode())
+
+    with pytest.raises(NumberTooLarge) as refused:
+        baked(path)
+
+    assert checked(path).read().problems == [str(refused.value).removeprefix("ingredient 'ids': ")]
