@@ -26,7 +26,7 @@ from tests.import_graph import ROOT, cycles, graph, imports, module_name, packag
 FLOORS: tuple[set[str], ...] = (
     {"printable"},
     {"concurrency", "errors", "fixed", "health"},
-    {"kernels", "html", "prefetch"},
+    {"kernels", "html", "prefetch", "torch_bridge"},
     {"seeds", "files", "versions"},
     {"schema", "runs", "fingerprints", "content", "formats"},
     {"expressions", "columns"},

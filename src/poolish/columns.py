@@ -10,7 +10,6 @@ where they lie. A null row has no flat values.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.schema import canonical, describe, dtype_and_shape, is_tensor, readable, tensor_type
 from poolish.schema.types import NATIVE, TENSOR_DTYPES, carriers_per_value, numpy_dtype
+from poolish.torch_bridge import is_torch_tensor
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
@@ -342,7 +342,7 @@ def _table(rows: Any) -> pa.Table | None:
 
 def read_values(name: str, values: Any) -> Any:
     """A column's values as Arrow, as a NumPy array of numbers, or as a list of arrays of different ranks."""
-    if _is_torch_tensor(values):
+    if is_torch_tensor(values):
         values = _torch_values(values)
     if isinstance(values, Column):
         return values._values
@@ -371,7 +371,7 @@ def _numpy_values(values: Array) -> Any:
 
 
 def _listed(name: str, values: list[Any]) -> Any:
-    plain = [_torch_values(value) if _is_torch_tensor(value) else value for value in values]
+    plain = [_torch_values(value) if is_torch_tensor(value) else value for value in values]
     present = [value for value in plain if value is not None]
     are_arrays = [isinstance(value, np.ndarray) and value.dtype.name in TENSOR_DTYPES for value in present]
     if present and all(are_arrays) and all(value.ndim for value in present):
@@ -428,12 +428,6 @@ def to_arrow(values: Any) -> pa.Array:
 
 def _carried(flat: Array, carrier: pa.DataType) -> pa.Array:
     return pa.array(flat.view(carrier.to_pandas_dtype()) if flat.dtype.kind in "bc" else flat, carrier)
-
-
-def _is_torch_tensor(value: object) -> bool:
-    """Whether it is a tensor, without importing torch: none exists before torch is loaded."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _torch_values(tensor: Any) -> Array:

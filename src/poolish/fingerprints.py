@@ -43,6 +43,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from poolish import torch_bridge
 from poolish.errors import ConfigError, Unfingerprintable
 
 #: Types whose repr is exact and the same in every process.
@@ -317,7 +318,7 @@ class _Digest:
         self._say("tensor", f"{type(value).__qualname__} {value.dtype} {tuple(value.shape)} {value.requires_grad}")
         try:
             flat = value.detach().cpu().contiguous().reshape(-1)
-            content = flat.view(sys.modules["torch"].uint8).numpy().tobytes()
+            content = flat.view(torch_bridge.loaded().uint8).numpy().tobytes()
         except (RuntimeError, TypeError):  # quantised, or without storage
             raise _Unknown(_described(value)) from None
         self._say("values", content)
@@ -516,12 +517,12 @@ def _as_stream(table: pa.Table | pa.RecordBatch) -> bytes:
 
 
 def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
+    torch = torch_bridge.loaded()
     return torch is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _is_torch_generator(value: Any) -> bool:
-    torch = sys.modules.get("torch")
+    torch = torch_bridge.loaded()
     return torch is not None and isinstance(value, torch.Generator)
 
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from typing import Any
 
+from poolish import torch_bridge
 from poolish.errors import ConfigError, ResumeError
 from poolish.files.documents import check_name
 
@@ -79,7 +79,7 @@ def _of_torchrun() -> str | None:
 
 def _of_group() -> str | None:
     """The id that all ranks of the process group agree on: the first to ask proposes one, the others take it."""
-    torch: Any = sys.modules.get("torch")
+    torch: Any = torch_bridge.loaded()
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     if torch.utils.data.get_worker_info() is not None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from poolish import torch_bridge
 from poolish.errors import ConfigError, ResumeError, SchemaError
 from poolish.load import host_memory
 from poolish.load.structures import field_values, is_structure, rebuilt
@@ -102,7 +103,7 @@ class AdaptiveBatches:
                 continue
             # Outside of the except: the error holds every frame, and with them the memory that we need.
             self._size = (stop - start + 1) // 2
-            _give_back()
+            torch_bridge.release_device_memory()
         return results
 
     def grow(self, size: int) -> None:
@@ -141,7 +142,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(RuntimeError("no kernel image"))
     (True, False)
     """
-    torch = sys.modules.get("torch")
+    torch = torch_bridge.loaded()
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(saying in str(error) for saying in _SAYINGS)
@@ -152,16 +153,7 @@ def _free_memory(device: Any) -> int:
         return host_memory.free_bytes()
     if not str(device).startswith("cuda"):
         raise ConfigError(f"device {str(device)!r}: nobody knows how much memory it has; pass initial or free_memory")
-    from poolish.load import torch_memory
-
-    return torch_memory.free_bytes(device)
-
-
-def _give_back() -> None:
-    if "torch" in sys.modules:
-        from poolish.load import torch_memory
-
-        torch_memory.give_back()
+    return torch_bridge.free_device_bytes(device)
 
 
 def _columns(batch: Any) -> Iterator[Any]:

@@ -1,8 +1,8 @@
 """Samples in, one batch out: numbers and arrays are stacked, text stays a list, dicts and tuples are collated inside.
 
 Arrays of one shape become one array; of several shapes a list of arrays. Namedtuples and dataclasses are collated field
-by field and keep their class. The output is NumPy's; ``torch_bridge`` makes tensors of it. Any other sample becomes the
-column ``value``.
+by field and keep their class. The output is NumPy's; ``tensors`` converts it. Any other sample becomes the column
+``value``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from poolish.errors import SchemaError
-from poolish.load.structures import field_names, field_values, is_structure, rebuilt
-from poolish.rows.values import is_torch_tensor
+from poolish.load.structures import field_names, field_values, is_structure, map_columns, rebuilt
+from poolish.torch_bridge import from_array, is_torch_tensor
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -121,3 +121,13 @@ def empty_like(columns: Any) -> Any:
         return columns[:0]
     except (TypeError, IndexError):  # a collate_fn may give anything, such as one number for the whole batch
         return columns
+
+
+def tensors(columns: Any) -> Any:
+    """A batch with its numeric arrays as tensors, however nested; everything else stays as it is."""
+    return map_columns(_tensor, columns)
+
+
+def _tensor(values: Any) -> Any:
+    is_numeric = isinstance(values, np.ndarray) and values.dtype.kind in "biufc"
+    return from_array(values) if is_numeric else values

@@ -8,12 +8,13 @@ decided once, when it is kept, so that a hit has nothing to look at.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
+
+from poolish import torch_bridge
 
 #: How to copy a sample: not at all; a dict, with these of its arrays; or by calling.
 How = tuple[str, ...] | Callable[[Any], Any] | None
@@ -81,7 +82,7 @@ def copied(value: Any) -> Any:
         return [copied(item) for item in value]
     if type(value) is tuple:
         return tuple(copied(item) for item in value)
-    torch = sys.modules.get("torch")
+    torch = torch_bridge.loaded()
     if torch is not None and isinstance(value, torch.Tensor):
         return value.detach().clone() if not value.requires_grad else value.clone()
     return copy.deepcopy(value)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from poolish import torch_bridge
 from poolish.columns import TableView
 from poolish.errors import ConfigError
 from poolish.guards.checks.guard import Guard, ask, check_guard, passed
@@ -22,7 +23,6 @@ from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.suite import Suite
 from poolish.load.frozen import Int64
 from poolish.load.structures import field_names, field_values, is_structure
-from poolish.rows.values import is_torch_tensor
 
 
 class LoaderGuard:
@@ -126,7 +126,7 @@ def _read_only(values: Any) -> Any:
     """A column as a guard sees it: what it would write there, the trainer would get."""
     if isinstance(values, list):
         return [_read_only(value) for value in values]
-    if is_torch_tensor(values):
+    if torch_bridge.is_torch_tensor(values):
         values = values.detach().cpu()
         is_narrow = str(values.dtype).startswith(("torch.bfloat16", "torch.float8"))  # NumPy has no such dtype
         values = (values.float() if is_narrow else values).numpy()

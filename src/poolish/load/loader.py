@@ -21,7 +21,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolish import seeds
+from poolish import seeds, torch_bridge
 from poolish.errors import ConfigError, ResumeError
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
@@ -47,6 +46,7 @@ from poolish.load.reading import Reading
 from poolish.load.sampling import Draw, SampledBatches, sampled, weighted
 from poolish.load.spot_check import check_spots, kept_spots, spots_of
 from poolish.load.state import VERSION, check_belongs, check_rows, highest, sealed, to_order, to_place
+from poolish.load.structures import map_columns
 from poolish.load.supply import Supply, SupplyAhead
 from poolish.load.transformed import n_epochs
 from poolish.load.views import check_epoch, pass_epoch
@@ -230,11 +230,11 @@ class Loader:
 
     def _make_stage(self, device: Any, pin_memory: bool) -> Any:
         if self.output == "torch":
-            from poolish.load.torch_bridge import Stage, make_iterable
-
-            make_iterable(Loader)
+            torch_bridge.register_iterable(Loader)
+            if device is None and not pin_memory:
+                return None
             try:
-                return Stage(device, pin_memory) if device is not None or pin_memory else None
+                return torch_bridge.DeviceStage(device, pin=True if pin_memory else None, each=map_columns)
             except (RuntimeError, AssertionError) as error:
                 raise ConfigError(f"device={device!r}: {error}") from None
         if device is not None or pin_memory:
@@ -245,10 +245,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches from where the loader is to the end of the epoch."""
-        if "torch" in sys.modules:
-            from poolish.load.torch_bridge import worker_place
-
-            self._enter_worker(*worker_place())
+        if torch_bridge.loaded() is not None:
+            self._enter_worker(*torch_bridge.worker_info())
         self._enter_run()
         if self.num_workers:
             self._prefetch()

@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from poolish import torch_bridge
 from poolish.errors import ConfigError
-from poolish.load.collate import collate, empty_like
+from poolish.load.collate import collate, empty_like, tensors
 from poolish.load.columns import Columns
 from poolish.load.frozen import Frozen, Int64, SnapshotRows
 from poolish.load.walk import Piece, Plan
 from poolish.rows import DatasetBuffer
 from poolish.rows.cast import one_chunk
+from poolish.rows.decode import to_array, to_tensor
+from poolish.schema import readable
 
 OUTPUTS = ("torch", "numpy", "arrow")
 
@@ -72,12 +75,7 @@ class Reading:
 
     def _converters(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         if self._output == "torch":
-            from poolish.load.torch_bridge import cast, convert
-
-            return convert, cast
-        from poolish.rows.decode import to_array
-        from poolish.schema import readable
-
+            return lambda name, array: to_tensor(name, array, None, copy=False), torch_bridge.from_array
         return to_array, readable
 
     def _read_surviving(self, piece: Piece) -> Read:
@@ -127,8 +125,6 @@ class Reading:
         columns = collate(samples)
         if self._output == "numpy":
             return columns
-        from poolish.load.torch_bridge import tensors
-
         return tensors(columns)
 
 

@@ -11,14 +11,13 @@ draw: weights or a sampler that give something else when the run resumes are an 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from poolish import seeds
+from poolish import seeds, torch_bridge
 from poolish.errors import ConfigError, ResumeError
 from poolish.files import checksum_hex
 from poolish.load.dataset import samples
@@ -172,7 +171,7 @@ def sampled(sampler: Any, seed: int) -> Draw:
 @contextmanager
 def _torch_seeded(seed: int, epoch: int, generator: Any) -> Iterator[None]:
     """Torch's samplers draw from its global state or from a generator: both begin where the seed and epoch say."""
-    torch = sys.modules.get("torch")
+    torch = torch_bridge.loaded()
     if torch is None:
         yield
         return

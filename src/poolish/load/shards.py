@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from poolish.errors import ConfigError, UnknownColumn
+from poolish import torch_bridge
+from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.load.batch import Batch
 from poolish.load.dataset import check_index, samples
 from poolish.load.frozen import Frozen, freeze
@@ -102,9 +103,21 @@ class VerticalShard:
         ids or lengths, or that share a column, all raise the same error. Tensors are broadcast, anything else is sent
         as it is. ``group`` is a group of ``torch.distributed``.
         """
-        from poolish.load.torch_gather import gather_columns
-
-        return gather_columns(batch, self.columns, group)
+        if not torch_bridge.has_process_group():
+            raise ConfigError("gather needs a process group; call torch.distributed.init_process_group first")
+        # Ranks describe their columns first, so all of them raise the same error and none waits for a tensor in vain.
+        described = torch_bridge.gather_objects(_description(batch, self.columns), group)
+        _check_gathered(described)
+        device = next((value.device for value in batch.values() if torch_bridge.is_torch_tensor(value)), "cpu")
+        whole: dict[str, Any] = {}
+        for rank, each in enumerate(described):
+            for name, (is_tensor, value) in each["columns"].items():
+                if is_tensor:
+                    own = batch[name] if rank == torch_bridge.own_rank(group) else None
+                    value = torch_bridge.broadcast(own, value, rank, device, group)
+                whole[name] = value
+        ids, position, step = (getattr(batch, name, None) for name in ("ids", "position", "step"))
+        return Batch(whole, ids=ids, position=position, step=step)
 
 
 @dataclass(frozen=True)
@@ -272,3 +285,42 @@ def _check_rank(rank: int, world_size: int) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank must be from 0 to {world_size - 1} in a world of {world_size}, got {rank}")
     return rank, world_size
+
+
+def _description(batch: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    """What a rank contributes to ``gather``: rows and columns, a tensor as its shape and dtype."""
+    if not isinstance(batch, Mapping) or set(batch) != set(columns):
+        found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+        return {"error": f"this shard has the columns {list(columns)}, the batch {found}"}
+    ids = getattr(batch, "ids", None)
+    described = {
+        name: (True, (tuple(value.shape), value.dtype)) if torch_bridge.is_torch_tensor(value) else (False, value)
+        for name, value in ((name, batch[name]) for name in columns)
+    }
+    return {
+        "error": "",
+        "ids": None if ids is None else ids.tolist(),
+        "rows": {name: len(batch[name]) for name in columns},
+        "columns": described,
+    }
+
+
+def _check_gathered(described: list[dict[str, Any]]) -> None:
+    """Raise, on all ranks alike, unless these are different columns of the same rows."""
+    owner: dict[str, int] = {}
+    for rank, each in enumerate(described):
+        if each["error"]:
+            raise SchemaError(f"rank {rank}: {each['error']}; gather what the shard gave")
+        for name in each["columns"]:
+            if name in owner:
+                raise SchemaError(f"column {name!r} is on ranks {owner[name]} and {rank}; give it to one of them")
+            owner[name] = rank
+    counts = {f"{name} (rank {rank})": n for rank, each in enumerate(described) for name, n in each["rows"].items()}
+    if len(set(counts.values())) > 1:
+        raise SchemaError(f"batches of different lengths, {counts}; all ranks must load the same rows")
+    for rank, each in enumerate(described):
+        if None not in (each["ids"], described[0]["ids"]) and each["ids"] != described[0]["ids"]:
+            raise SchemaError(
+                f"rank 0 has rows {described[0]['ids'][:5]}..., rank {rank} has {each['ids'][:5]}...; all ranks must "
+                "load the same rows, so give their loaders rank=0, world_size=1 and the same seed"
+            )

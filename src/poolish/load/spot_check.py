@@ -14,13 +14,13 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from poolish import torch_bridge
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
 from poolish.load.dataset_state import below
@@ -90,7 +90,7 @@ def _spot(dataset: Any, length: int | None = None) -> list[Any] | None:
 
 def _reader(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
     """A function that reads rows, where that changes nothing and is not random."""
-    torch, kind = sys.modules.get("torch"), type(dataset)
+    torch, kind = torch_bridge.loaded(), type(dataset)
     is_torch = torch is not None and kind in (torch.Tensor, torch.utils.data.TensorDataset)
     if is_torch or kind in (list, tuple, range, np.ndarray, np.memmap):
         return lambda numbers: [dataset[number] for number in numbers]
@@ -138,7 +138,7 @@ def _shown_scalar(value: Any) -> Any:
 
 
 def _shown_array(value: Any) -> Any:
-    torch = sys.modules.get("torch")
+    torch = torch_bridge.loaded()
     is_tensor = torch is not None and type(value) is torch.Tensor and value.layout is torch.strided
     is_array = is_tensor or type(value) in (np.ndarray, np.memmap)
     if isinstance(value, np.generic) or (is_array and value.ndim == 0):

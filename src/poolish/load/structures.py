@@ -6,9 +6,13 @@ A batch of such samples is an object of the same class with columns for values. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+import numpy as np
+
+from poolish import torch_bridge
 
 
 def is_namedtuple(value: object) -> bool:
@@ -47,3 +51,20 @@ def rebuilt(like: Any, values: Iterable[Any]) -> Any:
     for name, value in zip(field_names(like), values, strict=True):
         object.__setattr__(made, name, value)
     return made
+
+
+def map_columns(change: Callable[[Any], Any], columns: Any) -> Any:
+    """A batch with ``change`` applied to every column, also inside dicts, tuples, dataclasses and lists of columns."""
+    if isinstance(columns, Mapping):
+        return {name: map_columns(change, values) for name, values in columns.items()}
+    if is_structure(columns):
+        return rebuilt(columns, (map_columns(change, values) for values in field_values(columns)))
+    if type(columns) is tuple:
+        return tuple(map_columns(change, values) for values in columns)
+    if isinstance(columns, list) and columns and _is_array(columns[0]):
+        return [change(values) for values in columns]
+    return change(columns)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray) or torch_bridge.is_torch_tensor(value)

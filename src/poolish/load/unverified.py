@@ -11,13 +11,13 @@ killed before that loses rows that it would have cached.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import MutableSequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from poolish import torch_bridge
 from poolish.concurrency import Locked
 from poolish.fingerprints import MAX_BYTES, MAX_VALUES, fingerprint
 from poolish.load.composite import CompositeDataset
@@ -98,6 +98,6 @@ def plain_data(dataset: Any) -> list[Any]:
         return plain_data(dataset.dataset)
     if isinstance(dataset, CompositeDataset):
         return [data for part in dataset.datasets for data in plain_data(part)]
-    torch = sys.modules.get("torch")
+    torch = torch_bridge.loaded()
     tensors = () if torch is None else (torch.Tensor, torch.utils.data.TensorDataset)
     return [dataset] if isinstance(dataset, (MutableSequence, tuple, np.ndarray, *tensors)) else []

@@ -1,4 +1,4 @@
-"""Arrow arrays to Python values and NumPy arrays.
+"""Arrow arrays to Python values, NumPy arrays and torch tensors.
 
 ``reader(array)`` inspects an array's buffers once and returns a function from position to value. A memoryview returns a
 Python number in 30 ns, an Arrow scalar takes a microsecond; this is what makes ``buffer[i]`` cheap.
@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish import torch_bridge
+from poolish.errors import SchemaError
 from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype, readable
 
 Reader = Callable[[int], Any]
@@ -241,3 +243,74 @@ def _plain(array: pa.Array) -> NDArray[Any] | None:
         flags: NDArray[Any] = array.to_numpy(zero_copy_only=False)
         return flags
     return None
+
+
+# Tensors ----------------------------------------------------------------------------------------------------------
+
+
+def to_tensor(name: str, array: pa.Array, device: Any, copy: bool) -> Any:
+    """A tensor for numbers; lists of tensors for lists that differ in length; lists for text; dicts for structs.
+
+    Without ``copy`` tensors share memory where it allows that; writing to them would change the buffer's rows.
+    """
+    type_ = array.type
+    if kinds.is_struct(type_) and not is_tensor(type_):
+        _refuse_nulls(name, array)
+        fields = [type_.field(i).name for i in range(type_.num_fields)]
+        return {field: to_tensor(f"{name}.{field}", array.field(field), device, copy) for field in fields}
+    if not _is_numeric(type_):
+        read = reader(array)
+        return [read(i) for i in range(len(array))]
+    _refuse_nulls(name, array)
+    if is_tensor(type_):
+        return _from_tensors(array, device, copy)
+    if kinds.is_large_list(type_):
+        return _from_lists(name, array, device, copy)
+    if kinds.is_boolean(type_):  # bits in Arrow, bytes in torch
+        return _placed(torch_bridge.from_array(array.to_numpy(zero_copy_only=False).copy()), device, copy=False)
+    return _placed(torch_bridge.from_array(number_rows(array)), device, copy)
+
+
+def _is_numeric(type_: pa.DataType) -> bool:
+    if is_tensor(type_):
+        return dtype_and_shape(type_)[0][:8] not in ("datetime", "timedelt")
+    if kinds.is_large_list(type_):
+        return _is_numeric(type_.value_type)
+    return bool(kinds.is_integer(type_) or kinds.is_floating(type_) or kinds.is_boolean(type_))
+
+
+def _from_tensors(array: pa.Array, device: Any, copy: bool) -> Any:
+    dtype, shape = dtype_and_shape(array.type)
+    if None not in shape:
+        return _placed(torch_bridge.from_array(tensor_rows(array), dtype), device, copy)
+    data, sizes = array.storage.field("data"), array.storage.field("shape")
+    item = numpy_dtype(dtype)
+    parts = [np.frombuffer(row.values.to_numpy().tobytes(), item).copy() for row in data]
+    return [
+        _placed(torch_bridge.from_array(part, dtype).reshape(size), device, copy=False)
+        for part, size in zip(parts, sizes.to_pylist(), strict=True)
+    ]
+
+
+def _from_lists(name: str, array: pa.Array, device: Any, copy: bool) -> Any:
+    lengths = np.diff(array.offsets.to_numpy())
+    elements = to_tensor(name, array.flatten(), device, copy)
+    if isinstance(elements, list) or len(set(lengths.tolist())) > 1:
+        ends = np.cumsum(lengths).tolist()
+        return [elements[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+    size = int(lengths[0]) if len(lengths) else 0
+    return elements.reshape(len(array), size, *elements.shape[1:])
+
+
+def _placed(tensor: Any, device: Any, copy: bool) -> Any:
+    if device is not None:
+        return tensor.to(device, copy=copy)
+    return tensor.clone() if copy else tensor
+
+
+def _refuse_nulls(name: str, array: pa.Array) -> None:
+    if array.null_count:
+        raise SchemaError(
+            f"column {name!r}: {array.null_count} of {len(array)} rows are null and a tensor has no null; "
+            "filter them out, fill them, or leave the column out with columns="
+        )

@@ -21,9 +21,10 @@ import pyarrow as pa
 from poolish.errors import SchemaError
 from poolish.rows import hf_bridge
 from poolish.rows.validate import shown
-from poolish.rows.values import as_dict, copy_mutable, is_array, is_dataclass, is_image, is_named_tuple, is_torch_tensor
+from poolish.rows.values import as_dict, copy_mutable, is_array, is_dataclass, is_image, is_named_tuple
 from poolish.schema import features
 from poolish.schema.types import no_rows
+from poolish.torch_bridge import is_torch_tensor
 
 Row = Mapping[str, Any]
 Normalizer = Callable[[Any], Any]

@@ -22,7 +22,7 @@ from poolish.concurrency import cached_property
 from poolish.errors import UnknownColumn
 from poolish.printable import printable
 from poolish.rows.cast import one_chunk
-from poolish.rows.decode import Reader, reader, to_array
+from poolish.rows.decode import Reader, reader, to_array, to_tensor
 from poolish.rows.gather import GatherFn, gather_fn
 from poolish.rows.ipc import MappedFile, table_over, write_stream
 from poolish.rows.memory import LiveSet
@@ -77,8 +77,6 @@ class Conversions(ABC):
         Numbers and tensors of one shape share the buffer's memory unless ``copy`` is true or the device is another one:
         do not write to them.
         """
-        from poolish.rows.torch_bridge import to_tensor
-
         return {name: to_tensor(name, array, device, copy) for name, array in self._chosen(columns)}
 
     def to_hf_dataset(self) -> datasets.Dataset:

@@ -21,18 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from poolish import torch_bridge
 from poolish.errors import LimitExceeded, SchemaError
 from poolish.rows.validate import Limits, ValueRejected
 from poolish.schema import column_name, dtype_and_shape, is_tensor, numpy_dtype, tensor_type
 from poolish.schema.types import MAX_NESTING, TENSOR_DTYPES
+from poolish.torch_bridge import is_torch_tensor
 
 Array = np.ndarray[Any, Any]
-
-
-def is_torch_tensor(value: object) -> bool:
-    """Whether this is a ``torch.Tensor``."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: object) -> bool:
@@ -140,7 +136,7 @@ def stored(value: Any) -> tuple[str, Array]:
 
 
 def _stored_tensor(tensor: Any) -> tuple[str, Array]:
-    torch = sys.modules["torch"]
+    torch = torch_bridge.loaded()
     name = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout != torch.strided or name not in TENSOR_DTYPES:
         advice = (

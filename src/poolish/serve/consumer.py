@@ -23,9 +23,10 @@ from poolish.schema import readable
 from poolish.serve.dealing import Dealing
 from poolish.serve.queue_log import QueueLog
 from poolish.serve.queue_meta import FILE, QueueMeta, not_found
-from poolish.serve.reading_ahead import ReadingAhead
+from poolish.serve.reading_ahead import CudaStage, ReadingAhead
 from poolish.serve.split_reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.watching import Watch
+from poolish.torch_bridge import from_array
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
@@ -97,7 +98,7 @@ class DatasetConsumer:
         self.device = _device(device, output)
         is_cuda = self.device is not None and self.device.type == "cuda"
         self.prefetch = _prefetch(prefetch, _AHEAD_ON_CUDA if is_cuda else 0)
-        self._stage = _torch_bridge().CudaStage(self.device) if is_cuda else None
+        self._stage = CudaStage(self.device) if is_cuda else None
         self._deleting = ThreadPoolExecutor(1, "poolish-delete") if self.prefetch else None
         self._readers: dict[str, SplitReader] = {}
         self._ahead: dict[str, ReadingAhead] = {}
@@ -178,7 +179,9 @@ class DatasetConsumer:
         elif self._stage is not None:
             arrays = self._stage.finish(made)
         else:
-            arrays = _torch_bridge().tensors(batch, self.device)
+            arrays = {name: from_array(array, dtype) for name, (dtype, array) in batch.columns.items()}
+            if self.device is not None:
+                arrays = {name: tensor.to(self.device) for name, tensor in arrays.items()}
         return arrays
 
     # -- what the batches are
@@ -451,13 +454,6 @@ def _device(device: Any, output: str) -> Any:
     except (RuntimeError, TypeError, AssertionError) as error:  # no such name, no such GPU, or a torch without CUDA
         why = str(error).split("\n", 1)[0]
         raise ConfigError(f"device={device!r}: {why}; use one that this machine has, or None for the CPU") from None
-
-
-@cache  # to import what is imported already takes 1 us
-def _torch_bridge() -> Any:
-    from poolish.serve import torch_bridge
-
-    return torch_bridge
 
 
 def _hex(digits: str) -> str:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from poolish import torch_bridge
 from poolish.content import content_of
 from poolish.errors import Unfingerprintable
 from poolish.files import checksum_hex
@@ -95,7 +95,7 @@ def _fingerprint(value: Any) -> str | None:
 
 def _is_plain(dataset: Any) -> bool:
     """Whether reading a row has no effect and always gives the same."""
-    torch = sys.modules.get("torch")
+    torch = torch_bridge.loaded()
     tensors = () if torch is None else (torch.utils.data.TensorDataset,)
     return isinstance(dataset, (list, tuple, *tensors))
 

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
 
+import numpy as np
+
 from poolish.prefetch import Prefetcher, Workers
 from poolish.serve.batch_file import Allocate
 from poolish.serve.split_reader import IDLE_S, Batch, SplitReader
 from poolish.serve.watching import Watch
+from poolish.torch_bridge import DeviceStage, PinnedMemory, from_array, view_of
 
 _MAX_THREADS = 16  # to copy and check 64 MiB takes a thread 28 ms, beside a GPU that wants one every 5
 _STEP_S = 0.05  # how long ``forget`` and ``close`` may wait for a thread that waits for a batch
@@ -102,3 +105,28 @@ class ReadingAhead:
             self._watches.append(self._mine.watch)
         watch: Watch = self._mine.watch
         return watch
+
+
+class CudaStage:
+    """Copies batches to a CUDA device: one copy carries the whole batch, and its tensors are views of it."""
+
+    def __init__(self, device: Any) -> None:
+        self._stage, self._pinned = DeviceStage(device, pin=False), PinnedMemory()
+        self.allocate = self._pinned.take
+
+    def begin(self, batch: Batch) -> tuple[Batch, Any]:
+        """Start copying a batch that was read into memory of ``allocate``."""
+        assert isinstance(batch.data, np.ndarray)
+        staged = self._stage.begin(from_array(batch.data))
+        self._pinned.give_back(batch.data, staged[1])
+        return batch, staged
+
+    def finish(self, begun: tuple[Batch, Any]) -> dict[str, Any]:
+        """Return the tensors on the device, for use on the current stream."""
+        batch, staged = begun
+        assert isinstance(batch.data, np.ndarray)
+        copied, first = self._stage.finish(staged), batch.data.ctypes.data
+        return {
+            name: view_of(copied, array.ctypes.data - first, array, dtype)
+            for name, (dtype, array) in batch.columns.items()
+        }

@@ -10,7 +10,6 @@ is the declaration order; a later append may go on with the last step, behind it
 from __future__ import annotations
 
 import reprlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from poolish import kernels
 from poolish.errors import NumberTooLarge, PoolishError, SchemaError
 from poolish.tokens.fields import TokenField, type_of
+from poolish.torch_bridge import is_torch_tensor
 
 Int64 = NDArray[np.int64]
 
@@ -48,7 +48,7 @@ def flatten(field: TokenField, value: Any, depth: int = 0) -> tuple[NDArray[Any]
 
 def as_array(field: TokenField, value: Any) -> Any:
     """Arrays and everything that is one inside as an array of native numbers; anything else as it is."""
-    if is_tensor(value):
+    if is_torch_tensor(value):
         value = _from_torch(field, value)
     elif isinstance(value, (pa.Array, pa.ChunkedArray, pa.Scalar)):
         value = _from_arrow(field, value)
@@ -94,7 +94,7 @@ def encode_flat(field: TokenField, flat: NDArray[Any] | list[Any]) -> Int64:
 def _encode_number(field: TokenField, number: Any) -> int:
     if isinstance(number, np.ndarray) and number.ndim == 0:
         number = native(field, number)[()]
-    elif is_tensor(number) and number.ndim == 0:
+    elif is_torch_tensor(number) and number.ndim == 0:
         number = _from_torch(field, number)[()]
     if isinstance(number, np.generic):
         if number.dtype.kind not in "biuf" or number.dtype.itemsize > 8:
@@ -181,21 +181,15 @@ def shown(value: Any) -> str:
     """A value for a message: its type, and as much of it as fits."""
     kind = type(value).__name__
     try:
-        if isinstance(value, np.ndarray) or is_tensor(value):
+        if isinstance(value, np.ndarray) or is_torch_tensor(value):
             return f"{kind} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         return f"{kind} {reprlib.repr(value)}"
     except Exception:  # the value's own repr fails; its type has to do
         return kind
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether this is a tensor, without importing torch: no tensor exists before torch is loaded."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
-
-
 def _is_shaped(value: Any) -> bool:
-    return (isinstance(value, np.ndarray) or is_tensor(value)) and value.ndim > 0
+    return (isinstance(value, np.ndarray) or is_torch_tensor(value)) and value.ndim > 0
 
 
 def _is_arraylike(value: Any) -> bool:

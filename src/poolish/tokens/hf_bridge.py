@@ -21,10 +21,11 @@ from poolish.errors import ConfigError, CorruptDataError, SchemaError, UnknownCo
 from poolish.schema import column_name
 from poolish.schema.features import batches, is_dataset, without_arrays
 from poolish.tokens.directory import keep_temporary
-from poolish.tokens.encoding import is_tensor, shown
+from poolish.tokens.encoding import shown
 from poolish.tokens.fields import TokenField, fields_of, schema_of
 from poolish.tokens.stream_files import START, STEP, TYPE, first_bad_row
 from poolish.tokens.view import View
+from poolish.torch_bridge import is_torch_tensor
 
 if TYPE_CHECKING:
     import datasets
@@ -131,7 +132,7 @@ def _extra_column(name: str, values: Any, n_steps: int) -> pa.Array:
 def _plain(values: Any) -> Any:
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
-    if is_tensor(values):
+    if is_torch_tensor(values):
         values = values.detach().numpy()
     return values if isinstance(values, np.ndarray) and values.ndim == 1 else list(values)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poolish import torch_bridge
 from poolish.errors import ConfigError
 from poolish.seeds import generator
 
@@ -100,7 +100,7 @@ def _between(near: Any, far: Any, share: float) -> Any:
 def _measures(value: Any) -> bool:
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "fc"
-    torch = sys.modules.get("torch")  # nobody can hold a tensor before torch is loaded
+    torch = torch_bridge.loaded()
     if torch is not None and isinstance(value, torch.Tensor):
         return bool(value.is_floating_point())
     return isinstance(value, float)
