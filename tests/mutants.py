@@ -140,7 +140,7 @@ MUTANTS = (
         "commits",
         "            if self._is_log_torn:\n",
         "            if False:\n",
-        "power_loss.py::test_a_commit_that_broke_off_is_finished_by_the_next",
+        "power_loss.py::test_a_commit_of_more_than_the_one_that_broke_off_has_another_number",
     ),
     _stream(
         "S7",

@@ -377,25 +377,31 @@ def test_a_commit_whose_record_nobody_synced_is_synced_before_it_is_told_again(t
     assert "fsync commits" in recorded(path, commit_again)
 
 
-@pytest.mark.parametrize("part", [0.25, 0.5, 0.75])
-def test_a_commit_that_broke_off_is_finished_by_the_next(tmp_path, monkeypatch, part):
-    """A full disk takes half of a record: StoreFull. When there is room again, commit returns with a synced record."""
-    path, write, writev = tmp_path / "stream", os.write, os.writev
+def break_off_commit(store: StreamStore, part: float) -> None:
+    """A commit on a disk that is full when it has taken a part of the record."""
+    write = os.write
 
     def break_off(fd, buffers):
         whole = b"".join(buffers)
-        monkeypatch.setattr(os, "writev", full)
+        patch.setattr(os, "writev", full)
         return write(fd, whole[: int(len(whole) * part)])
 
     def full(fd, buffers):
         raise OSError(codes.ENOSPC, os.strerror(codes.ENOSPC))
 
-    with StreamStore(path, FIELDS) as store:
-        append(store, 0, 10)
-        monkeypatch.setattr(os, "writev", break_off)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "writev", break_off)
         with pytest.raises(StoreFull):
             store.commit()
-        monkeypatch.setattr(os, "writev", writev)
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5, 0.75])
+def test_a_commit_that_broke_off_is_finished_by_the_next(tmp_path, part):
+    """A full disk takes half of a record: StoreFull. When there is room again, commit returns with a synced record."""
+    path = tmp_path / "stream"
+    with StreamStore(path, FIELDS) as store:
+        append(store, 0, 10)
+        break_off_commit(store, part)
 
         calls = recorded(path, store.commit)
 
@@ -405,6 +411,23 @@ def test_a_commit_that_broke_off_is_finished_by_the_next(tmp_path, monkeypatch, 
         assert store.verify().commits == 3
     with boot(1), StreamStore.open(path) as reader:
         assert_holds(reader, recordings.tokens(0, 20))
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5, 0.75])
+def test_a_commit_of_more_than_the_one_that_broke_off_has_another_number(tmp_path, part):
+    """Half of the first record may count: a second one of its number, about more steps, would damage the log."""
+    path = tmp_path / "stream"
+    with StreamStore(path, FIELDS) as store:
+        append(store, 0, 10)
+        break_off_commit(store, part)
+        append(store, 10, 20)
+
+        store.commit()
+
+        store.verify()
+    with boot(1), StreamStore.open(path) as reader:
+        assert_holds(reader, recordings.tokens(0, 20))
+        reader.verify()
 
 
 @pytest.mark.parametrize("next_boot", [False, True])
