@@ -24,7 +24,8 @@ import torch
 
 from poolish import DatasetRecipe
 from poolish.errors import ConfigError, RecipeError
-from poolish.fingerprints import _is_library, fingerprint, function_fingerprint
+from poolish.fingerprints import fingerprint, function_fingerprint
+from poolish.fingerprints.code import is_library
 from poolish.load import FilteredDataset, TransformedDataset
 from poolish.recipes.steps.called import CalledStep
 from poolish.recipes.steps.registry import built_in
@@ -502,7 +503,7 @@ def test_what_runs_as_a_module_is_no_library(monkeypatch):
     """``python -m`` says of __main__ that it lies where packages are installed."""
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.util.find_spec("pytest"), raising=False)
 
-    assert not _is_library("__main__")
+    assert not is_library("__main__")
 
 
 def test_a_version_is_one_of_its_own_function():

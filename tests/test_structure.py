@@ -28,7 +28,7 @@ FLOORS: tuple[set[str], ...] = (
     {"concurrency", "errors", "fixed", "health"},
     {"kernels", "html", "prefetch", "torch_bridge"},
     {"seeds", "files", "versions"},
-    {"schema", "runs", "fingerprints", "content", "formats"},
+    {"schema", "runs", "fingerprints", "formats"},
     {"expressions", "columns"},
     {"guards"},
     {"rows", "tokens"},

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poolish.content import content_of
+from poolish.fingerprints.tables import content_of
 
 TYPES = st.recursive(
     st.sampled_from(

@@ -11,8 +11,8 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish import seeds
-from poolish.content import is_rare
 from poolish.errors import CorruptDataError, SchemaError
+from poolish.fingerprints.tables import is_rare
 from poolish.schema import Schema
 from poolish.schema.types import spelled_out, unsliced
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from poolish import torch_bridge
-from poolish.content import content_of
 from poolish.errors import Unfingerprintable
 from poolish.files import checksum_hex
 from poolish.fingerprints import MAX_BYTES, MAX_VALUES, fingerprint, qualified_name
+from poolish.fingerprints.tables import content_of
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.tokens.window_dataset import WindowDataset

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from poolish.content import content_of
 from poolish.expressions import col
+from poolish.fingerprints.tables import content_of
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine
 from poolish.recipes.fragment_rows import Int64, row_hashes, workable

@@ -1,15 +1,4 @@
-"""Fingerprints of functions and objects: a cache key changes whenever something that decides a result does.
-
-    function   code, defaults, closure, attributes, and the globals and modules that its code names
-    class      its members, bases and metaclass
-    object     its class and its state, as pickle would save them, with attributes that pickling leaves out; or what its
-               ``__fingerprint__()`` returns
-    data       its content, never its address
-
-User code is followed through every function, class and module it reaches. An installed package is identified by name
-and version. State that cannot be read (an open file, a lock, a random generator) raises ``Unfingerprintable``, and the
-user passes a version instead. One digest serves recipes, disk caches and filters.
-"""
+"""The digest: a walk over a value and everything it reaches, in an order that is the same in every process."""
 
 from __future__ import annotations
 
@@ -17,34 +6,35 @@ import builtins
 import copyreg
 import datetime
 import decimal
-import dis
 import enum
 import fractions
 import functools
 import hashlib
-import importlib
-import importlib.machinery
-import importlib.metadata
-import importlib.util
 import logging
-import os
 import pathlib
-import platform
 import random
 import sys
-import sysconfig
 import threading
 import types
 import typing
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from poolish import torch_bridge
-from poolish.errors import ConfigError, Unfingerprintable
+from poolish.fingerprints.code import (
+    all_names,
+    globals_of,
+    imported_module,
+    imports_of,
+    is_library,
+    library_name,
+    qualified_name,
+    versioned,
+)
 
 #: Types whose repr is exact and the same in every process.
 _EXACT_REPR = {
@@ -80,115 +70,13 @@ _SINGLEDISPATCH = functools.singledispatch(lambda value: value).__code__  # type
 _TYPE_PARAMETERS = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
 #: Containers that are hashed by content, wherever they are.
 _CONTAINERS = (list, tuple, set, frozenset, dict, types.MappingProxyType)
-#: Data in memory is identified by its content up to this many values and bytes: about a second of hashing.
-MAX_VALUES, MAX_BYTES = 1_000_000, 1 << 28
-_PASS_VERSION = "pass version=1, and another number whenever it changes"
 
 
-class _Unknown(Exception):
+class Unknown(Exception):
     """Something that cannot be fingerprinted; the text names it."""
 
 
-def fingerprint(
-    value: Any,
-    what: str,
-    *,
-    version: Any = None,
-    advice: str = _PASS_VERSION,
-    max_values: int | None = None,
-    max_bytes: int | None = None,
-) -> str:
-    """A digest of the content of ``value``; ``version`` replaces the content where that cannot be read.
-
-    ``what`` names the value in the error, ``advice`` is what the user can do about it. More than ``max_values`` values
-    or ``max_bytes`` bytes count as content that cannot be read.
-
-    >>> fingerprint([1, 2], "a list") == fingerprint([1, 2], "a list") != fingerprint([2, 1], "a list")
-    True
-    >>> import threading
-    >>> fingerprint(threading.Lock(), "step 'read'")
-    Traceback (most recent call last):
-    poolish.errors.Unfingerprintable: step 'read': cannot be fingerprinted for a cache, because it uses an object ...
-    """
-    digest = _Digest(max_values=max_values, max_bytes=max_bytes)
-    try:
-        digest.add(value)
-    except (_Unknown, RecursionError, Unfingerprintable) as unknown:
-        if version is not None:
-            return f"version {version}"
-        if isinstance(unknown, Unfingerprintable):  # of a part, which it names
-            raise
-        uses = str(unknown) if isinstance(unknown, _Unknown) else "values nested too deeply"
-        raise unfingerprintable(what, uses, advice) from None
-    return digest.hexdigest()
-
-
-def function_fingerprint(
-    function: Callable[..., Any], what: str, version: Any = None, *, advice: str = _PASS_VERSION
-) -> str:
-    """The name and version of a function that has a version, else a digest of its code and of everything it uses.
-
-    >>> def scaled(factor):
-    ...     return lambda row: {**row, "x": row["x"] * factor}
-    >>> function_fingerprint(scaled(2), "step 'scale'") == function_fingerprint(scaled(2), "step 'scale'")
-    True
-    >>> function_fingerprint(scaled(2), "step 'scale'") == function_fingerprint(scaled(3), "step 'scale'")
-    False
-    >>> function_fingerprint(str.upper, "step 'shout'", version=2)
-    'version 2 of builtins.str.upper'
-    """
-    if version is None:
-        return fingerprint(function, what, advice=advice)
-    return f"version {version} of {qualified_name(function)}"
-
-
-def options_fingerprint(options: Mapping[str, Any], what: str, version: Any = None) -> str:
-    """Digests of the values of options, by name; the version replaces those that cannot be read."""
-    return " ".join(f"{key}={fingerprint(options[key], what, version=version)}" for key in sorted(options))
-
-
-def declared_version(function: Any) -> Any:
-    """The attribute ``version`` of a function or callable object, where it is text or a number; else None."""
-    own = getattr(function, "version", None)
-    return own if isinstance(own, (str, int, float)) else None
-
-
-def check_attributes(function: Any, what: str) -> None:
-    """Raise a ConfigError if asking a callable for an attribute fails, as for a ``__getattr__`` that looks in a dict.
-
-    >>> class Step(dict):
-    ...     __getattr__ = dict.__getitem__
-    >>> check_attributes(Step(), "step 'knead'")
-    Traceback (most recent call last):
-    poolish.errors.ConfigError: step 'knead': Step.__getattr__('__wrapped__') raises KeyError('__wrapped__'); ...
-    """
-    try:
-        getattr(function, "__wrapped__", None)
-    except Exception as error:
-        kind = type(function).__qualname__
-        raise ConfigError(
-            f"{what}: {kind}.__getattr__('__wrapped__') raises {error!r}; let it raise AttributeError for names "
-            "that it does not have"
-        ) from error
-
-
-def unfingerprintable(what: str, uses: str, advice: str) -> Unfingerprintable:
-    """The error, with what the user can do about it."""
-    error = Unfingerprintable(f"{what}: cannot be fingerprinted for a cache, because it uses {uses}; {advice}")
-    error.uses = uses
-    return error
-
-
-def qualified_name(function: Any) -> str:
-    """The module and name of a function, class or callable object; of a partial, that of its function."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    module = getattr(named, "__module__", None) or getattr(getattr(named, "__objclass__", None), "__module__", "")
-    return f"{module}.{named.__qualname__}"
-
-
-class _Digest:
+class Digest:
     """A hash of values and of everything they reach."""
 
     def __init__(self, *, max_values: int | None = None, max_bytes: int | None = None) -> None:
@@ -207,15 +95,15 @@ class _Digest:
         """Hash one more value."""
         self._n_values += 1
         if self._max_values is not None and self._n_values > self._max_values:
-            raise _Unknown(f"more than {self._max_values:,} values")
+            raise Unknown(f"more than {self._max_values:,} values")
         kind = type(value)
         if kind in _EXACT_REPR:
             self._say(kind.__name__, repr(value))
         elif (dynamic := _dynamic_name(value)) is not None:
-            raise _Unknown(_reaches(dynamic))
+            raise Unknown(_reaches(dynamic))
         elif kind in _CONTAINERS:
             self._container(kind, value)
-        elif (name := _library_name(value)) is not None:
+        elif (name := library_name(value)) is not None:
             self._say("library", name)
         elif kind is types.CodeType:
             self._code(value)
@@ -229,7 +117,7 @@ class _Digest:
         encoded = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
         self._n_bytes += len(encoded)
         if self._max_bytes is not None and self._n_bytes > self._max_bytes:
-            raise _Unknown(f"more than {self._max_bytes:,} bytes")
+            raise Unknown(f"more than {self._max_bytes:,} bytes")
         self._hash.update(f"{kind} {len(encoded)} ".encode() + encoded)
 
     def _was_seen(self, key: Any, value: Any) -> bool:
@@ -267,7 +155,7 @@ class _Digest:
 
     def _alone(self, value: Any) -> str:
         """A digest of one element of a set, which does not depend on the others."""
-        digest = _Digest(max_values=self._max_values, max_bytes=self._max_bytes)
+        digest = Digest(max_values=self._max_values, max_bytes=self._max_bytes)
         digest._n_values, digest._n_bytes = self._n_values, self._n_bytes
         if type(value) not in _EXACT_REPR:
             digest._seen, digest._open = dict(self._seen), dict(self._open)
@@ -320,7 +208,7 @@ class _Digest:
             flat = value.detach().cpu().contiguous().reshape(-1)
             content = flat.view(torch_bridge.loaded().uint8).numpy().tobytes()
         except (RuntimeError, TypeError):  # quantised, or without storage
-            raise _Unknown(_described(value)) from None
+            raise Unknown(_described(value)) from None
         self._say("values", content)
         self._attributes(vars(value))
 
@@ -330,9 +218,9 @@ class _Digest:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         self._say("object", kind)
         if isinstance(value, types.ModuleType):
-            raise _Unknown(f"the module {value.__name__!r} as a value")
+            raise Unknown(f"the module {value.__name__!r} as a value")
         if isinstance(value, _MOVING) or _is_torch_generator(value):
-            raise _Unknown(f"{_described(value)}, whose state changes with every call")
+            raise Unknown(f"{_described(value)}, whose state changes with every call")
         own = getattr(type(value), "__fingerprint__", None)
         stands_for = NotImplemented if own is None else own(value)
         if stands_for is not NotImplemented:
@@ -362,7 +250,7 @@ class _Digest:
             reduce = copyreg.dispatch_table.get(type(value))
             reduced: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
         except Exception:
-            raise _Unknown(_described(value)) from None
+            raise Unknown(_described(value)) from None
         if isinstance(reduced, str):
             self._named(value, reduced)
             return
@@ -374,8 +262,8 @@ class _Digest:
             self._attributes(state)
             if _pickles_itself(type(value)):
                 self._attributes(_own_attributes(value))
-        except _Unknown as unknown:
-            raise _Unknown(f"{_described(value)}, which holds {unknown}") from None
+        except Unknown as unknown:
+            raise Unknown(f"{_described(value)}, which holds {unknown}") from None
 
     def _attributes(self, state: Any) -> None:
         if type(state) is not dict:
@@ -390,23 +278,23 @@ class _Digest:
         """An object that is saved as the name of a global: of a library, or nothing is known of it."""
         members = {place: getattr(module, "__dict__", {}) for place, module in list(sys.modules.items())}
         library = next(
-            (place for place in sorted(members) if members[place].get(name) is value and _is_library(place)), None
+            (place for place in sorted(members) if members[place].get(name) is value and is_library(place)), None
         )
         if library is None:
-            raise _Unknown(_described(value))
-        self._say("library", f"{_versioned(library)} {name}")
+            raise Unknown(_described(value))
+        self._say("library", f"{versioned(library)} {name}")
 
     # -- what runs
 
     def _bound(self, value: Any) -> None:
         owner = value.__self__
         if isinstance(owner, types.ModuleType):
-            raise _Unknown(f"{_described(value)} of the compiled module {owner.__name__!r}")
+            raise Unknown(f"{_described(value)} of the compiled module {owner.__name__!r}")
         self._say("method", value.__name__)
         try:
             self.add(owner)
-        except _Unknown as unknown:
-            raise _Unknown(f"{_described(value)}, which belongs to {unknown}") from None
+        except Unknown as unknown:
+            raise Unknown(f"{_described(value)}, which belongs to {unknown}") from None
         self.add(getattr(value, "__func__", None))
 
     def _function(self, function: types.FunctionType) -> None:
@@ -416,19 +304,19 @@ class _Digest:
             return
         self._code(function.__code__)
         self.add((function.__defaults__, function.__kwdefaults__, _annotations(function)))
-        names = _all_names(function.__code__)
+        names = all_names(function.__code__)
         for name in sorted(_DYNAMIC_ATTRIBUTES & names):
-            raise _Unknown(_reaches(f"the attribute {name}"))
+            raise Unknown(_reaches(f"the attribute {name}"))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._say("closure", name)
             self._cell(name, cell, names)
         self._attributes(vars(function))
-        for name in sorted(_globals_of(function.__code__)):
+        for name in sorted(globals_of(function.__code__)):
             self._say("global", name)
             self._global(name, function, names)
-        for module in sorted(_imports_of(function.__code__, function.__globals__)):
+        for module in sorted(imports_of(function.__code__, function.__globals__)):
             self._say("import", module)
-            self._module(_imported(module), names)
+            self._module(imported_module(module), names)
 
     def _singledispatch(self, function: Any) -> None:
         # Its closure also holds a cache of what it was called with.
@@ -448,7 +336,7 @@ class _Digest:
         if name in function.__globals__:
             self._reached(name, function.__globals__[name], names)
         elif name in _DYNAMIC:
-            raise _Unknown(_reaches(f"{name}()"))
+            raise Unknown(_reaches(f"{name}()"))
         elif hasattr(builtins, name):
             self._reached(name, getattr(builtins, name), names)
         else:
@@ -458,16 +346,16 @@ class _Digest:
         """What a name in the code stands for."""
         try:
             self._module(value, names) if isinstance(value, types.ModuleType) else self.add(value)
-        except _Unknown as unknown:
-            raise _Unknown(f"{name!r}: {unknown}" if repr(name) not in str(unknown) else str(unknown)) from None
+        except Unknown as unknown:
+            raise Unknown(f"{name!r}: {unknown}" if repr(name) not in str(unknown) else str(unknown)) from None
 
     def _module(self, module: types.ModuleType | None, names: set[str]) -> None:
         """Of a module of the user's, everything with a name that the code contains."""
         if module is None:
             self._say("module", "")
             return
-        if _is_library(module.__name__):
-            self._say("module", _versioned(module.__name__))
+        if is_library(module.__name__):
+            self._say("module", versioned(module.__name__))
             self._library_members(module, names)
             return
         self._say("module", module.__name__)
@@ -484,9 +372,9 @@ class _Digest:
         """What a library's module has under a name in the code and may have got from the user: numbers, functions."""
         for name in sorted(names & vars(module).keys()):
             if name in _DYNAMIC_MEMBERS.get(module.__name__, ()):
-                raise _Unknown(_reaches(f"{module.__name__}.{name}"))
+                raise Unknown(_reaches(f"{module.__name__}.{name}"))
             value = vars(module)[name]
-            is_code = isinstance(value, (types.FunctionType, type)) and not _is_library(value.__module__)
+            is_code = isinstance(value, (types.FunctionType, type)) and not is_library(value.__module__)
             if is_code or type(value) in _EXACT_REPR:
                 self._say("attribute", name)
                 self.add(value)
@@ -529,10 +417,10 @@ def _is_torch_generator(value: Any) -> bool:
 def _pickles_itself(kind: type) -> bool:
     """Whether code of the user's decides what pickle saves of an object, and so may leave something out."""
     reduce = copyreg.dispatch_table.get(kind)
-    if reduce is not None and not _is_library(reduce.__module__):
+    if reduce is not None and not is_library(reduce.__module__):
         return True
     own = ("__getstate__", "__reduce__", "__reduce_ex__")
-    return any(name in vars(each) and not _is_library(each.__module__) for each in kind.__mro__ for name in own)
+    return any(name in vars(each) and not is_library(each.__module__) for each in kind.__mro__ for name in own)
 
 
 def _own_attributes(value: Any) -> dict[str, Any]:
@@ -565,140 +453,3 @@ def _annotations(function: types.FunctionType) -> Any:
 def _described(value: Any) -> str:
     name = getattr(value, "__qualname__", None)
     return f"{name!r}" if isinstance(name, str) else f"an object of type {type(value).__qualname__!r}"
-
-
-# Code and the names in it --------------------------------------------------------------------------------------------
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of a function, and of all functions, classes and comprehensions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-def _all_names(code: types.CodeType) -> set[str]:
-    """The names in the code, and its text constants: ``getattr(module, "K")`` names K too."""
-    texts = {text for each in _codes(code) for text in each.co_consts if isinstance(text, str)}
-    return texts | {name for each in _codes(code) for name in each.co_names}
-
-
-def _instructions(code: types.CodeType) -> list[dis.Instruction]:
-    return [each for each in dis.get_instructions(code) if each.opname not in ("EXTENDED_ARG", "CACHE")]
-
-
-def _globals_of(code: types.CodeType) -> set[str]:
-    loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-    return {step.argval for each in _codes(code) for step in _instructions(each) if step.opname in loads}
-
-
-def _imports_of(code: types.CodeType, names: Mapping[str, Any]) -> set[str]:
-    """The modules that the code imports when it runs, with the packages they are in and the submodules they give."""
-    found: set[str] = set()
-    for each in _codes(code):
-        steps = _instructions(each)
-        for i, step in enumerate(steps):
-            if step.opname == "IMPORT_NAME":
-                level, wanted = steps[i - 2].argval, steps[i - 1].argval
-                found |= _modules_of(step.argval, level, wanted or (), names)
-    return found
-
-
-def _modules_of(name: str, level: int, wanted: Iterable[str], names: Mapping[str, Any]) -> set[str]:
-    if level:
-        name = importlib.util.resolve_name("." * level + name, names.get("__package__") or "")
-    parts = name.split(".")
-    packages = {".".join(parts[: n + 1]) for n in range(len(parts))}
-    if _is_library(name):
-        return {name}
-    module = _imported(name)
-    return packages | {f"{name}.{each}" for each in wanted if each != "*" and not hasattr(module, each)}
-
-
-def _imported(name: str) -> types.ModuleType | None:
-    """A module of the user's, imported as the function would do it; None for one that cannot be, and for a library."""
-    if name in sys.modules or _is_library(name):
-        return sys.modules.get(name)
-    try:
-        return importlib.import_module(name)
-    except Exception:  # the function reports it when it runs
-        return None
-
-
-# Libraries -----------------------------------------------------------------------------------------------------------
-
-
-def _library_name(value: Any) -> str | None:
-    """The name and version of something that a library has under that name; None for everything else."""
-    if isinstance(value, types.ModuleType):
-        return _versioned(value.__name__) if _is_library(value.__name__) else None
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
-    if isinstance(value, (types.MethodDescriptorType, types.WrapperDescriptorType)):
-        module = value.__objclass__.__module__
-    if not isinstance(module, str) or not isinstance(name, str) or not _is_library(module):
-        return None
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    # By name only if the name leads to it: a library may have made it around a function of the user's.
-    return f"{_versioned(module)} {name}" if found is value else None
-
-
-def _versioned(module: str) -> str:
-    return f"{module} {_version_of(module.partition('.')[0])}"
-
-
-def _version_of(top: str) -> str:
-    own = getattr(sys.modules.get(top), "__version__", None)
-    if isinstance(own, str):
-        return own
-    return platform.python_version() if top in sys.stdlib_module_names else _installed_version(top)
-
-
-@functools.cache
-def _installed_version(top: str) -> str:
-    """The version of the distribution that installed a package."""
-    try:
-        return importlib.metadata.version(top)
-    except importlib.metadata.PackageNotFoundError:
-        names = importlib.metadata.packages_distributions().get(top, ())
-    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
-
-
-def _is_library(module: str) -> bool:
-    """Whether a module comes with Python, with poolish or from where packages are installed."""
-    if module in ("__main__", "__mp_main__"):
-        return False
-    if module.partition(".")[0] == "poolish":
-        return True
-    loaded = sys.modules.get(module)
-    spec = getattr(loaded, "__spec__", None)
-    if loaded is None:
-        spec = _spec_of(module)
-    elif spec is None:
-        return _is_installed(getattr(loaded, "__file__", None) or "")
-    if spec is None:
-        return False
-    if spec.origin in ("built-in", "frozen") or spec.loader is importlib.machinery.FrozenImporter:
-        return True
-    places = [spec.origin] if spec.has_location and spec.origin else [*(spec.submodule_search_locations or ())]
-    return bool(places) and all(map(_is_installed, places))
-
-
-def _spec_of(module: str) -> Any:
-    """Where a module that is not loaded would come from; its packages are imported, as they would be with it."""
-    try:
-        return importlib.util.find_spec(module)
-    except Exception:  # a package that cannot be imported, or that is a module
-        return None
-
-
-@functools.cache
-def _is_installed(place: str) -> bool:
-    """Whether a file lies in Python's own library or where packages are installed."""
-    parts = pathlib.PurePath(place).parts
-    if "site-packages" in parts or "dist-packages" in parts:
-        return True
-    stdlib = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-    return any(os.path.realpath(place).startswith(os.path.realpath(each) + os.sep) for each in stdlib)
