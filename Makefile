@@ -60,12 +60,24 @@ check: $(VENV)/.tools  ## lint, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# The kernels' tests run twice, compiled and as their NumPy reference. Where nothing was compiled the first run
-# has been on the reference already.
+quick: environment check  ## check and the fast tests, in less than 90 seconds
+	POOLISH_QUICK=1 $(BIN)/pytest $(PYTEST) -m "not slow" tests
+
+ROOM ?= $(error name a package: make room ROOM=rows)
+room: environment $(VENV)/.tools  ## one package: its tests, the examples in its docstrings, its page; make room ROOM=rows
+	$(BIN)/pytest $(PYTEST) $(wildcard tests/$(ROOM) tests/test_$(ROOM).py src/poolish/$(ROOM) src/poolish/$(ROOM).py) \
+		$(if $(wildcard docs/$(ROOM).md),"tests/test_documents.py::test_programs_in_documents_run[docs/$(ROOM).md]")
+
+graph: environment $(VENV)/.tools  ## draw the import graph and the code paths in ARCHITECTURE.md anew
+	$(BIN)/python -m tests.architecture
+
+# tests/kernels compares the compiled kernels with their NumPy reference. What uses the kernels (the marker `kernels`)
+# runs a second time on the reference, with a tenth of the examples. Where nothing was compiled it has done so already.
 test: environment check  ## everything that must hold: check, tests, examples in docstrings and documents
 	$(BIN)/pytest $(PYTEST)
 	@if $(BIN)/python -c "import poolish.kernels._native" 2>/dev/null; \
-	then echo "again, on the reference kernels:"; POOLISH_PURE=1 $(BIN)/pytest $(PYTEST) -m kernels; \
+	then echo "again, on the reference kernels:"; POOLISH_PURE=1 POOLISH_QUICK=1 $(BIN)/pytest $(PYTEST) -m kernels \
+		tests/test_seeds.py src/poolish/seeds.py $$(grep -rl --include="test_*.py" "mark.kernels" tests); \
 	else echo "the kernels are not compiled here: all of the above ran on the reference"; fi
 
 soak: environment $(VENV)/.tools  ## the same tests for much longer: more examples, more kills; SOAK=60 ends it after 60 minutes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.effort import IS_SOAK, SOAK_MINUTES, times
+from tests.effort import IS_QUICK, IS_SOAK, SOAK_MINUTES, times
 from tests.soak_clock import SoakClock
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,18 +25,39 @@ os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 # judged (CI), the examples are the same each time: what was found elsewhere must not fail somebody's unrelated change.
 settings.register_profile(
     "push",
-    max_examples=100,
+    max_examples=50,
     derandomize=os.environ.get("CI", "") not in ("", "0") and not IS_SOAK,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("soak", settings.get_profile("push"), max_examples=times(100))
-settings.load_profile("soak" if IS_SOAK else "push")
+settings.register_profile("quick", settings.get_profile("push"), max_examples=10)
+settings.load_profile("soak" if IS_SOAK else "quick" if IS_QUICK else "push")
 
-#: Rooms whose answers come out of the kernels: their tests and doctests run on both kinds. Of a room where only some
-#: modules lean on them, those set ``pytestmark = pytest.mark.kernels`` themselves.
-KERNEL_ROOMS = {"kernels", "seeds"}
+#: Packages whose answers come out of the kernels: their tests and doctests run on both kinds. Where only some modules
+#: of a package lean on them, those set ``pytestmark = pytest.mark.kernels`` themselves.
+KERNEL_PACKAGES = {"seeds"}
+
+#: Left out of ``make quick``: they kill, fork, start interpreters, load large libraries or try very often.
+SLOW_FOLDERS = {"examples", "compatibility"}
+SLOW_MODULES = {
+    *("test_build", "test_documents", "test_hub", "test_install", "test_seed_programs", "test_short_writes"),
+    *("test_architecture", "test_soak_clock", "test_prepare", "test_new", "test_bake", "test_damage"),
+    *("test_kills", "test_power_loss", "test_interrupts", "test_full_disk", "test_queue_faults", "test_processes"),
+    *("test_threads", "test_memory", "test_memory_limits", "test_ddp", "test_exactly_once", "test_runs"),
+    *(
+        "test_accumulation",
+        "test_gather",
+        "test_histories",
+        "test_loader_processes",
+        "test_loader_runs",
+        "test_loader_torch",
+    ),
+    *("test_loader_torch", "test_model", "test_hf", "test_saved", "test_torch", "test_dtypes", "test_incremental"),
+    *("test_drift", "test_fitted_outliers", "test_detectors", "test_provider", "test_watching", "test_cached"),
+    *("test_timeouts"),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,10 +77,12 @@ def marker(tmp_path: Path) -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what leans on the kernels; leave the long tests to ``make soak`` and some to machines with a GPU."""
+    """Mark what leans on the kernels and what is slow; leave some tests to ``make soak`` or to machines with a GPU."""
     for item in items:
-        if room_of(item.path) in KERNEL_ROOMS:
+        if package_of(item.path) in KERNEL_PACKAGES:
             item.add_marker(pytest.mark.kernels)
+        if package_of(item.path) in SLOW_FOLDERS or item.path.stem in SLOW_MODULES:
+            item.add_marker(pytest.mark.slow)
     left_out = {"soak": IS_SOAK, "cuda": os.path.exists("/dev/nvidiactl")}
     others = [item for item in items if any(item.get_closest_marker(name) and not on for name, on in left_out.items())]
     items[:] = [item for item in items if item not in others]
@@ -72,7 +95,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     """The part of poolish that a file is in or about: ``rows`` for src/poolish/rows/x.py and tests/rows/test_x.py."""
     for folder in (ROOT / "src" / "poolish", ROOT / "tests"):
         if path.is_relative_to(folder):

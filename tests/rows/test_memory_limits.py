@@ -29,7 +29,7 @@ from poolish import DatasetBuffer
 from poolish.guards import Suite
 from poolish.rows import buffer as buffer_module
 from poolish.rows import columns, memory, storage
-from tests.effort import IS_SOAK, times
+from tests.effort import IS_SOAK, some, times
 from tests.faults import in_own_process, interrupted_at_line
 from tests.rows.children import in_child
 from tests.rows.facts import facts
@@ -263,7 +263,7 @@ def test_an_interrupt_leaves_the_whole_operation_or_none_of_it(name, tmp_path):
     operation = OPERATIONS[name]
     known = outcomes(operation, tmp_path)
 
-    for k in moments(known.lines):
+    for k in some(moments(known.lines), 60):
         buffer = operation.prepare(tmp_path)
         version = buffer.version
         with interrupted_at(k), pytest.raises(KeyboardInterrupt):

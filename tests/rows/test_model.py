@@ -396,7 +396,7 @@ class LongMachine(BufferMachine):
             self.append_many(n, fraction, by, "list")
 
 
-MACHINES = [(BufferMachine, 300), (OldestMachine, 300), (RandomMachine, 380), (LongMachine, 30)]
+MACHINES = [(BufferMachine, 100), (OldestMachine, 100), (RandomMachine, 120), (LongMachine, 10)]
 
 
 @pytest.mark.parametrize(("machine", "n"), MACHINES, ids=lambda value: getattr(value, "__name__", ""))

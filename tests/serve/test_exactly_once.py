@@ -732,4 +732,4 @@ class patched:
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=times(40), stateful_step_count=25)
+TestQueueMachine.settings = settings(max_examples=times(12), stateful_step_count=25)

@@ -15,7 +15,7 @@ import poolish.files
 import poolish.tokens
 from poolish import StreamStore
 from poolish.tokens import memmap_buffer
-from tests.effort import IS_SOAK
+from tests.effort import IS_SOAK, some
 from tests.faults import in_own_process, interrupted_at_line
 from tests.tokens.recordings import FIELDS, append, append_many, assert_holds, tokens
 
@@ -56,7 +56,7 @@ def each_interrupt(tmp_path: Path, act: Callable[[StreamStore | None, Path], obj
     store = None if opens else StreamStore(tmp_path / "whole")
     with interrupted_at(0) as lines:
         act(store, tmp_path / "whole")
-    for k in moments(lines):
+    for k in some(moments(lines), 80):
         path = tmp_path / str(k)
         make(path)
         store = None if opens else StreamStore(path)

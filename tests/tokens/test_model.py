@@ -597,7 +597,7 @@ class BoundedMachine(StreamMachine):
         self.look()
 
 
-@pytest.mark.parametrize(("machine", "n"), [(StreamMachine, 40), (BoundedMachine, 40)], ids=["unbounded", "bounded"])
+@pytest.mark.parametrize(("machine", "n"), [(StreamMachine, 20), (BoundedMachine, 20)], ids=["unbounded", "bounded"])
 def test_a_stream_does_as_a_list_of_field_writes(machine, n):
     """Whatever is done in whatever order, positions, steps, windows and samples are those of the list."""
     run_state_machine_as_test(machine, settings=settings(max_examples=times(n), stateful_step_count=25))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import faulthandler
 import fcntl
+import itertools
 import os
 import random
 import signal
@@ -120,8 +121,13 @@ def every_kill_point(
     *,
     half: bool = False,
     also: Sequence[tuple[Any, str]] = (),
+    first: int = 1,
+    stride: int = 1,
 ) -> int:
     """Kill a scenario before each of its system calls in turn and check what is left; the number of calls.
+
+    ``half`` and ``also`` are those of ``die_at_call``. With ``first`` and ``stride`` only every ``stride``-th call is a
+    kill point, beginning with call ``first``: a random ``first`` covers all of them over many runs.
 
     >>> file = folder / "state"
     >>> scenario = lambda: file.write_text("new")
@@ -138,9 +144,7 @@ def every_kill_point(
     >>> every_kill_point(lambda: write_json(file, [1]), check) > 3
     True
     """
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(first, stride):
 
         def child(number: int = number) -> None:
             die_at_call(number, half=half, also=also)
@@ -151,7 +155,8 @@ def every_kill_point(
             raise AssertionError(f"the scenario failed before its system call {number}: exit status {status}")
         check()
         if status == 0:
-            return number - 1
+            break
+    return number - 1
 
 
 # Writes that go wrong -----------------------------------------------------------------------------------------
