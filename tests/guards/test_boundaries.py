@@ -161,7 +161,7 @@ def test_closed_is_true_or_false(closed: Any):
     """A word that is neither does not open the schema."""
     plain = Suite().schema({"x": "float64"}).to_dict()
 
-    with pytest.raises(ConfigError, match="closed is true or false"):
+    with pytest.raises(ConfigError, match="closed: true or false"):
         Suite.from_dict(plain | {"closed": closed})
     with pytest.raises(ConfigError, match="has a schema"):
         Suite.from_dict({"suite": "s", "closed": True})

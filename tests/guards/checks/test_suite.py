@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,14 +17,16 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from poolish import Field
+from poolish import Field, guards
 from poolish.errors import ConfigError, DataRefused, LimitExceeded
 from poolish.guards import Profile, Suite, register_check
 from poolish.guards.checks.column_checks import STATISTICS
-from poolish.guards.checks.entries import OPPOSITES
 from poolish.guards.checks.guard import ask, passed
-from poolish.guards.checks.rules import RULES
+from poolish.guards.checks.rules import OPPOSITES, RULES, SEVERITY_OF
 from poolish.guards.checks.verdicts import ACTIONS, SEVERITIES
+from poolish.guards.stats.detectors import DETECTOR_OPTIONS, DETECTORS
+from poolish.guards.stats.distances import DISTANCES
+from poolish.guards.stats.outliers import OUTLIER_METHODS
 
 ROWS = {"reward": [0.5, math.nan, 99.0, 1.0], "kind": ["a", "a", "b", None], "n": [1, 2, 3, 4]}
 
@@ -259,7 +265,7 @@ assert RULE_VALUES.keys() == set(RULES)
 def suites(draw) -> Suite:
     suite = Suite(draw(NAMES))
     for _ in range(draw(st.integers(0, 3))):
-        names = draw(st.lists(st.sampled_from(RULES), min_size=1, max_size=4, unique=True))
+        names = draw(st.lists(st.sampled_from(sorted(RULES)), min_size=1, max_size=4, unique=True))
         assume(not any({low, high} <= set(names) for low, high in OPPOSITES))  # where no value is left between them
         suite.expect(draw(NAMES), severity=draw(SEVERITY), **{name: draw(RULE_VALUES[name]) for name in names})
     if draw(st.booleans()):
@@ -327,10 +333,7 @@ def test_a_suite_in_a_file_reads_like_a_page():
     ("text", "why"),
     [
         ("expekt: []", "s.yaml: unknown key 'expekt'; did you mean 'expect'?"),
-        (
-            "expect: [{column: a, betwen: [0, 1]}]",
-            "s.yaml: expect[0]: expect: unknown key 'betwen'; did you mean 'between'?",
-        ),
+        ("expect: [{column: a, betwen: [0, 1]}]", "s.yaml: expect[0]: unknown key 'betwen'; did you mean 'between'?"),
         ("stat: [{column: a, maen: [0, 1]}]", "did you mean 'mean'?"),
         ("actions: {eror: drop}", "s.yaml: actions: unknown key 'eror'; did you mean 'error'?"),
         ("actions: {error: dorp}", "got 'dorp'; did you mean 'drop'?"),
@@ -371,6 +374,72 @@ def test_a_wrong_file_is_refused_with_its_place(text, why):
 
     assert why in str(caught.value)
     assert str(caught.value).startswith("s.yaml")
+
+
+def test_every_wrong_value_of_a_file_is_named():
+    """Not one after the other."""
+    text = "expect: [{column: a, finite: 1, between: 3}, {column: b, finit: true}]\ndrift: [{alpha: 2}]"
+
+    with pytest.raises(ConfigError) as caught:
+        Suite.from_yaml(text, source="s.yaml")
+
+    assert sorted(str(caught.value).splitlines()) == [
+        "s.yaml: drift[0]: alpha: the rate of false alarms, between 0 and 1, got 2",
+        "s.yaml: expect[0]: column 'a': between: two bounds, (low, high), got 3; for one use at_least or at_most",
+        "s.yaml: expect[0]: column 'a': finite: true or false, got 1",
+        "s.yaml: expect[1]: unknown key 'finit'; did you mean 'finite'?",
+    ]
+
+
+def test_the_json_schema_describes_every_rule_statistic_and_option():
+    """From the same tables as the parser, so an editor knows what a suite accepts."""
+    described = Suite.json_schema()
+    entries = {name: set(entry["properties"]) for name, entry in described["$defs"].items()}
+
+    assert list(described["properties"]) == [*("suite", "version"), *SEVERITY_OF, *("closed", "actions")]
+    assert entries["ExpectEntry"] == {"column", "severity", *RULES}
+    assert entries["StatEntry"] == {"column", "severity", *STATISTICS}
+    assert entries["OutliersEntry"] >= {name for options in DETECTOR_OPTIONS.values() for name in options}
+    assert all(entry["additionalProperties"] is False for entry in described["$defs"].values())
+    assert described["$defs"]["ExpectEntry"]["properties"]["finite"]["type"] == "boolean"
+
+
+def test_the_page_about_guards_names_what_the_tables_hold():
+    """Rules, statistics, distances and detectors are documented."""
+    page = (Path(__file__).parents[3] / "docs" / "guards.md").read_text()
+
+    missing = [
+        name for name in (*RULES, *DISTANCES, *OUTLIER_METHODS, *DETECTORS) if not re.search(rf"[`+]{name}\b", page)
+    ]
+
+    assert missing == []
+    assert set(DISTANCES) | set(OUTLIER_METHODS) <= set(guards.__all__)
+
+
+def test_a_suite_in_use_needs_no_pydantic():
+    """It is loaded where entries are made, and not where a finished suite is imported, unpickled and asked."""
+    state = pickle.dumps(Suite("s").expect("a", at_most=1).drift())
+    program = (
+        "import pickle, sys; from poolish import Suite; assert 'pydantic' not in sys.modules;"
+        f"suite = pickle.loads({state!r}); assert not suite.check({{'a': [1, 2]}}).ok; suite.to_yaml();"
+        "assert 'pydantic' not in sys.modules; suite.expect('b', finite=True); assert 'pydantic' in sys.modules"
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_diff_names_what_changed():
+    """Entry by entry, value by value."""
+    old = Suite("s").expect("a", between=(0, 1)).expect_unique("a")
+    new = Suite("s").expect("a", between=(0, 2), finite=True).on(error="drop")
+
+    assert old.diff(old.copy()) == []
+    assert old.diff(new) == [
+        "expect[0].between: [0, 1] -> [0, 2]",
+        "expect[0].finite: added True",
+        "unique: removed [{'columns': ['a']}]",
+        "actions: added {'error': 'drop'}",
+    ]
 
 
 def test_plain_words_mean_what_they_say():

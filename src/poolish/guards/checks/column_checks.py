@@ -9,24 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poolish.columns import Column, NotApplicable, TableView
-from poolish.errors import ConfigError
 from poolish.guards.checks.checks import Number
-from poolish.guards.checks.rules import number
 from poolish.guards.checks.verdicts import Action, Severity, Verdict, examples_of
-
-if TYPE_CHECKING:
-    from poolish.guards.stats.column_profile import ColumnProfile
-    from poolish.guards.stats.drift import ColumnDrift
-    from poolish.guards.stats.outliers import Outliers
-
-DRIFT_METHODS = ("psi", "kl", "js", "ks", "wasserstein", "chi2")
-OUTLIER_METHODS = ("zscore", "iqr", "modified_zscore")
+from poolish.guards.stats.column_profile import ColumnProfile
+from poolish.guards.stats.drift import ColumnDrift, drift
+from poolish.guards.stats.outliers import OUTLIER_METHODS, Outliers
+from poolish.guards.stats.profile import Profile
 
 Floats = NDArray[np.float64]
 
@@ -97,8 +91,6 @@ class StatCheck:
 
 def profile_of(column: Column) -> ColumnProfile:
     """The profile of one column."""
-    from poolish.guards.stats.profile import Profile
-
     return Profile.of({column.name: column.to_arrow()})[column.name]
 
 
@@ -135,8 +127,6 @@ class DriftCheck:
             yield self._verdict(found, rule, len(rows), action)
 
     def _found(self, names: list[str], rows: TableView, reference: Any) -> Iterable[ColumnDrift]:
-        from poolish.guards.stats.drift import drift
-
         report = drift(
             reference,
             rows.to_arrow(names),
@@ -210,11 +200,7 @@ class OutlierCheck:
         yield draft.failed(f"{100 * share:.2g} % are", examples=examples, bad=bad, share=share, most=self.most)
 
     def _found(self, values: Floats) -> Outliers:
-        from poolish.guards.stats.outliers import iqr, modified_zscore, zscore
-
-        method: Callable[..., Outliers] = {"iqr": iqr, "zscore": zscore, "modified_zscore": modified_zscore}[
-            self.method
-        ]
+        method = OUTLIER_METHODS[self.method]
         return method(values) if self.threshold is None else method(values, threshold=self.threshold)
 
 
@@ -237,34 +223,6 @@ class UnfittedCheck:
 
 
 DistributionCheck = StatCheck | DriftCheck | OutlierCheck | UnfittedCheck
-
-
-def range_of(value: Any, where: str) -> dict[str, Number] | list[Number]:
-    """A range as it stands in a file: two numbers, or one of ``at_least`` and ``at_most``."""
-    if isinstance(value, Mapping):
-        if not value or not set(value) <= {"at_least", "at_most"}:
-            raise ConfigError(f"{where}: (low, high), or at_least and at_most, got {dict(value)!r}")
-        bounds = {str(side): number(bound, where) for side, bound in value.items()}
-        if len(bounds) == 2 and bounds["at_least"] > bounds["at_most"]:
-            raise ConfigError(f"{where}: no number is between these bounds, got {dict(value)!r}")
-        return bounds
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise ConfigError(f"{where}: a range (low, high), where None is no bound, got {value!r}")
-    low, high = (None if bound is None else number(bound, where) for bound in value)
-    if low is None or high is None:
-        sides = {"at_least": low, "at_most": high}
-        known = {side: bound for side, bound in sides.items() if bound is not None}
-        if not known:
-            raise ConfigError(f"{where}: a range without bounds; leave it out")
-        return known
-    if low > high:
-        raise ConfigError(f"{where}: the lower bound comes first, got {value!r}")
-    return [low, high]
-
-
-def bounds_of(told: dict[str, Number] | list[Number]) -> tuple[Number | None, Number | None]:
-    """The two bounds of a range."""
-    return (told.get("at_least"), told.get("at_most")) if isinstance(told, dict) else (told[0], told[1])
 
 
 @dataclass(frozen=True)

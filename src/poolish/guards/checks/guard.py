@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from poolish.columns import Mask, TableView
 from poolish.errors import ConfigError, DataRefused
-from poolish.guards.checks.entries import one_of
+from poolish.guards.checks.rules import nearest
 from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.suite import Suite
 from poolish.guards.checks.verdicts import ACTIONS, Action, Result, Verdict
@@ -86,7 +86,10 @@ def ask(guard: Guard, rows: Any, owner: object = None, stream: str = "") -> Resu
         )
     if is_ok and not mask.all():
         raise ConfigError(f"a guard said ok and blamed {int((~mask).sum())} rows; its ok is False where its mask is")
-    action: Action = one_of(getattr(found, "action", "refuse"), ACTIONS, "the action of a guard's answer")
+    action: Action = getattr(found, "action", "refuse")
+    if action not in ACTIONS:
+        known = ", ".join(map(repr, ACTIONS))
+        raise ConfigError(f"the action of a guard's answer: one of {known}, got {action!r}{nearest(action, ACTIONS)}")
     status = "ok" if is_ok else "failed"
     detail = "; ".join(texts)
     name = getattr(guard, "__name__", type(guard).__name__)

@@ -27,13 +27,7 @@ from poolish.columns import Mask, NotApplicable, TableView
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
 from poolish.guards.checks.verdicts import Level
-from poolish.guards.stats.detectors import (
-    Arrays,
-    AutoencoderOutliers,
-    Detector,
-    IsolationForestOutliers,
-    OneClassSVMOutliers,
-)
+from poolish.guards.stats.detectors import DETECTOR_OPTIONS, DETECTORS, Arrays, Detector
 from poolish.guards.stats.profile import Profile
 from poolish.guards.stats.serialization import load_arrays, save_arrays
 
@@ -143,24 +137,16 @@ def _fitted(entry: Mapping[str, Any], rows: TableView) -> Any:
     return fit(method, options, None if entry["columns"] is None else tuple(entry["columns"]), rows)
 
 
-DETECTORS: dict[str, type[Detector]] = {
-    kind.kind: kind for kind in (IsolationForestOutliers, OneClassSVMOutliers, AutoencoderOutliers)
-}
-
-#: What each detector can be set to, with what it is set to otherwise.
-DETECTOR_OPTIONS: dict[str, dict[str, Any]] = {name: kind().arguments() for name, kind in DETECTORS.items()}
-
-
 def detector_of(method: str, options: Mapping[str, Any]) -> Detector:
     """An unfitted detector; an option that it does not have, or a wrong value, is a ``ConfigError``."""
     known = DETECTOR_OPTIONS[method]
     for name in options:
         if name not in known:
-            raise ConfigError(f"outliers: {method} has no option {name!r}; it has {', '.join(known)}")
+            raise ConfigError(f"{method} has no option {name!r}; it has {', '.join(known)}")
     try:
         return DETECTORS[method](**options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"outliers: {method}: {error}") from None
+        raise ConfigError(f"{method}: {error}") from None
 
 
 def fit(method: str, options: Mapping[str, Any], columns: tuple[str, ...] | None, rows: TableView) -> Detector:

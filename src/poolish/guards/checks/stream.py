@@ -19,19 +19,21 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from poolish.columns import TableView
 from poolish.errors import ConfigError, ResumeError
 from poolish.files import checksum_hex
-from poolish.guards.checks.entries import plain
 from poolish.guards.checks.reference import Reference
-from poolish.guards.checks.suite import Suite
+from poolish.guards.checks.rules import plain
 from poolish.guards.checks.verdicts import Result, Verdict
 from poolish.guards.stats.profile import Profile
 from poolish.schema.types import unsliced
+
+if TYPE_CHECKING:
+    from poolish.guards.checks.suite import Suite
 
 VERSION = 1
 
@@ -42,6 +44,7 @@ class StreamGuard:
     ``reference`` is what drift is measured from: rows, or a ``Profile``. The state holds the rows of the open window
     (only the columns whose distribution is judged), so a restart goes on in the middle of it.
 
+    >>> from poolish.guards import Suite
     >>> suite = Suite("rewards").stat("reward", mean=(-1, 1), severity="error").on(persist=2)
     >>> guard = suite.guard(window=4)
     >>> [guard({"reward": [0.0, 5.0]}).ok for _ in range(6)]
@@ -51,7 +54,7 @@ class StreamGuard:
     """
 
     def __init__(self, suite: Suite, reference: Any = None, *, window: int = 1_000) -> None:
-        if not isinstance(suite, Suite):
+        if not callable(getattr(suite, "check_rows", None)):
             raise ConfigError(f"a guard for a stream is made by a Suite, got {suite!r}")
         window = plain(window)
         if type(window) is not int or window < 1:

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Self
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import xxhash
@@ -29,33 +31,30 @@ import xxhash
 from poolish import html
 from poolish.columns import Mask, NotApplicable, TableView
 from poolish.errors import ConfigError
+from poolish.files import local_path, publish
 from poolish.guards.checks.checks import Holds, RowCheck, Unique
-from poolish.guards.checks.column_checks import OUTLIER_METHODS, DistributionCheck
-from poolish.guards.checks.entries import (
+from poolish.guards.checks.column_checks import DistributionCheck
+from poolish.guards.checks.levels import level_named
+from poolish.guards.checks.reference import Reference, reference_of
+from poolish.guards.checks.rules import (
     DEFAULT_ACTIONS,
-    KEYS,
-    NORMALIZED,
-    TOP,
-    VERSION,
+    SEVERITY_OF,
     Entry,
-    check_keys,
     distribution_checks,
     fitted_entries,
-    is_within,
-    one_of,
-    plain,
     row_checks,
     schema_entry,
     shortened,
 )
-from poolish.guards.checks.levels import level_named
-from poolish.guards.checks.verdicts import ACTIONS, SEVERITIES, Action, Level, Result, Severity, Verdict, examples_of
+from poolish.guards.checks.stream import StreamGuard
+from poolish.guards.checks.verdicts import LEVELS, SEVERITIES, Action, Level, Result, Severity, Verdict, examples_of
+from poolish.guards.stats.outliers import OUTLIER_METHODS
+from poolish.guards.stats.profile import Profile
 from poolish.printable import printable
 from poolish.schema import Schema
 
-if TYPE_CHECKING:
-    from poolish.guards.checks.reference import Reference
-    from poolish.guards.checks.stream import StreamGuard
+VERSION = 1
+_INSTEAD = "fsspec.open(url), with the text of to_yaml() and from_yaml()"
 
 
 class Suite:
@@ -82,7 +81,7 @@ class Suite:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"name: a suite is called by text that is not empty, got {name!r}")
         self._name = name
-        self._entries: dict[str, list[Entry]] = {kind: [] for kind in KEYS}
+        self._entries: dict[str, list[Entry]] = {kind: [] for kind in SEVERITY_OF}
         self._is_closed = False
         self._actions: dict[Severity, Action] = dict(DEFAULT_ACTIONS)
         self._persist = 1
@@ -244,16 +243,12 @@ class Suite:
         or a share of outliers acts only when it has failed in k windows in a row, which is what tells a change from a
         bad hour; until then it is logged. Checks of rows always act at once: a bad row is bad.
         """
+        from poolish.guards.checks.models import read_actions  # pydantic takes long to load
+
         self._check_changeable()
-        given: dict[Severity, Action | None] = {"error": error, "warn": warn, "fatal": fatal}
-        for severity, action in given.items():
-            if action is not None:
-                self._actions[severity] = one_of(action, ACTIONS, f"on({severity}=)")
-        persist = plain(persist)
-        if persist is not None:
-            if type(persist) is not int or persist < 1:
-                raise ConfigError(f"persist: a number of windows from 1, got {persist!r}")
-            self._persist = persist
+        chosen = read_actions({"error": error, "warn": warn, "fatal": fatal, "persist": persist})
+        self._actions |= {severity: action for severity in SEVERITIES if (action := getattr(chosen, severity))}
+        self._persist = chosen.persist or self._persist
         return self
 
     # -- asking
@@ -274,8 +269,6 @@ class Suite:
 
     def guard(self, reference: Any = None, *, window: int = 1_000) -> StreamGuard:
         """A guard for a stream of batches, which judges statistics and drift over windows of rows, and has a state."""
-        from poolish.guards.checks.stream import StreamGuard
-
         return StreamGuard(self, reference, window=window)
 
     def fit(self, reference: Any) -> Self:
@@ -292,8 +285,6 @@ class Suite:
         >>> fitted.check({"x": np.arange(500.0, 1_500.0)}).ok
         False
         """
-        from poolish.guards.checks.reference import reference_of
-
         fitted = self.copy()
         fitted._reference = reference_of(reference, dict(fitted_entries(self._entries)), self.profile)
         return fitted
@@ -313,8 +304,6 @@ class Suite:
 
     def profile(self, rows: Any) -> Any:
         """A ``Profile`` of the columns that this suite is about, or of all, to be kept as a reference."""
-        from poolish.guards.stats.profile import Profile
-
         seen = TableView.of(rows)
         names = [name for name in self.columns if name in seen] or seen.names
         return Profile.of(seen.to_arrow(names))
@@ -332,22 +321,20 @@ class Suite:
         asked = [
             (check, severity)
             for check, severity in self._checks()[0]
-            if check.level == level or (not only and is_within(check.level, level))
+            if check.level == level or (not only and _is_within(check.level, level))
         ]
         extra = self._extra_columns(rows) if level == "format" or not only else []
         return [*extra, *(self._judged(check, severity, rows) for check, severity in asked)]
 
     def check_columns(self, rows: TableView, reference: Any = None, level: Level = "meaning") -> list[Verdict]:
         """The verdicts of the checks of whole columns."""
-        if not is_within("statistics", level):
+        if not _is_within("statistics", level):
             return []
         checks, known = self._checks()[1], self._measured_from(reference)
         return [v for check in checks for v in check.judge(rows, known, self._actions[check.severity])]
 
     def _measured_from(self, reference: Any) -> Any:
         """Rows or a profile: the reference that is passed, else its own."""
-        from poolish.guards.checks.reference import Reference
-
         known = self._reference if reference is None else reference
         return known.profile if isinstance(known, Reference) else known
 
@@ -366,92 +353,85 @@ class Suite:
 
     def to_dict(self) -> dict[str, Any]:
         """The suite as plain values, without what is as it would be anyway."""
-        told: dict[str, Any] = {"suite": self.name, "version": VERSION}
+        values: dict[str, Any] = {"suite": self.name, "version": VERSION}
         for kind, entries in self._entries.items():
             if entries:
-                told[kind] = deepcopy([shortened(kind, entry) for entry in entries])
+                values[kind] = deepcopy([shortened(kind, entry) for entry in entries])
         if self._entries["schema"] and not self._is_closed:
-            told["closed"] = False
+            values["closed"] = False
         # Not "on", as the method: YAML of 2009 takes that word for true.
         actions: dict[str, Any] = {s: a for s, a in self._actions.items() if a != DEFAULT_ACTIONS[s]}
         if self.persist != 1:
             actions["persist"] = self.persist
-        return told | ({"actions": actions} if actions else {})
+        return values | ({"actions": actions} if actions else {})
 
     @classmethod
-    def from_dict(cls, told: Any, *, source: str = "suite") -> Suite:
-        """The suite that ``to_dict`` told of; every key and value is checked, and a wrong one named with its place."""
-        if not isinstance(told, Mapping):
-            raise ConfigError(f"{source}: a suite is a table of names and values, got {type(told).__name__}")
-        check_keys(told, TOP, source)
-        if told.get("version", VERSION) != VERSION:
-            raise ConfigError(f"{source}: version {told['version']!r} of suites is not known here, only {VERSION}")
-        try:
-            suite = cls(told.get("suite", "suite"))
-        except ConfigError as error:
-            raise ConfigError(f"{source}: suite: {error}") from None
-        for kind in KEYS:
-            entries = told.get(kind, [])
-            if not isinstance(entries, Sequence) or isinstance(entries, str):
-                raise ConfigError(f"{source}: {kind} is a list of entries, got {entries!r}")
-            for i, entry in enumerate(entries):
-                if not isinstance(entry, Mapping):
-                    raise ConfigError(f"{source}: {kind}[{i}] is a table of names and values, got {entry!r}")
-                try:
-                    suite._add(kind, dict(entry))
-                except ConfigError as error:
-                    raise ConfigError(f"{source}: {kind}[{i}]: {error}") from None
-        closed = told.get("closed", bool(suite._entries["schema"]))
-        if not isinstance(closed, bool) or (closed and not suite._entries["schema"]):
-            raise ConfigError(f"{source}: closed is true or false, of a suite that has a schema, got {closed!r}")
-        suite._is_closed = closed
-        actions = told.get("actions", {})
-        if not isinstance(actions, Mapping):
-            raise ConfigError(f"{source}: actions is a table of severities and actions, got {actions!r}")
-        check_keys(actions, (*SEVERITIES, "persist"), f"{source}: actions")
-        try:
-            return suite.on(**actions)
-        except ConfigError as error:
-            raise ConfigError(f"{source}: actions: {error}") from None
+    def from_dict(cls, values: Any, *, source: str = "suite") -> Suite:
+        """The suite that ``to_dict`` gave; every key and value is checked, and a wrong one named with its place."""
+        from poolish.guards.checks.models import read_suite  # pydantic takes long to load
+
+        file, entries = read_suite(values, source)
+        suite = cls(file.suite)
+        suite._entries = entries
+        suite._is_closed = bool(entries["schema"]) if file.closed is None else file.closed
+        return suite.on(**file.actions.model_dump())
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """The JSON schema of suite files, for editors and validators."""
+        from poolish.guards.checks.models import json_schema
+
+        return json_schema()
+
+    def diff(self, other: Suite) -> list[str]:
+        """What differs in ``other``, a line for each value.
+
+        >>> Suite("s").expect("x", at_most=1).diff(Suite("s").expect("x", at_most=2, finite=True))
+        ['expect[0].at_most: 1 -> 2', 'expect[0].finite: added True']
+        """
+        return list(_differences(self.to_dict(), other.to_dict()))
 
     def to_yaml(self) -> str:
         """The suite as YAML text."""
-        from poolish.guards.checks.suite_files import to_yaml
+        from poolish.files.yaml_toml import dump_yaml  # PyYAML takes long to load
 
-        return to_yaml(self.to_dict())
+        return dump_yaml(self.to_dict())
 
     def to_toml(self) -> str:
         """The suite as TOML text."""
-        from poolish.guards.checks.suite_files import to_toml
+        from poolish.files.yaml_toml import dump_toml
 
-        return to_toml(self.to_dict())
+        return dump_toml(self.to_dict())
 
     @classmethod
     def from_yaml(cls, text: str, *, source: str = "suite") -> Suite:
         """The suite in YAML text; nothing in it is executed."""
-        from poolish.guards.checks.suite_files import from_yaml
+        from poolish.files.yaml_toml import parse_yaml
 
-        return cls.from_dict(from_yaml(text, source), source=source)
+        return cls.from_dict(parse_yaml(text, source, what="suite"), source=source)
 
     @classmethod
     def from_toml(cls, text: str, *, source: str = "suite") -> Suite:
         """The suite in TOML text."""
-        from poolish.guards.checks.suite_files import from_toml
+        from poolish.files.yaml_toml import parse_toml
 
-        return cls.from_dict(from_toml(text, source), source=source)
+        return cls.from_dict(parse_toml(text, source, what="suite"), source=source)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the suite into a ``.yaml``, ``.yml`` or ``.toml`` file, whole or not at all; without its reference."""
-        from poolish.guards.checks.suite_files import write
-
-        write(path, self.to_dict())
+        place = local_path(path, "Suite.save", instead=_INSTEAD)
+        text = self.to_toml() if _is_toml(place) else self.to_yaml()
+        with publish(place) as file:
+            file.write(text.encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Suite:
         """The suite in a file; nothing in it is executed."""
-        from poolish.guards.checks.suite_files import read
+        from poolish.files.yaml_toml import read_text
 
-        return cls.from_dict(read(path), source=os.fspath(path))
+        place = local_path(path, "Suite.load", instead=_INSTEAD)
+        parse = cls.from_toml if _is_toml(place) else cls.from_yaml
+        return parse(read_text(place, what="suite"), source=os.fspath(path))
 
     @property
     def fingerprint(self) -> str:
@@ -479,9 +459,10 @@ class Suite:
     # -- inside
 
     def _add(self, kind: str, entry: Entry) -> Self:
+        from poolish.guards.checks.models import read_entry  # pydantic takes long to load
+
         self._check_changeable()
-        check_keys(entry, KEYS[kind], kind)
-        self._entries[kind].append(NORMALIZED[kind](plain(entry)))
+        self._entries[kind].append(read_entry(kind, entry))
         return self._changed()
 
     def _check_changeable(self) -> None:
@@ -556,3 +537,32 @@ class Suite:
                 bad=bad,
             )
         ]
+
+
+def _is_within(level: Level, limit: Level) -> bool:
+    """Whether checking up to ``limit`` includes a level."""
+    return LEVELS.index(level) <= LEVELS.index(limit)
+
+
+def _is_toml(path: str | os.PathLike[str]) -> bool:
+    ending = Path(path).suffix.lower()
+    if ending not in (".toml", ".yaml", ".yml"):
+        raise ConfigError(f"{os.fspath(path)}: a suite is kept in a .yaml, .yml or .toml file")
+    return ending == ".toml"
+
+
+def _differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
+    """Where two plain values differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys([*old, *new]):
+            inner = f"{place}.{name}" if place else str(name)
+            yield from _differences(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
+    elif isinstance(old, list) and isinstance(new, list) and any(isinstance(each, dict) for each in (*old, *new)):
+        for i, (before, now) in enumerate(zip_longest(old, new, fillvalue=_ABSENT)):
+            yield from _differences(before, now, f"{place}[{i}]")
+    elif old != new:
+        added, removed = old is _ABSENT, new is _ABSENT
+        yield f"{place}: " + (f"added {new!r}" if added else f"removed {old!r}" if removed else f"{old!r} -> {new!r}")
+
+
+_ABSENT = object()

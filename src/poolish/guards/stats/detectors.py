@@ -475,3 +475,14 @@ class AutoencoderOutliers(Detector):
             last = bias.shape
         if last != width or arrays["spread"].shape != width:
             raise ValueError("what comes out is not as wide as what goes in")
+
+
+# Registry ----------------------------------------------------------------------------------------------------------
+
+#: The detectors by the name that suites and files use.
+DETECTORS: dict[str, type[Detector]] = {
+    kind.kind: kind for kind in (IsolationForestOutliers, OneClassSVMOutliers, AutoencoderOutliers)
+}
+
+#: The options of each detector, with their defaults.
+DETECTOR_OPTIONS: dict[str, dict[str, Any]] = {name: kind().arguments() for name, kind in DETECTORS.items()}

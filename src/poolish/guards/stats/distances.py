@@ -13,6 +13,8 @@ Here are the values; ``significance`` says from where on they are drift.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -273,6 +275,25 @@ def wasserstein(
         distance=distance,
         scale=scale,
     )
+
+
+@dataclass(frozen=True)
+class Distance:
+    """A statistic that compares two samples."""
+
+    compare: Callable[..., Comparison]
+    needs_order: bool = False  #: compares distribution functions, so text is left out, and bins are not used
+
+
+#: The distances by name. ``drift``, suites and their files, the exports of ``poolish.guards`` and the tests use it.
+DISTANCES = {
+    "psi": Distance(psi),
+    "kl": Distance(kl),
+    "js": Distance(js),
+    "ks": Distance(ks, needs_order=True),
+    "wasserstein": Distance(wasserstein, needs_order=True),
+    "chi2": Distance(chi2),
+}
 
 
 # Counting -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,23 +21,12 @@ from poolish import html
 from poolish.columns import columns_of
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.guards.stats.column_profile import ColumnProfile
-from poolish.guards.stats.distances import Side, chi2, js, kl, ks, psi, side_of, wasserstein
+from poolish.guards.stats.distances import DISTANCES, Distance, Side, side_of
 from poolish.guards.stats.profile import Profile
 from poolish.guards.stats.serialization import encode_float
 from poolish.guards.stats.significance import Comparison, Verdict
 from poolish.guards.stats.sketches import Moments
 from poolish.printable import printable
-
-_METHODS: dict[str, Callable[..., Comparison]] = {
-    "psi": psi,
-    "kl": kl,
-    "js": js,
-    "ks": ks,
-    "wasserstein": wasserstein,
-    "chi2": chi2,
-}
-#: Those that need an order, and no bins.
-_ORDERED = {"ks", "wasserstein"}
 
 
 @dataclass(frozen=True)
@@ -219,7 +208,7 @@ def _compared(
     name: str,
     before: Side,
     now: Side,
-    methods: Mapping[str, Callable[..., Comparison]],
+    methods: Mapping[str, Distance],
     effect_min: float | Mapping[str, float] | None,
     *,
     bins: Any,
@@ -232,14 +221,14 @@ def _compared(
         methods = {}
     has_order = "text" not in (before.kind, now.kind)
     if has_order and not (_keeps_order(before) and _keeps_order(now)):
-        left_out = [word for word in methods if word in _ORDERED]
+        left_out = [word for word, distance in methods.items() if distance.needs_order]
         note, has_order = f"{' and '.join(left_out)} left out: a profile keeps no quantiles" if left_out else "", False
-    for word, compare in methods.items():
+    for word, distance in methods.items():
         least = effect_min.get(word) if isinstance(effect_min, Mapping) else effect_min
-        options = rules | {"effect_min": least} | ({} if word in _ORDERED else {"bins": bins})
+        options = rules | {"effect_min": least} | ({} if distance.needs_order else {"bins": bins})
         try:
-            if has_order or word not in _ORDERED:
-                tests[word] = compare(before, now, **options)
+            if has_order or not distance.needs_order:
+                tests[word] = distance.compare(before, now, **options)
         except SchemaError as error:
             error.add_note(f"while comparing column {name!r}")
             raise
@@ -287,12 +276,12 @@ def _rank(column: ColumnDrift) -> tuple[object, ...]:
 # Sides ----------------------------------------------------------------------------------------------------------
 
 
-def _methods(method: str) -> dict[str, Callable[..., Comparison]]:
+def _methods(method: str) -> dict[str, Distance]:
     words = method.split("+")
-    unknown = [word for word in words if word not in _METHODS]
+    unknown = [word for word in words if word not in DISTANCES]
     if unknown:
-        raise ConfigError(f"method: statistics joined by '+', of {', '.join(_METHODS)}; got {method!r}")
-    return {word: _METHODS[word] for word in words}
+        raise ConfigError(f"method: statistics joined by '+', of {', '.join(DISTANCES)}; got {method!r}")
+    return {word: DISTANCES[word] for word in words}
 
 
 def _sides(rows: Any, names: Iterable[str] | None) -> dict[str, Side]:

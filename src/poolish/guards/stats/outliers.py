@@ -10,6 +10,7 @@ What is missing is never an outlier here: its score is NaN. Infinities always ar
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +159,14 @@ def modified_zscore(
         scores = np.where(np.isinf(numbers), numbers, scores)
         mask = np.abs(scores) > threshold
     return Outliers(mask, scores, threshold, convention, "modified_zscore", notes=notes)
+
+
+#: The rules that judge a column by itself, by the name that suites and files use.
+OUTLIER_METHODS: dict[str, Callable[..., Outliers]] = {
+    "zscore": zscore,
+    "iqr": iqr,
+    "modified_zscore": modified_zscore,
+}
 
 
 def row_numbers(values: Any) -> Floats:
