@@ -32,6 +32,7 @@ FLOORS: tuple[set[str], ...] = (
     {"expressions", "columns"},
     {"guards"},
     {"rows", "tokens"},
+    {"transports"},
     {"recipes", "serve", "load"},
     {"engines", "report", "validation"},
     {"cli", "testing"},

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from poolish.serve import provider, split_reader
+from poolish.serve import provider, reader
 from tests.serve import queues
 
 
 @pytest.fixture
 def few_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are deleted after every second batch, so that a short run does everything that a long one does."""
-    monkeypatch.setattr(split_reader, "_TOGETHER", 2)
-    monkeypatch.setattr(split_reader, "_LOOK_AROUND_S", 0.01)
+    monkeypatch.setattr(reader, "_TOGETHER", 2)
+    monkeypatch.setattr(reader, "_LOOK_AROUND_S", 0.01)
 
 
 @pytest.fixture

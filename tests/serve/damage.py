@@ -19,13 +19,13 @@ import pytest
 from poolish import DatasetConsumer
 from poolish.files import checksum, checksum_hex
 from poolish.serve import DataProviderBase
-from poolish.serve.batch_file import ALIGNMENT, Label
+from poolish.transports.batch_file import ALIGNMENT, BatchMetadata
 from tests.faults import SYSTEM_CALLS
 
 FIELDS = [{"name": "a", "dtype": "int64", "shape": [3]}, {"name": "b", "dtype": "float32", "shape": [2]}]
 
 #: The label of a batch that was never in a queue, and a tensor of two numbers as its header describes it.
-LABEL = Label("0123456789abcdef", "fedcba9876543210", rows=2, provider="w0", counter=7)
+LABEL = BatchMetadata("0123456789abcdef", "fedcba9876543210", rows=2, provider="w0", counter=7)
 X = '"x":{"dtype":"I64","shape":[2],"data_offsets":[0,16]}'
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from poolish import DataProviderBase, DatasetConsumer
 from poolish.files import read_json, write_json
 from poolish.serve.inspection import verify_queue
-from poolish.serve.queue_log import QueueLog
+from poolish.transports.log import DirectoryLog
 from tests.faults import PATIENCE_S, SYSTEM_CALLS
 
 CONFIG = {"dataset": "counts", "batch_size": 2, "block_size": 3, "splits": ["train"], "max_backlog": 8, "seed": 5}
@@ -113,7 +113,7 @@ def check_content(ledger: Iterable[Entry]) -> None:
 
 def check_log(path: Path, split: str = "train") -> tuple[int, int]:
     """No gap, nothing torn; the watermark and the number after the newest."""
-    with closing(QueueLog.open(path / "queue" / split)) as log:
+    with closing(DirectoryLog.open(path / "queue" / split)) as log:
         watermark = log.consumed().watermark
         kept = [number for number in log.numbers() if number >= watermark]
     assert kept == list(range(watermark, watermark + len(kept)))

@@ -14,15 +14,16 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from poolish import DataProviderBase, DatasetBuffer, DatasetConsumer, DatasetProvider, StreamStore
-from poolish.errors import ConfigError, CorruptDataError, SchemaError
+from poolish.errors import ConfigError, CorruptDataError, SchemaError, StaleSchema
 from poolish.files.state_files import SLOT_BYTES, DoubleBufferedJson, read_checksummed_json, write_checksummed_json
 from poolish.load import CompositeDataset, SubsettedDataset, TextDataset, TransformedDataset
-from poolish.serve import digests, purge_queue, queue_log, queue_status
-from poolish.serve.batch_file import decode, encode, read_file
+from poolish.serve import dataset_provider, purge_queue, queue_status
 from poolish.serve.inspection import verify_queue
-from poolish.serve.provider_notes import read_note
-from poolish.serve.queue_log import QueueLog
-from poolish.serve.queue_meta import QueueMeta
+from poolish.transports import log as log_module
+from poolish.transports.batch_file import decode, encode, read_file
+from poolish.transports.log import DirectoryLog
+from poolish.transports.meta import QueueMeta
+from poolish.transports.records import DirectoryProviders
 from tests.serve.queues import check_ledger, consumer, provider, publish, take
 
 pytestmark = pytest.mark.usefixtures("few_together")
@@ -60,7 +61,7 @@ def test_an_epoch_is_not_continued_in_another_order(path, name, before, after, i
             for _ in range(4):
                 reader.get_batch()
 
-    with pytest.raises((ConfigError, queue_log.StaleSchema), match=rf"{name}=|fingerprint.* poolish queue purge"):
+    with pytest.raises((ConfigError, StaleSchema), match=rf"{name}=|fingerprint.* poolish queue purge"):
         serve(path, 1, **{**before, **after})
 
     serve(path, 6, **before)
@@ -201,9 +202,9 @@ def test_a_queue_is_filled_with_the_same_rows_after_a_restart(path, tmp_path, ki
 
 def test_large_data_is_told_apart_too(path, monkeypatch):
     """By evenly spaced rows: another order is never served as the same rows."""
-    monkeypatch.setattr(digests, "MAX_VALUES", 50)
-    monkeypatch.setattr(digests, "MAX_BYTES", 700)
-    monkeypatch.setattr(digests, "_SPACED_ROWS", (1_000, 8))
+    monkeypatch.setattr(dataset_provider, "MAX_VALUES", 50)
+    monkeypatch.setattr(dataset_provider, "MAX_BYTES", 700)
+    monkeypatch.setattr(dataset_provider, "_SPACED_ROWS", (1_000, 8))
     tensors = lambda rows: TensorDataset(*torch.tensor([[row["x"], 0] for row in rows]).T)  # noqa: E731
     for place, make in ((path / "list", list), (path / "buffer", a_buffer), (path / "tensors", tensors)):
         serve(place, 2, rows=make(ROWS))
@@ -217,7 +218,7 @@ def test_what_cannot_be_fingerprinted_is_compared_by_length(path):
     serve(path, 1, rows=Held(ROWS, threading.Lock()))
     serve(path, 1, rows=Held(ROWS, threading.Lock()))
     for rows in (ROWS, Held(ROWS[:90], threading.Lock())):
-        with pytest.raises((ConfigError, queue_log.StaleSchema), match="queue purge"):
+        with pytest.raises((ConfigError, StaleSchema), match="queue purge"):
             serve(path, 1, rows=rows)
 
 
@@ -327,13 +328,13 @@ def test_a_provider_whose_rows_vary_may_come_later(path):
 
 
 def counters(path: Path) -> dict[str, int]:
-    with closing(QueueLog.open(path / "queue" / "train")) as log:
+    with closing(DirectoryLog.open(path / "queue" / "train")) as log:
         return dict(log.consumed().counters)
 
 
 def test_names_that_are_used_once_fill_nothing(path, monkeypatch):
     """However many there were; a name that comes back goes on with its next batch, also if it was killed."""
-    monkeypatch.setattr(queue_log, "SLOT_BYTES", 1_024)
+    monkeypatch.setattr(log_module, "SLOT_BYTES", 1_024)
     n_names, ledger = 60, []
     for name in range(n_names):
         publish(path, 1, name=name)
@@ -356,7 +357,7 @@ def test_names_that_are_used_once_fill_nothing(path, monkeypatch):
 
 def test_a_provider_that_is_alive_keeps_its_counter_beside_the_watermark(path, monkeypatch):
     """It has read its note already, and writes it over."""
-    monkeypatch.setattr(queue_log, "SLOT_BYTES", 64)
+    monkeypatch.setattr(log_module, "SLOT_BYTES", 64)
     publish(path, 2, name=1)
     with provider(path) as running:
         running.publish("train")
@@ -365,7 +366,7 @@ def test_a_provider_that_is_alive_keeps_its_counter_beside_the_watermark(path, m
                 take(reader)
         assert counters(path) == {"w0": 0}
         assert running.publish("train") == 3
-    assert read_note(path / "queue" / "train" / "providers" / "w1.json").counter == 2
+    assert DirectoryProviders(path / "queue" / "train").read("w1").counter == 2
 
 
 def test_a_queue_that_an_earlier_version_filled_with_names_goes_on(path):
@@ -381,12 +382,12 @@ def test_a_queue_that_an_earlier_version_filled_with_names_goes_on(path):
 
     assert counters(path) == {}
     for name, counter in names.items():
-        assert read_note(path / "queue" / "train" / "providers" / f"{name}.json").counter == counter + 1
+        assert DirectoryProviders(path / "queue" / "train").read(name).counter == counter + 1
 
 
 def test_a_note_that_alone_knows_the_counter_is_not_doubted_away(path, monkeypatch):
     """Damaged, it is an error: a provider that began at 0 would publish its batches again."""
-    monkeypatch.setattr(queue_log, "SLOT_BYTES", 32)
+    monkeypatch.setattr(log_module, "SLOT_BYTES", 32)
     publish(path, 1)
     with consumer(path, acknowledge="on_read") as reader:
         take(reader)

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from poolish.errors import CorruptDataError, LimitExceeded, PoolishError, QueueError
 from poolish.files.state_files import SLOT_BYTES
 from poolish.serve import purge_queue, queue_status, verify_queue
-from poolish.serve.batch_file import Label, decode, encode, read_file, read_label
-from poolish.serve.queue_log import QueueLog
-from poolish.serve.queue_meta import QueueMeta
+from poolish.transports.batch_file import BatchMetadata, decode, encode, read_file, read_metadata
+from poolish.transports.log import DirectoryLog
+from poolish.transports.meta import QueueMeta
 from tests.effort import IS_SOAK, times
 from tests.faults import in_child
 from tests.serve.damage import (
@@ -75,7 +75,7 @@ def outcome(path: Path, whole: bytes) -> str:
 def check_label(path: Path, whole: bytes) -> None:
     """A label that is read alone is right too, or an error."""
     try:
-        assert read_label(path) == LABEL, path.read_bytes()
+        assert read_metadata(path) == LABEL, path.read_bytes()
     except CorruptDataError:
         assert path.read_bytes() != whole
 
@@ -115,7 +115,7 @@ def test_damaged_batch_files_are_told(tmp_path: Path):
 
 def test_damage_would_be_seen_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The control: without the checksum, wrong values come out, and the test above says so."""
-    monkeypatch.setattr("poolish.serve.batch_file._check", lambda *_: None)
+    monkeypatch.setattr("poolish.transports.batch_file._check", lambda *_: None)
     with open(os.devnull, "w") as nowhere:
         monkeypatch.setattr("sys.stderr", nowhere)
         monkeypatch.setattr("sys.stdout", nowhere)
@@ -548,7 +548,7 @@ def test_a_forged_watermark_is_told(tmp_path: Path, text: bytes, both: bool):
     consumed = (split / "consumed").read_bytes()
     other = slot(text) if both else consumed[SLOT_BYTES:]
     (split / "consumed").write_bytes(slot(text).ljust(SLOT_BYTES, b"\0") + other)
-    log = QueueLog.open(split)
+    log = DirectoryLog.open(split)
     try:
         log.consumed()
     except CorruptDataError as error:
@@ -586,7 +586,7 @@ def test_a_valid_batch_of_other_fields_is_told(tmp_path: Path):
         {"a": ("int64", np.zeros((2, 4), np.int64)), "b": right["b"]},
         {"a": ("int64", np.zeros((0, 3), np.int64)), "b": ("float32", np.zeros((0, 2), np.float32))},
     ]
-    label = Label(meta.queue, meta.schema.fingerprint, 2, "w0", 0)
+    label = BatchMetadata(meta.queue, meta.schema.fingerprint, 2, "w0", 0)
     for number, columns in enumerate(wrong):
         file_of(split, number).write_bytes(b"".join(bytes(part) for part in encode(columns, label)))
 

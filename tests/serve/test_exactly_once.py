@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from poolish.errors import QueueError, ResumeError, Starved, StoreFull, StoreLocked
 from poolish.files import read_json, write_json
-from poolish.serve import marks, purge_queue, split_reader
-from poolish.serve.queue_log import QueueLog
+from poolish.serve import progress, purge_queue, reader
+from poolish.transports.log import DirectoryLog
 from tests.effort import times
 from tests.faults import die, ended, fork, in_child, wait_until
 from tests.serve import queues
@@ -423,7 +423,7 @@ def test_a_state_of_a_queue_that_was_purged_is_refused(path):
 
 def test_a_rank_is_one_process(path, monkeypatch):
     """A second reader of the same rank would train everything twice: it is refused, until the first is gone."""
-    monkeypatch.setattr(marks, "_TAKE_OVER_S", 0.02)
+    monkeypatch.setattr(progress, "_TAKE_OVER_S", 0.02)
     publish(path, 4)
     with consumer(path, rank=1, world_size=2) as first:
         take(first)
@@ -437,7 +437,7 @@ def test_a_rank_is_one_process(path, monkeypatch):
 
 def test_a_rank_left_over_from_a_larger_world_keeps_a_new_run_from_starting(path, monkeypatch):
     """Both would train the same batches: the new run is refused and the error names the rank, until that has ended."""
-    monkeypatch.setattr(marks, "_TAKE_OVER_S", 0.02)
+    monkeypatch.setattr(progress, "_TAKE_OVER_S", 0.02)
     publish(path, 6)
     with ExitStack() as stack:
         for rank in (1, 3):
@@ -455,7 +455,7 @@ def test_a_rank_whose_run_was_replaced_stops(path):
     publish(path, 2)
     with consumer(path, acknowledge="on_read") as late:
         take(late)
-        late._readers["train"]._marks._lock.release()
+        late._readers["train"]._progress._claim.release()
         with consumer(path, acknowledge="on_read") as reader:
             assert take(reader)[0] == 1
 
@@ -474,7 +474,7 @@ def test_an_error_while_a_batch_is_handed_out_loses_nothing(path, monkeypatch, m
     """A full disk, or a user who stops and goes on: the batch that was not handed out comes next."""
     publish(path, 24)
     n_errors = 0
-    real = getattr(QueueLog, place)
+    real = getattr(DirectoryLog, place)
 
     def failing(*arguments, **options):
         nonlocal n_errors
@@ -486,7 +486,7 @@ def test_an_error_while_a_batch_is_handed_out_loses_nothing(path, monkeypatch, m
     with consumer(path, acknowledge=mode, prefetch=prefetch, timeout_s=5) as reader:
         ledger = [take(reader)]
         with monkeypatch.context() as patch:
-            patch.setattr(QueueLog, place, failing)
+            patch.setattr(DirectoryLog, place, failing)
             while len(ledger) < 12:
                 try:
                     ledger.append(take(reader))
@@ -546,7 +546,7 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self._stack = ExitStack()
-        self._stack.enter_context(patched(split_reader, _TOGETHER=2, _LOOK_AROUND_S=0.005))
+        self._stack.enter_context(patched(reader, _TOGETHER=2, _LOOK_AROUND_S=0.005))
         self.path = self._stack.enter_context(queues.in_memory(Path(tempfile.gettempdir()))) / str(id(self))
         self.published: list[tuple[int, int]] = []
         self.providers = {}
@@ -582,7 +582,7 @@ class QueueMachine(RuleBasedStateMachine):
         ending = self.providers.pop(name, None)
         if ending is not None and is_killed:
             for producer in ending._producers.values():  # what a kill leaves: no lock, no note
-                producer._notes.release()
+                producer._registry.release()
                 producer.log.close()
         elif ending is not None:
             ending.close()

@@ -18,8 +18,9 @@ import pytest
 import xxhash
 
 from poolish.errors import CorruptDataError
-from poolish.serve import DataProviderBase, marks, queue_meta, queue_status, verify_queue
-from poolish.serve.batch_file import Label, decode, encode
+from poolish.serve import DataProviderBase, progress, queue_status, verify_queue
+from poolish.transports import meta as meta_module
+from poolish.transports.batch_file import BatchMetadata, decode, encode
 from tests.serve.damage import consumer
 
 GOLDEN = Path(__file__).parent / "queue_version_1"
@@ -47,13 +48,13 @@ def record(path: Path) -> Path:
     """A queue whose every byte is known: four batches, of which one was read and is done."""
     config = {"dataset": "letters", "batch_size": 2, "block_size": 2, "splits": ("train",)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_meta, "secrets", SimpleNamespace(token_hex=lambda _: NAME))
+        patch.setattr(meta_module, "secrets", SimpleNamespace(token_hex=lambda _: NAME))
         provider = Letters(config, path=path).open()
     with provider:
         for _ in range(4):
             provider.publish("train")
     with pytest.MonkeyPatch.context() as patch, consumer(path, run="letters") as reading:
-        patch.setattr(marks, "secrets", SimpleNamespace(token_hex=lambda _: NAME))
+        patch.setattr(progress, "secrets", SimpleNamespace(token_hex=lambda _: NAME))
         reading.get_batch()
     return path / "queue" / "train"
 
@@ -133,7 +134,7 @@ def test_batch_file(split: Path):
 
 def test_tombstone():
     """A header of its own, with the reason, and nothing else."""
-    (data,) = encode({}, Label(NAME, "76969344e92052ad", 0, "w0", 7, "lost"))
+    (data,) = encode({}, BatchMetadata(NAME, "76969344e92052ad", 0, "w0", 7, "lost"))
 
     assert data[8:].rstrip().endswith(b',"rows":"0","provider":"w0","counter":"7","tombstone":"lost"}}')
     assert decode(data, "stone")[0].tombstone == "lost"

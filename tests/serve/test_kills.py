@@ -15,9 +15,8 @@ import pytest
 
 from poolish.errors import QueueError, QueueNotFound, ResumeError
 from poolish.files import write_json
-from poolish.serve import provider_notes, purge_queue
-from poolish.serve.queue_log import QueueLog
-from poolish.serve.repair import bury
+from poolish.serve import producer, purge_queue
+from poolish.transports.log import DirectoryLog
 from tests.effort import times
 from tests.faults import die, die_at_call, every_kill_point, fork, in_child, kill
 from tests.serve import queues
@@ -248,10 +247,10 @@ def test_a_number_noted_before_it_is_used_would_be_seen(path, told, monkeypatch)
     def hasty(self, partial):
         number = self.next_number()
         self._next.write(number + 1)
-        partial.link(self.path_of(number))
+        partial.link(self.name_of(number))
         return number
 
-    monkeypatch.setattr(QueueLog, "_link", hasty)
+    monkeypatch.setattr(DirectoryLog, "_link", hasty)
 
     with pytest.raises(AssertionError):
         publish_and_look(path, told)
@@ -260,7 +259,7 @@ def test_a_number_noted_before_it_is_used_would_be_seen(path, told, monkeypatch)
 def test_a_provider_that_believed_its_note_would_be_seen(path, told, monkeypatch):
     """A provider that does not ask the log makes a batch twice when it is killed after the link."""
     monkeypatch.setattr(
-        provider_notes.ProviderNotes, "next_counter", lambda self: provider_notes.read_note(self._path).counter
+        producer.ProviderRegistry, "next_counter", lambda self: self.log.providers.read(self.name).counter
     )
 
     with pytest.raises(AssertionError):
@@ -401,7 +400,7 @@ def leave_a_mess(path: Path) -> None:
             rename(*names, **options) if n_calls < 2 else die()
 
         os.rename = die_at_the_second
-        bury(QueueLog.open(path / "queue" / "train"), 4, "nobody knows")
+        DirectoryLog.open(path / "queue" / "train").write_tombstone(4, "unknown")
 
     for way in (die_publishing, die_deleting, die_burying):
         in_child(way)

@@ -16,8 +16,10 @@ import pytest
 
 from poolish import DatasetBuffer, DatasetProvider, StreamStore
 from poolish.errors import ConfigError, QueueError, SchemaError, StaleSchema
-from poolish.serve import DataProviderBase, provider_notes, queue_status
-from poolish.serve.queue_meta import QueueMeta
+from poolish.serve import DataProviderBase, queue_status
+from poolish.transports.meta import QueueMeta
+from poolish.transports.protocols import ProviderRecord
+from poolish.transports.records import DirectoryProviders
 from tests.effort import times
 from tests.faults import die, fork, in_child, kill, wait_until
 from tests.serve import queues
@@ -408,7 +410,7 @@ def test_a_note_that_is_damaged_or_gone_costs_nothing(path):
     assert publish(path, 1) == [9]
     with consumer(path) as reader:
         assert take(reader) == [9, 0, 9, wanted(0, 9)]
-    assert provider_notes.read_note(path / "nowhere") == provider_notes.Note()
+    assert DirectoryProviders(path / "nowhere").read("w0") == ProviderRecord()
 
 
 # Datasets ---------------------------------------------------------------------------------------------------------

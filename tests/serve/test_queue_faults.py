@@ -39,7 +39,7 @@ from poolish.errors import (
 )
 from poolish.files import Partial
 from poolish.serve import purge_queue, queue_status, verify_queue
-from poolish.serve.queue_log import QueueLog
+from poolish.transports.log import DirectoryLog
 from tests.effort import IS_SOAK, times
 from tests.faults import children, ended, fill, fork, in_child, kill, signals, small_disk, wait_until
 from tests.serve.damage import (
@@ -65,8 +65,8 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits ten seconds for a lock, or for another rank, that will not come."""
-    monkeypatch.setattr("poolish.serve.marks._TAKE_OVER_S", 0.3, raising=False)
-    monkeypatch.setattr("poolish.serve.split_reader._FOR_RANK_0_S", 0.3, raising=False)
+    monkeypatch.setattr("poolish.serve.progress._TAKE_OVER_S", 0.3, raising=False)
+    monkeypatch.setattr("poolish.serve.reader._FOR_RANK_0_S", 0.3, raising=False)
 
 
 class Wide(Counting):
@@ -240,9 +240,9 @@ def test_a_batch_that_reads_well_the_second_time_is_not_buried(tmp_path: Path, m
     split = filled(tmp_path, 1)
     content = file_of(split, 0).read_bytes()
     spoiled = spoil(split, 0)
-    from poolish.serve import split_reader
+    from poolish.serve import reader
 
-    real, seen = split_reader.decode, []
+    real, seen = reader.decode, []
 
     def once_wrong(*arguments: Any, **options: Any) -> Any:
         try:
@@ -251,7 +251,7 @@ def test_a_batch_that_reads_well_the_second_time_is_not_buried(tmp_path: Path, m
             seen.append(1)
             file_of(split, 0).write_bytes(content)
 
-    monkeypatch.setattr(split_reader, "decode", once_wrong)
+    monkeypatch.setattr(reader, "decode", once_wrong)
     assert spoiled != content
     with consumer(tmp_path) as reading:
         assert take(reading, 1) == [0]
@@ -331,7 +331,7 @@ def test_a_state_below_a_purge_by_hand_is_refused(tmp_path: Path, provider_first
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_waiting_consumer_notices_a_purge_by_hand(tmp_path: Path, monkeypatch, prefetch: int):
     """It never waits for a number that will not come; started again, it goes on."""
-    monkeypatch.setattr("poolish.serve.split_reader._LOST_S", 0.1)
+    monkeypatch.setattr("poolish.serve.reader._LOST_S", 0.1)
     split = filled(tmp_path, 9)
     with consumer(tmp_path, prefetch=prefetch, timeout_s=None) as reading:
         take(reading, 1)
@@ -495,7 +495,7 @@ def test_batches_that_are_done_do_not_stand_in_the_way_of_another_schema(tmp_pat
     """A consumer that was killed before it could delete them had raised the watermark."""
     split = filled(tmp_path, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(QueueLog, "delete", lambda log, numbers: None)
+        patch.setattr(DirectoryLog, "delete", lambda log, numbers: None)
         with consumer(tmp_path) as reading:
             take(reading, 3)
     assert file_of(split, 0).exists()
@@ -539,7 +539,7 @@ def test_a_provider_of_the_old_schema_is_told(tmp_path: Path):
     with provider(tmp_path, name="w0") as old:
         with provider(tmp_path, name="w1", edition=2) as new:
             new.publish("train")
-        with pytest.raises(QueueError, match="purged and made anew"):
+        with pytest.raises(QueueError, match="purged and created again"):
             old.publish("train")
     assert queue_status(tmp_path)["train"].published == 1
 
@@ -770,7 +770,7 @@ def test_a_provider_keeps_some_of_the_disk_free(tmp_path: Path):
 def test_a_provider_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_foreseen: bool):
     """Nothing is lost, nothing is left behind, and it goes on by itself."""
     if not is_foreseen:  # others may fill a disk between the look at it and the write
-        monkeypatch.setattr(QueueLog, "free_bytes", lambda log: 2**50)
+        monkeypatch.setattr(DirectoryLog, "free_bytes", lambda log: 2**50)
     with small_disk(tmp_path / "disk", 4 * MIB) as disk:
         with wide(disk) as filling, consumer(disk, acknowledge="on_read") as reading:
             filling.publish("train")
@@ -1075,7 +1075,7 @@ def test_a_short_write_of_the_watermark_is_no_success(tmp_path: Path, monkeypatc
         patch.undo()
         seen += take(reading, 40 - len(seen))
         assert seen == list(range(40))
-    assert QueueLog.open(split).consumed().watermark == 40
+    assert DirectoryLog.open(split).consumed().watermark == 40
 
 
 # -- races of deleting and counting
@@ -1106,7 +1106,7 @@ def test_a_file_that_is_deleted_while_it_is_counted(tmp_path: Path, monkeypatch:
     assert queue_status(tmp_path)["train"].n_bytes == 2 * file_of(split, 0).stat().st_size
 
 
-@pytest.mark.parametrize("moment", ["listing", "label"])
+@pytest.mark.parametrize("moment", ["listing", "metadata"])
 def test_a_provider_that_starts_while_its_batches_are_deleted(tmp_path: Path, monkeypatch, moment: str):
     """Its own files are read, deleted and counted elsewhere in between: it must not make them again."""
 
@@ -1117,9 +1117,9 @@ def test_a_provider_that_starts_while_its_batches_are_deleted(tmp_path: Path, mo
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(die_publishing) == -signal.SIGKILL
-    from poolish.serve import provider_notes
+    from poolish.transports import log as log_module
 
-    real_numbers, real_label, is_over = QueueLog.numbers, provider_notes.read_label, []
+    real_numbers, real_metadata, is_over = DirectoryLog.numbers, log_module.read_metadata, []
 
     def read_all() -> None:
         if not is_over:
@@ -1127,19 +1127,19 @@ def test_a_provider_that_starts_while_its_batches_are_deleted(tmp_path: Path, mo
             with consumer(tmp_path) as reading:
                 take(reading, 6)
 
-    def numbers(log: QueueLog) -> list[int]:
+    def numbers(log: DirectoryLog) -> list[int]:
         if in_next_counter():
             read_all()
         return real_numbers(log)
 
-    def label(path: Path) -> Any:
+    def metadata(path: str) -> Any:
         read_all()
-        return real_label(path)
+        return real_metadata(path)
 
     if moment == "listing":
-        monkeypatch.setattr(QueueLog, "numbers", numbers)
+        monkeypatch.setattr(DirectoryLog, "numbers", numbers)
     else:
-        monkeypatch.setattr(provider_notes, "read_label", label)
+        monkeypatch.setattr(log_module, "read_metadata", metadata)
 
     with provider(tmp_path) as filling:
         assert is_over
@@ -1376,7 +1376,7 @@ def test_timeouts_at_both_ends(tmp_path: Path, timeout_s: float, prefetch: int):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_long_wait_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch, prefetch: int):
     """Somebody who looks at the log of a trainer that stands still finds out why."""
-    monkeypatch.setattr("poolish.serve.split_reader._SAY_S", 0.1)
+    monkeypatch.setattr("poolish.serve.reader._SAY_S", 0.1)
     filled(tmp_path, 1)
     with (
         caplog.at_level(logging.WARNING, "poolish.serve"),

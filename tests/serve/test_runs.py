@@ -20,9 +20,9 @@ from poolish import DatasetConsumer
 from poolish.errors import ConfigError, QueueError, ResumeError, StoreLocked
 from poolish.files import Lock
 from poolish.files.state_files import ChecksummedCounters, write_checksummed_json
-from poolish.serve import marks, queue_status
-from poolish.serve.dealing import Dealing
-from poolish.serve.queue_log import QueueLog
+from poolish.serve import progress, queue_status
+from poolish.serve.assignment import Assignment
+from poolish.transports.log import DirectoryLog
 from tests.effort import times
 from tests.faults import ended, fork, kill
 from tests.serve import queues
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("few_together")
 @pytest.fixture
 def impatient(monkeypatch):
     """What is refused after a while is refused soon."""
-    monkeypatch.setattr(marks, "_TAKE_OVER_S", 0.05)
+    monkeypatch.setattr(progress, "_TAKE_OVER_S", 0.05)
 
 
 def killed(reader: DatasetConsumer) -> None:
@@ -301,18 +301,18 @@ def test_a_state_is_refused_by_an_older_copy_of_its_queue(path):
 @given(st.integers(0, 9), st.lists(st.tuples(st.integers(1, 5), st.lists(st.integers(0, 6), min_size=5, max_size=5))))
 def test_what_is_left_after_any_runs_is_what_no_rank_has_done(start, runs):
     """Whatever the world sizes, and however far each rank came: every number is dealt out once."""
-    dealing, done = Dealing(start), set()
+    assignment, done = Assignment(start), set()
     for world_size, rounds in runs:
-        ends = [dealing.number(dealing.start, world_size * n) for n in rounds[:world_size]]
+        ends = [assignment.number(assignment.start, world_size * n) for n in rounds[:world_size]]
         for rank, n in enumerate(rounds[:world_size]):
-            taken = {dealing.number(dealing.start, rank + world_size * i) for i in range(n)}
+            taken = {assignment.number(assignment.start, rank + world_size * i) for i in range(n)}
             assert not taken & done
             done |= taken
-        dealing = dealing.rest(ends)
+        assignment = assignment.rest(ends)
         left = list(itertools.islice((number for number in itertools.count(start) if number not in done), 20))
-        assert [dealing.number(dealing.start, i) for i in range(20)] == left
-        assert dealing.start == left[0]
-        again = Dealing.of(dealing.start, dealing.skip(dealing.start))
+        assert [assignment.number(assignment.start, i) for i in range(20)] == left
+        assert assignment.start == left[0]
+        again = Assignment.of(assignment.start, assignment.skip(assignment.start))
         assert [again.number(again.start, i) for i in range(20)] == left
 
 
@@ -370,8 +370,8 @@ def test_killed_at_random_alone_or_together_ranks_get_each_batch_by_the_rule(pat
     lost, repeated = n_batches - len(set(numbers)), len(numbers) - len(set(numbers))
     assert set(numbers) <= set(range(n_batches))
     assert (repeated == 0 and lost <= n_kills) if mode == "on_read" else (lost == 0 and repeated <= n_kills)
-    with closing(QueueLog.open(path / "queue" / "train")) as log:
-        assert marks.acknowledged(log) == n_batches
+    with closing(DirectoryLog.open(path / "queue" / "train")) as log:
+        assert progress.rest(log).start == n_batches
 
 
 def test_queues_are_no_place_for_urls(tmp_path: Path, monkeypatch):

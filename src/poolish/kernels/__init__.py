@@ -73,9 +73,6 @@ draw = _tokens.draw
 encode = reference_tokens.encode  # vectorised as it is, and only used where exactness matters more than speed
 UNDECIDED, SCALAR, SEQUENCE = reference_tokens.UNDECIDED, reference_tokens.SCALAR, reference_tokens.SEQUENCE
 
-# serve
-spin_until_readable = _chosen.spin_until_readable
-
 # guards
 scan = _stats.scan
 sort = _stats.sort

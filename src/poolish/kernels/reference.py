@@ -6,10 +6,7 @@ its array is an IndexError before anything is read there.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
-from select import POLLIN, poll
 from typing import Any
 
 import numpy as np
@@ -260,22 +257,3 @@ def deal(starts: Int64, sizes: Int64, cursors: Int64, keys: Words, key: int, out
         permute(ids, int(sizes[part]), int(keys[part]), ids)
         out[where] = starts[part] + ids
         cursors[part] += len(where)
-
-
-# --- serve: waiting without going to sleep ---------------------------------------------------------------------------
-
-
-def spin_until_readable(fd: int, seconds: float) -> tuple[bool, float]:
-    """Whether ``fd`` becomes readable within ``seconds``, polling without sleep; natively without the GIL.
-
-    And for how many seconds the processor, or the GIL, was taken by others at a time.
-    """
-    poller = poll()
-    poller.register(fd, POLLIN)
-    before = now = time.monotonic()
-    end, away = before + seconds, 0.0
-    while not (found := poller.poll(0)) and now < end:
-        os.sched_yield()
-        now = time.monotonic()
-        before, away = now, max(away, now - before)
-    return bool(found), away

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 
 from poolish.serve.consumer import DatasetConsumer
 from poolish.serve.dataset_provider import DatasetProvider
-from poolish.serve.inspection import purge_queue, queue_status, verify_queue
+from poolish.serve.inspection import purge_queue, queue_health, queue_status, verify_queue
 from poolish.serve.provider import DataProvider, DataProviderBase
-from poolish.serve.queue_health import queue_health
 
 if TYPE_CHECKING:
     from poolish.serve.config import SharedConfig as SharedConfig
     from poolish.serve.config import check_config as check_config
     from poolish.serve.config import config_from_command_line as config_from_command_line
     from poolish.serve.config import load_config as load_config
-    from poolish.serve.quarantine import rejections as rejections
+    from poolish.serve.guarding import rejections as rejections
 
 __all__ = [
     "DataProvider",
@@ -46,7 +45,7 @@ _LATE = {
     **dict.fromkeys(
         ("SharedConfig", "check_config", "config_from_command_line", "load_config"), "poolish.serve.config"
     ),
-    "rejections": "poolish.serve.quarantine",
+    "rejections": "poolish.serve.guarding",
 }
 
 if not TYPE_CHECKING:

@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from poolish.errors import ConfigError, QueueError, ResumeError, Starved
-from poolish.files import check_name, local_path
+from poolish.files import check_name
 from poolish.files.state_files import MAX_COUNTER
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.printable import printable
 from poolish.runs import run_id
 from poolish.schema import readable
-from poolish.serve.dealing import Dealing
-from poolish.serve.queue_log import QueueLog
-from poolish.serve.queue_meta import FILE, QueueMeta, not_found
+from poolish.serve.assignment import Assignment
+from poolish.serve.inspection import health_at
+from poolish.serve.reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.reading_ahead import CudaStage, ReadingAhead
-from poolish.serve.split_reader import Batch, EndOfQueue, SplitReader
-from poolish.serve.watching import Watch
 from poolish.torch_bridge import from_array
+from poolish.transports import Place, place_to_read
+from poolish.transports.directory import DirectoryPlace
+from poolish.transports.meta import QueueMeta, not_found
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
@@ -87,7 +88,8 @@ class DatasetConsumer:
         guard: Guard | None = None,
         run: str | None = None,
     ) -> None:
-        self.path = _queue_at(local_path(path, "DatasetConsumer path", instead="the sources of a recipe"))
+        self._place = place_to_read(path)
+        self.path: Path | str = self._place.path if isinstance(self._place, DirectoryPlace) else str(self._place)
         self.guard, self._given_run = guard, None if run is None else check_name(run, "run")
         self._run: str | None = None
         self.rank, self.world_size = _rank(rank, world_size)
@@ -103,7 +105,6 @@ class DatasetConsumer:
         self._readers: dict[str, SplitReader] = {}
         self._ahead: dict[str, ReadingAhead] = {}
         self._lock = threading.RLock()
-        self._watch = Watch()
         self._pid = os.getpid()
         self._is_closed = False
         self._guard = None if guard is None else _guard(guard, self.rank, self.world_size)
@@ -115,10 +116,11 @@ class DatasetConsumer:
         try:
             return self._next(split)
         except EndOfQueue:
+            place = self._place.name_of(split)
             raise Starved(
-                f"{self.path / split}: the providers have finished and all full rounds of batches are read; "
+                f"{place}: the providers have finished and all full rounds of batches are read; "
                 "start a provider again, or loop with `for batch in consumer`, which ends here",
-                filename=self.path / split,
+                filename=place,
             ) from None
 
     def batches(self, split: str = "train") -> Iterator[Any]:
@@ -154,7 +156,7 @@ class DatasetConsumer:
             columns = batch.columns
             if self._stage is not None:  # the memory of the batch may be another's by now
                 columns, made = made
-            kept = guard.kept(columns, f"{reader.log.path}, batch {batch.number}", split)
+            kept = guard.kept(columns, f"{reader.log.place}, batch {batch.number}", split)
             given = self._given(batch, made)
             reader.handed_out(batch)
             if self.prefetch:
@@ -169,7 +171,7 @@ class DatasetConsumer:
 
     def _read(self, reader: SplitReader) -> tuple[Batch, Any]:
         number = reader.number()
-        reader.wait(number, self.timeout_s, self._watch, awake=True, on_idle=reader.let_go)
+        reader.wait(number, self.timeout_s, reader.waker, on_idle=reader.delete_acknowledged)
         return reader.read(number), None
 
     def _given(self, batch: Batch, made: Any) -> dict[str, Any]:
@@ -189,14 +191,14 @@ class DatasetConsumer:
     @property
     def splits(self) -> list[str]:
         """The splits that the queue has."""
-        return sorted(path.parent.name for path in self.path.glob(f"[!.]*/{FILE}"))
+        return self._place.splits()
 
     @property
     def meta(self) -> dict[str, Any]:
         """What the provider's ``build_meta()`` said."""
         splits = self.splits
         if not splits:
-            raise not_found(self.path)
+            raise not_found(str(self._place))
         return self._meta("train" if "train" in splits else splits[0]).meta
 
     def schema(self, split: str = "train") -> list[dict[str, Any]]:
@@ -225,33 +227,32 @@ class DatasetConsumer:
     def health(self) -> Health:
         """What is wrong with the queue and with reading it, by split; from any thread, also while this waits."""
         readers = dict(self._readers)
-        parts = {split: _split_health(self.path / split, readers.get(split)) for split in readers or self.splits}
-        return (
-            Health.joined(parts) if parts else Health((Problem(str(not_found(self.path)), None, "start a provider"),))
-        )
+        parts = {split: _split_health(self._place, split, readers.get(split)) for split in readers or self.splits}
+        missing = Problem(str(not_found(str(self._place))), None, "start a provider")
+        return Health.joined(parts) if parts else Health((missing,))
 
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
         """Where this is, after the batch that was handed out last: small, JSON, the same on every rank in step."""
         with self._lock:
-            told = {split: _told(reader) for split, reader in self._readers.items()}
-            return {"version": 2, "run": self._run, "splits": told}
+            splits = {split: _state_of(reader) for split, reader in self._readers.items()}
+            return {"version": 2, "run": self._run, "splits": splits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, on any world size; checked now, before a batch is asked for."""
         with self._lock:
             positions = {
-                self._reader(split): Dealing.of(told["position"], told["skip"])
-                for split, told in self._checked(state).items()
+                self._reader(split): Assignment.of(entry["position"], entry["skip"])
+                for split, entry in self._checked(state).items()
             }
-            for reader, dealing in positions.items():
-                reader.check_start(dealing.start)
+            for reader, assignment in positions.items():
+                reader.check_start(assignment.start)
             self._run_id(state.get("run"))
             for split in self._ahead:
                 self._ahead[split].forget()
-            for reader, dealing in positions.items():
-                reader.restore(dealing)
+            for reader, assignment in positions.items():
+                reader.restore(assignment)
 
     @property
     def run(self) -> str | None:
@@ -270,9 +271,9 @@ class DatasetConsumer:
         """
         with self._lock:
             self._check_usable()
-            for split, told in self._checked(self.state_dict() if state is None else state).items():
+            for split, entry in self._checked(self.state_dict() if state is None else state).items():
                 if split in self._readers:
-                    self._readers[split].commit(told["position"])
+                    self._readers[split].commit(entry["position"])
 
     def close(self) -> None:
         """Acknowledge by the rule that was chosen, and let another process be this rank."""
@@ -286,7 +287,6 @@ class DatasetConsumer:
             self._is_closed = True
             readers, ahead = list(self._readers.values()), list(self._ahead.values())
             self._readers, self._ahead = {}, {}
-            closing.callback(self._watch.close)
             for reader in readers:
                 closing.callback(reader.close)
             if self._deleting is not None:
@@ -324,9 +324,8 @@ class DatasetConsumer:
     def _open(self, split: str) -> SplitReader:
         if split not in self._readers:
             self._meta(split)
-            log = QueueLog.open(self.path / split)
             self._readers[split] = SplitReader(
-                log,
+                self._place.open(split),
                 self.rank,
                 self.world_size,
                 acknowledge=self.acknowledge,
@@ -351,18 +350,18 @@ class DatasetConsumer:
         if split in self._readers:
             return self._readers[split].log.meta
         if split not in self.splits and self.splits:
-            raise ConfigError(f"{self.path}: no split {split!r}; there are {self.splits}")
-        return QueueMeta.read(self.path / split)
+            raise ConfigError(f"{self._place}: no split {split!r}; there are {self.splits}")
+        return self._place.meta(split)
 
     def _checked(self, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """What a state says about each split, if it is of these queues."""
         splits = _splits_in(state)
-        for split, told in splits.items():
+        for split, entry in splits.items():
             queue = self._meta(split).queue
-            if told["queue"] != queue:
+            if entry["queue"] != queue:
                 raise ResumeError(
-                    f"{self.path / split}: the state is of queue {told['queue']}, this is {queue}: it was purged "
-                    "or made anew since; start from its beginning, without the state"
+                    f"{self._place.name_of(split)}: the state is of queue {entry['queue']}, this is {queue}: it was "
+                    "purged or made anew since; start from its beginning, without the state"
                 )
         return splits
 
@@ -395,14 +394,6 @@ def _guarding() -> Any:
     from poolish.serve import guarding
 
     return guarding
-
-
-def _queue_at(path: Path) -> Path:
-    """The queue's directory, given that or the dataset's."""
-    for place in (path / "queue", path):
-        if place.is_dir() and any(place.glob(f"[!.]*/{FILE}")):
-            return place
-    raise not_found(path if path.name == "queue" else path / "queue")
 
 
 def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -460,22 +451,22 @@ def _hex(digits: str) -> str:
     return bytes.fromhex(digits).hex()
 
 
-def _told(reader: SplitReader) -> dict[str, Any]:
+def _state_of(reader: SplitReader) -> dict[str, Any]:
     position = reader.position
-    told = {"queue": reader.log.meta.queue, "position": position}
-    skip = reader.dealing.skip(position)
-    return {**told, "skip": skip} if skip else told
+    state = {"queue": reader.log.meta.queue, "position": position}
+    skip = reader.assignment.skip(position)
+    return {**state, "skip": skip} if skip else state
 
 
 def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     try:
         splits = {
-            split: {"queue": told["queue"], "position": told["position"], "skip": _hex(told.get("skip", ""))}
-            for split, told in state["splits"].items()
+            split: {"queue": entry["queue"], "position": entry["position"], "skip": _hex(entry.get("skip", ""))}
+            for split, entry in state["splits"].items()
         }
         are_positions = all(
-            isinstance(told["queue"], str) and type(told["position"]) is int and 0 <= told["position"] < MAX_COUNTER
-            for told in splits.values()
+            isinstance(entry["queue"], str) and type(entry["position"]) is int and 0 <= entry["position"] < MAX_COUNTER
+            for entry in splits.values()
         )
         if not are_positions or not all(isinstance(split, str) for split in splits):
             raise ValueError("no positions")
@@ -487,11 +478,9 @@ def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return splits
 
 
-def _split_health(path: Path, reader: SplitReader | None) -> Health:
+def _split_health(place: Place, split: str, reader: SplitReader | None) -> Health:
     """What the queue looks like, and what this rank makes of it."""
-    from poolish.serve.queue_health import health_at
-
-    health = health_at(path)
+    health = health_at(place, split)
     if reader is None:
         return health
     counts = {"replaced": reader.n_replaced, "skipped": reader.n_skipped, "dropped_rows": reader.n_dropped}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -9,13 +10,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from poolish.errors import ConfigError, SchemaError
+from poolish import torch_bridge
+from poolish.errors import ConfigError, SchemaError, Unfingerprintable
+from poolish.files import checksum_hex
+from poolish.fingerprints import MAX_BYTES, MAX_VALUES, fingerprint, qualified_name
+from poolish.fingerprints.tables import content_of
+from poolish.rows import DatasetBuffer
+from poolish.rows.snapshot import Snapshot
 from poolish.rows.validate import ValueRejected
 from poolish.rows.values import stored
 from poolish.schema import Field, Schema
 from poolish.seeds import KeyedPermutation, key
-from poolish.serve.digests import digest_of
 from poolish.serve.provider import DataProviderBase
+from poolish.tokens.window_dataset import WindowDataset
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
@@ -39,10 +46,10 @@ class DatasetProvider(DataProviderBase):
     - ``"sequential"``: the same in the dataset's order;
     - ``"random"``: rows drawn with replacement from what the dataset holds at that moment: for data that grows.
 
-    ``epochs`` ends the first two after so many passes. ``worker`` of ``n_workers`` serves every ``n_workers``-th batch,
-    under the name ``w<worker>``. A restart must serve the same rows: a digest of them is kept in the queue, except for
-    ``"random"`` and for datasets that cannot be fingerprinted (of these, the length). All columns must be numbers or
-    arrays of one shape; choose them with ``columns``.
+    ``epochs`` ends the first two after that many passes. ``worker`` of ``n_workers`` serves every ``n_workers``-th
+    batch, under the name ``w<worker>``. A restart must serve the same rows: a digest of them is kept in the queue,
+    except for ``"random"`` and for datasets that cannot be fingerprinted (of these, the length). All columns must be
+    numbers or arrays of one shape; choose them with ``columns``.
 
     >>> rows = [{"x": np.full(3, i), "label": i % 2} for i in range(10)]
     >>> with DatasetProvider({"train": rows}, path=folder, batch_size=4, epochs=1) as provider:
@@ -84,17 +91,17 @@ class DatasetProvider(DataProviderBase):
     variable_rows = True  # the last batch of an epoch may be shorter
 
     def build_meta(self) -> dict[str, Any]:
-        """The schema of the rows; for orders by epoch also how many there are and how they are dealt out."""
+        """The schema of the rows; for orders by epoch also how many there are and how they are assigned to workers."""
         samples = {split: _stacked([0], self._rows(split, [0]), self._columns) for split in self._datasets}
         schemas = {split: _schema_of(sample) for split, sample in samples.items()}
         first, *others = schemas.items()
         for split, schema in others:
             if schema != first[1]:
                 raise SchemaError(f"split {split!r} has {schema}, split {first[0]!r} {first[1]}; serve them apart")
-        told: dict[str, Any] = {"batch_schema": first[1].to_batch_schema(), "order": self._order}
+        meta: dict[str, Any] = {"batch_schema": first[1].to_batch_schema(), "order": self._order}
         if self._order != "random":
-            told |= {"rows": self._lengths, "workers": self._n_workers, "batch_size": self.config.batch_size}
-        return told
+            meta |= {"rows": self._lengths, "workers": self._n_workers, "batch_size": self.config.batch_size}
+        return meta
 
     def n_batches(self, split: str) -> int | None:
         """This worker's share of all epochs."""
@@ -112,12 +119,12 @@ class DatasetProvider(DataProviderBase):
         return {"min_rows": 1 if self.guard is None else 0, "max_rows": self.config.batch_size}
 
     def _content(self, split: str) -> dict[str, Any]:
-        told: dict[str, Any] = {"order": self._order, "batch_size": self.config.batch_size}
+        content: dict[str, Any] = {"order": self._order, "batch_size": self.config.batch_size}
         if self._order != "sequential":
-            told["seed"] = self.config.seed
+            content["seed"] = self.config.seed
         if self._order != "random":
-            told |= {"rows": self._lengths[split], "workers": self._n_workers, "data": self._digests[split]}
-        return told
+            content |= {"rows": self._lengths[split], "workers": self._n_workers, "data": self._digests[split]}
+        return content
 
     def _digests_now(self) -> dict[str, str | None]:
         return {split: digest_of(each, self._lengths[split]) for split, each in self._datasets.items()}
@@ -206,3 +213,97 @@ def _part(i: int, value: Any, name: str) -> tuple[str, NDArray[Any]]:
         raise SchemaError(
             f"row {i}, column {name!r}: {error}; rows hold numbers or arrays: leave it out with columns="
         ) from None
+
+
+# Digests ------------------------------------------------------------------------------------------------------
+#
+# A restart with other rows, or another order of them, is refused. A digest covers
+#
+#   buffer, snapshot          the values of its rows
+#   windows of a stream       the stream, and the branches that wrote them
+#   list, any other object    its fingerprint: content, attributes and code, or what ``__fingerprint__()`` returns
+#   Hugging Face dataset      its own fingerprint
+#   view of poolish.load      which rows it chooses, and the digest of the dataset under it
+#   dataset of files          their names, sizes and content, up to 256 MiB
+#
+# and nothing that differs after a restart: no times, inodes or random ids of objects in memory. Of large data in
+# memory, evenly spaced rows are hashed. What cannot be fingerprinted has no digest: only its length is compared.
+
+#: How many evenly spaced rows are hashed where all are too many; fewer if these are too many too.
+_SPACED_ROWS = (10_000, 100)
+#: Of more files than this, none is opened.
+_MANY_FILES = 10_000
+
+
+def digest_of(dataset: Any, n_rows: int) -> str | None:
+    """A digest of the first ``n_rows`` rows, the same in every process; None for what cannot be fingerprinted.
+
+    >>> digest_of([1, 2, 3], 3) == digest_of([1, 2, 3], 3) != digest_of([3, 2, 1], 3)
+    True
+    >>> digest_of(iter([1, 2, 3]), 3) is None
+    True
+    """
+    if isinstance(dataset, (DatasetBuffer, Snapshot)):
+        return _of_rows(dataset.snapshot() if isinstance(dataset, DatasetBuffer) else dataset, n_rows)
+    if isinstance(dataset, WindowDataset):
+        first = dataset.first_id
+        return fingerprint((dataset.uuid, first, dataset.branch_below(first + n_rows)), "windows")
+    if type(dataset).__module__.startswith("poolish.load."):
+        return _of_view(dataset)
+    whole = _fingerprint(dataset)
+    return _of_spaced_rows(dataset, n_rows) if whole is None and _is_plain(dataset) else whole
+
+
+def _of_rows(rows: Snapshot, n_rows: int) -> str:
+    table = rows.to_arrow().slice(0, n_rows)
+    return content_of(table if table.nbytes <= MAX_BYTES else table.take(_spaced(n_rows, _SPACED_ROWS[0])))
+
+
+def _of_view(dataset: Any) -> str | None:
+    """Of a dataset of poolish.load, which this package cannot import."""
+    inner = getattr(dataset, "dataset", None)
+    parts = getattr(dataset, "datasets", []) if inner is None else [inner]
+    if parts:
+        below = [digest_of(part, len(part)) for part in parts]
+        return None if None in below else _fingerprint((qualified_name(type(dataset)), dataset.choice, below))
+    if hasattr(dataset, "files"):
+        return _fingerprint((qualified_name(type(dataset)), _of_files(dataset.files(), dataset.root)))
+    return _fingerprint(dataset)
+
+
+def _of_files(paths: Sequence[Any], root: Any) -> str:
+    """Names, sizes, and as much of each file as together makes ``MAX_BYTES``; of very many files no content."""
+    n_bytes = MAX_BYTES // max(1, len(paths)) if len(paths) <= _MANY_FILES else 0
+    digest = hashlib.blake2b(digest_size=12)
+    for path in paths:
+        described = (os.path.relpath(path, root), os.path.getsize(path), _beginning(path, n_bytes) if n_bytes else "")
+        digest.update(repr(described).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _beginning(path: Any, n_bytes: int) -> str:
+    with open(path, "rb") as file:
+        return checksum_hex(file.read(n_bytes))
+
+
+def _fingerprint(value: Any) -> str | None:
+    try:
+        return fingerprint(value, "dataset", max_values=MAX_VALUES, max_bytes=MAX_BYTES)
+    except Unfingerprintable:
+        return None
+
+
+def _is_plain(dataset: Any) -> bool:
+    """Whether reading a row has no effect and always gives the same."""
+    torch = torch_bridge.loaded()
+    tensors = () if torch is None else (torch.utils.data.TensorDataset,)
+    return isinstance(dataset, (list, tuple, *tensors))
+
+
+def _of_spaced_rows(dataset: Any, n_rows: int) -> str | None:
+    digests = (_fingerprint([dataset[i] for i in _spaced(n_rows, n).tolist()]) for n in _SPACED_ROWS)
+    return next((digest for digest in digests if digest is not None), None)
+
+
+def _spaced(n_rows: int, n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.unique(np.linspace(0, n_rows - 1, min(n, n_rows)).astype(np.int64))

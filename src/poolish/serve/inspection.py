@@ -1,25 +1,29 @@
-"""Looking at a queue from outside, and discarding it: what `poolish queue` does."""
+"""Inspect a queue from outside, and discard it: what `poolish queue` does.
+
+Status and health write nothing and keep no lock, so any process may ask.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from poolish.errors import CorruptDataError, QueueError, SchemaError
-from poolish.files import local_path
+from poolish.errors import CorruptDataError, PoolishError, QueueError, SchemaError
+from poolish.health import Health, Problem
 from poolish.schema import readable
-from poolish.serve.batch_file import read_file
-from poolish.serve.fitting import Promise
-from poolish.serve.marks import Progress
-from poolish.serve.provider_notes import providers
-from poolish.serve.queue_log import QueueLog
-from poolish.serve.queue_meta import FILE, not_found
-from poolish.serve.repair import purge
-from poolish.serve.split_reader import Buried, check_rows, decoded
+from poolish.serve.progress import AttemptProgress
+from poolish.serve.reader import TombstoneError, check_rows, decoded
+from poolish.transports import Place, has_transport, place_to_read
+from poolish.transports.directory import purge, queue_folders
+from poolish.transports.log import DirectoryLog
+from poolish.transports.meta import BatchValidator
+from poolish.transports.protocols import Log
+from poolish.transports.records import modified_at
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class SplitStatus:
 
 
 def queue_status(path: str | os.PathLike[str]) -> dict[str, SplitStatus]:
-    """How each split of a queue stands; nothing is written, so this works in a directory that is read-only.
+    """The status of each split of a queue; nothing is written, so a read-only directory works too.
 
     >>> from poolish import DatasetProvider
     >>> with DatasetProvider([{"x": i} for i in range(8)], path=folder, batch_size=4) as provider:
@@ -55,30 +59,35 @@ def queue_status(path: str | os.PathLike[str]) -> dict[str, SplitStatus]:
     >>> status.published, status.read, status.waiting, status.made
     (1, 0, 1, {'w0': 1})
     """
-    return {log.path.name: status_of(log) for log in opened(path)}
+    return {log.split: status_of(log) for log in opened(path)}
 
 
-def opened(path: str | os.PathLike[str]) -> Iterator[QueueLog]:
-    """The queues at a path, each open while it is looked at."""
-    for folder in queue_folders(path):
-        log = QueueLog.open(folder)
+def opened(path: str | os.PathLike[str]) -> Iterator[Log]:
+    """The queues at a path, each open while it is inspected."""
+    if has_transport(path):
+        place = place_to_read(path)
+        openers: list[Callable[[], Log]] = [partial(place.open, split, read_only=True) for split in place.splits()]
+    else:
+        openers = [partial(DirectoryLog.open, folder, read_only=True) for folder in queue_folders(path)]
+    for open_log in openers:
+        log = open_log()
         try:
             yield log
         finally:
             log.close()
 
 
-def status_of(log: QueueLog) -> SplitStatus:
-    """How one split that is open stands."""
-    progress = Progress(log)
+def status_of(log: Log) -> SplitStatus:
+    """The status of one open split."""
+    progress = AttemptProgress(log)
     numbers, consumed = log.numbers(), log.consumed()
     read, done = progress.positions()
     progress.close()
     watermark = max(consumed.watermark, done)
     published = max([log.next_number(), watermark, *(number + 1 for number in numbers[-1:])])
-    known = providers(log)
+    known = log.providers.known()
     return SplitStatus(
-        split=log.path.name,
+        split=log.split,
         queue=log.meta.queue,
         fingerprint=log.meta.fingerprint,
         published=published,
@@ -86,48 +95,48 @@ def status_of(log: QueueLog) -> SplitStatus:
         acknowledged=watermark,
         on_disk=len(numbers),
         n_bytes=log.n_bytes(),
-        dead=sum(1 for _ in (log.path / "dead").glob("*.json")),
-        made={name: note.counter for name, (note, _) in known.items()},
+        dead=len(log.dead()),
+        made={name: record.counter for name, (record, _) in known.items()},
         alive=[name for name, (_, is_alive) in known.items() if is_alive],
-        quarantined=sum(1 for _ in (log.path.parent.parent / "quarantine" / log.path.name).glob("*.json")),
+        quarantined=len(_quarantined(log)),
     )
 
 
 def verify_queue(path: str | os.PathLike[str], *, on_file: Callable[[], object] = lambda: None) -> dict[str, list[str]]:
-    """Read every batch that is there and check it; by split, what is wrong with it in words. Changes nothing.
+    """Read every batch that is there and check it; by split, what is wrong with it. Changes nothing.
 
     ``on_file`` is called after each file, for showing progress.
     """
-    return {log.path.name: _problems(log, on_file) for log in opened(path)}
+    return {log.split: _problems(log, on_file) for log in opened(path)}
 
 
 def read_batches(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The arrays of every batch that is there and whole, in order, without taking any of them out of the queue."""
     for log in opened(path):
-        promise, watermark = Promise(log.meta.schema), log.consumed().watermark
+        validator, watermark = BatchValidator(log.meta.schema), log.consumed().watermark
         for number in log.numbers():
             if number < watermark:
                 continue
-            file = log.path_of(number)
+            name = log.name_of(number)
             with suppress(CorruptDataError, SchemaError, FileNotFoundError):
-                label, columns = decoded(log.meta, promise, read_file(file), file)
-                check_rows(log, label.rows, file)
-                yield {name: readable(array, dtype) for name, (dtype, array) in columns.items()}
+                metadata, columns = decoded(log.meta, validator, log.read(number), name)
+                check_rows(log, metadata.rows, name)
+                yield {field: readable(array, dtype) for field, (dtype, array) in columns.items()}
 
 
-def _problems(log: QueueLog, on_file: Callable[[], object]) -> list[str]:
-    problems, promise = [], Promise(log.meta.schema)
+def _problems(log: Log, on_file: Callable[[], object]) -> list[str]:
+    problems, validator = [], BatchValidator(log.meta.schema)
     numbers, watermark = log.numbers(), log.consumed().watermark
     kept = [number for number in numbers if number >= watermark]
     missing = sorted(set(range(watermark, watermark + len(kept))) - set(kept))
     if missing:
         problems.append(f"batch {missing[0]} is missing: the log has a gap")
     for number in kept:
-        file = log.path_of(number)
+        name = log.name_of(number)
         try:
-            label, _ = decoded(log.meta, promise, read_file(file), file)
-            check_rows(log, label.rows, file)
-        except Buried as error:
+            metadata, _ = decoded(log.meta, validator, log.read(number), name)
+            check_rows(log, metadata.rows, name)
+        except TombstoneError as error:
             problems.append(str(error))
         except FileNotFoundError:
             continue  # read and deleted meanwhile
@@ -141,18 +150,103 @@ def _problems(log: QueueLog, on_file: Callable[[], object]) -> list[str]:
 
 def purge_queue(path: str | os.PathLike[str]) -> dict[str, int]:
     """Discard a queue, or one split of it, in one step each; how many batches went, by split."""
+    if has_transport(path):
+        place = place_to_read(path)
+        return {split: place.purge(split) for split in place.splits()}
     return {folder.name: purge(folder) for folder in queue_folders(path)}
 
 
-def queue_folders(path: str | os.PathLike[str]) -> list[Path]:
-    """Where the queues at a path are, whole or not: a dataset's directory, its queue, or one split of it."""
-    at = local_path(path, "queue", instead="the sources of a recipe")
-    if os.path.lexists(at / FILE):
-        return [at]
-    for place in (at / "queue", at):
-        found = sorted(place.glob(f"[!.]*/{FILE}")) if place.is_dir() else []
-        if found:
-            return [file.parent for file in found]
-    if not at.exists():
-        raise not_found(at)
-    raise QueueError(f"{at}: no queue in it; give data/<dataset>, its queue, or a split of that")
+# Health -------------------------------------------------------------------------------------------------------
+
+
+def queue_health(path: str | os.PathLike[str]) -> dict[str, Health]:
+    """By split of the queue at ``path``: what is wrong, since when, what to do.
+
+    >>> from poolish import DatasetProvider
+    >>> with DatasetProvider([{"x": i} for i in range(8)], path=folder, batch_size=4) as provider:
+    ...     number = provider.publish("train")
+    ...     queue_health(folder)["train"].ok
+    True
+    >>> queue_health(folder)["train"].problems[0].what
+    'no provider is alive, and w0 has not finished'
+    """
+    return {log.split: split_health(log) for log in opened(path)}
+
+
+def health_at(place: Place, split: str) -> Health:
+    """The health of a split; a queue that is gone or cannot be read is its problem, and no error."""
+    try:
+        with closing(place.open(split, read_only=True)) as log:
+            return split_health(log)
+    except (PoolishError, OSError) as error:
+        return Health((Problem(str(error), None, "start the provider again, then the trainer"),))
+
+
+def split_health(log: Log) -> Health:
+    """The same of one split that is open."""
+    status = status_of(log)
+    ranks = log.marks.alive()
+    figures = {
+        **{name: getattr(status, name) for name in ("published", "waiting", "acknowledged", "dead", "quarantined")},
+        "on_disk_bytes": status.n_bytes,
+        "free_bytes": log.free_bytes(),
+        "providers_alive": status.alive,
+        "ranks_alive": ranks,
+    }
+    return Health((), figures).plus(
+        _without_provider(log), _full(log, status, bool(ranks)), _short_of_disk(log), _dead(log, status), _kept_out(log)
+    )
+
+
+def _without_provider(log: Log) -> Problem | None:
+    known = log.providers.known()
+    unfinished = [name for name, (record, _) in known.items() if not record.finished]
+    if any(alive for _, alive in known.values()) or (known and not unfinished):
+        return None
+    what = f"no provider is alive, and {', '.join(unfinished)} has not finished" if known else "it never had a provider"
+    since = log.providers.changed_at()
+    return Problem(what, since, "start one with `poolish prepare CONFIG`")
+
+
+def _full(log: Log, status: SplitStatus, is_read: bool) -> Problem | None:
+    """A full backlog is as it should be while a trainer reads it: the provider is the faster one."""
+    if is_read or status.waiting < log.meta.limits.get("max_backlog", status.waiting + 1):
+        return None
+    numbers = log.numbers()
+    since = log.published_at(numbers[-1]) if numbers else None
+    what = f"{status.waiting:,} batches wait (max_backlog) and no trainer reads"
+    return Problem(what, since, "start the trainer, or stop the providers")
+
+
+def _short_of_disk(log: Log) -> Problem | None:
+    limits = log.meta.limits
+    if log.free_bytes() < limits.get("min_free_bytes", 0):
+        what = f"the disk has {log.free_bytes() / 2**20:,.0f} MiB left (min_free_bytes), so the providers wait"
+        return Problem(what, None, f"make room on the disk of {log.place}")
+    if log.n_bytes() > limits.get("max_backlog_bytes", log.n_bytes()):
+        what = f"{log.n_bytes() / 2**20:,.0f} MiB wait for acknowledgement (max_backlog_bytes)"
+        return Problem(what, None, "save checkpoints more often and call consumer.commit(state), or raise the limit")
+    return None
+
+
+def _dead(log: Log, status: SplitStatus) -> Problem | None:
+    if not status.dead:
+        return None
+    action = f"read the reasons in {log.place}/dead; check the disk, and use on_corrupt='cached' to train on"
+    return Problem(f"{status.dead:,} batches are damaged or lost", min(log.dead(), default=None), action)
+
+
+def _kept_out(log: Log) -> Problem | None:
+    found = _quarantined(log)
+    if not found:
+        return None
+    what = f"the guard kept rows of {len(found):,} batches out"
+    action = f"read the reasons in {found[0].parent}, or with poolish.serve.rejections()"
+    return Problem(what, min(modified_at(found), default=None), action)
+
+
+def _quarantined(log: Log) -> list[Path]:
+    """The files of rejected batches beside a queue directory."""
+    if not isinstance(log, DirectoryLog):
+        return []
+    return [*(log.path.parent.parent / "quarantine" / log.path.name).glob("*.json")]

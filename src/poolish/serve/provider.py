@@ -19,24 +19,23 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from poolish.errors import ConfigError, DataRefused, QueueError, SchemaError, StoreFull
-from poolish.files import check_name, explain_full, local_path
+from poolish.files import check_name
 from poolish.health import Health, Problem
 from poolish.printable import printable
 from poolish.seeds import generator
-from poolish.serve.fitting import Promise
-from poolish.serve.producing import Limits, SplitProducer
-from poolish.serve.queue_log import QueueLog
-from poolish.serve.queue_meta import QueueMeta, batch_schema_of
-from poolish.serve.repair import sweep_purged
-from poolish.serve.watching import Watch
+from poolish.serve.inspection import health_at
+from poolish.serve.producer import Limits, SplitProducer
 from poolish.serve.workspace import refuse_direct_run
+from poolish.transports import has_transport, place_to_fill
+from poolish.transports.meta import BatchValidator, QueueMeta, batch_schema_of
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
     from poolish.schema import Schema
-    from poolish.serve.batch_file import Columns
     from poolish.serve.config import SharedConfig
     from poolish.serve.guarding import ProviderGuard
+    from poolish.transports.batch_file import Columns
+    from poolish.transports.protocols import Waker
 
 _WAIT_S = 0.5
 _OWN = {"config", "name", "dataset_path", "meta", "schema"}  # attributes that a config cannot have
@@ -80,13 +79,15 @@ class DataProviderBase:
 
         self.config = config if isinstance(config, SharedConfig) else check_config(config)
         self.name = check_name(name, "provider")
-        self.dataset_path = self.config.dataset_path if path is None else _local(path)
+        address = self.config.dataset_path if path is None else path
+        self._place = place_to_fill(address)
+        self.dataset_path = Path(address)
         self._producers: dict[str, SplitProducer] = {}
         self._making: dict[str, int] = {}
         self._waiting = ""
         self._pid = os.getpid()
         self._one_at_a_time = threading.RLock()
-        self._watch: Watch | None = None
+        self._waker: Waker | None = None
         self._guards: dict[str, ProviderGuard] = {}
         if guard is not None or max_rejected is not None:
             self._take_guard(guard, max_rejected)
@@ -95,7 +96,7 @@ class DataProviderBase:
         self.setup()
         self.meta: dict[str, Any] = self.build_meta()
         self.schema: Schema = batch_schema_of(self.meta)
-        self._promise = Promise(self.schema)
+        self._validator = BatchValidator(self.schema)
         if self.guard is not None:
             self._checked_guard()  # that of the class is in use too, and does not change any more
 
@@ -167,7 +168,7 @@ class DataProviderBase:
             producer = self._producer(split)
             batch = self.make_batch(split, producer.counter)
             place = f"provider {self.name!r}, split {split!r}, batch {producer.counter}"
-            columns, rows = self._promise.columns_of(batch, place)
+            columns, rows = self._validator.columns_of(batch, place)
             self._check_rows(rows, place)
             if self.guard is None:
                 return producer.publish(columns, rows)
@@ -185,9 +186,9 @@ class DataProviderBase:
         """What the guard lets pass; the rest is in quarantine, and all of it if this raises ``DataRefused``."""
         guard, producer = self._guard_of(split), self._producer(split)
         try:
-            return guard.admit(columns, producer.label(rows), place)
+            return guard.admit(columns, producer.metadata(rows), place)
         except DataRefused:
-            producer.pass_over()
+            producer.skip()
             raise
         finally:
             guard.check_budget(place)
@@ -212,6 +213,11 @@ class DataProviderBase:
         if split not in self._guards:
             from poolish.serve.guarding import ProviderGuard, check_max_rejected
 
+            if has_transport(str(self._place)):
+                raise ConfigError(
+                    f"{self._place}: a guard quarantines rows in files; give the provider the path of a directory, or "
+                    "guard the consumer"
+                )
             folder = self.dataset_path / "quarantine" / split
             self._guards[split] = ProviderGuard(self._checked_guard(), folder, check_max_rejected(self.max_rejected))
         return self._guards[split]
@@ -227,7 +233,7 @@ class DataProviderBase:
             unfinished = [split for split in self.config.splits if not self._is_finished(split)]
             if not unfinished:
                 break
-            split = self._hungriest(unfinished)
+            split = self._least_backlogged(unfinished)
             if split is None:
                 self._wait_for_room(unfinished)
                 continue
@@ -266,10 +272,7 @@ class DataProviderBase:
 
     def health(self) -> Health:
         """What is wrong with the queue of each split, with this provider's counts; from any thread."""
-        from poolish.serve.queue_health import health_at
-
-        queue = self.dataset_path / "queue"
-        parts = {split: health_at(queue / split).plus(**counts) for split, counts in self.status().items()}
+        parts = {split: health_at(self._place, split).plus(**counts) for split, counts in self.status().items()}
         since = self._full_since
         full = None if since is None else Problem(self._waiting, since, f"make room on the disk of {self.dataset_path}")
         return Health.joined(parts).plus(full, waiting=self._waiting)
@@ -286,9 +289,9 @@ class DataProviderBase:
     def close(self) -> None:
         """Note how far this came, and let another provider have the name."""
         with ExitStack() as closing:
-            if self._watch is not None:
-                closing.callback(self._watch.close)
-                self._watch = None
+            if self._waker is not None:
+                closing.callback(self._waker.close)
+                self._waker = None
             while self._producers:
                 split, producer = self._producers.popitem()
                 closing.callback(producer.close, self.n_batches(split))
@@ -317,13 +320,9 @@ class DataProviderBase:
         if split not in self._producers:
             if split not in self.config.splits:
                 raise ConfigError(f"no split {split!r}; the config has {list(self.config.splits)}")
-            queue = self.dataset_path / "queue"
-            with explain_full(queue):
-                queue.mkdir(mode=0o755, parents=True, exist_ok=True)
-            sweep_purged(queue)
             limits = Limits(self.config.max_backlog, self.config.max_backlog_bytes, self.config.min_free_bytes)
-            told = {**vars(limits), "durable": int(self.config.durability == "power"), **self._row_limits()}
-            log = QueueLog.create(queue / split, QueueMeta.of(split, self.meta, told, self._content(split)))
+            known = {**vars(limits), "durable": int(self.config.durability == "power"), **self._row_limits()}
+            log = self._place.create(split, QueueMeta.of(split, self.meta, known, self._content(split)))
             self._producers[split] = SplitProducer(log, self.name, limits)
         return self._producers[split]
 
@@ -340,29 +339,26 @@ class DataProviderBase:
         n_batches = self.n_batches(split)
         return n_batches is not None and self._producer(split).counter >= n_batches
 
-    def _hungriest(self, splits: list[str]) -> str | None:
+    def _least_backlogged(self, splits: list[str]) -> str | None:
         looks = {split: self._producer(split).look() for split in splits}
-        hungry = [split for split, (_, why_wait) in looks.items() if why_wait is None]
-        return min(hungry, key=looks.__getitem__) if hungry else None
+        with_room = [split for split, (_, why_wait) in looks.items() if why_wait is None]
+        return min(with_room, key=looks.__getitem__) if with_room else None
 
     def _wait_for_room(self, splits: list[str]) -> None:
-        """Until something has happened that may have made room, or for a moment."""
-        if self._watch is None:
-            self._watch = Watch()
-        for split in splits:
-            self._producer(split).watch(self._watch)
-        # Asked after the watch has begun: what happens from here on wakes it.
-        reasons = {split: self._producer(split).look()[1] for split in splits}
+        """Wait until something has changed that may have made room, or for a moment."""
+        producers = {split: self._producer(split) for split in splits}
+        if self._waker is None:
+            self._waker = producers[splits[0]].log.waker()
+        for producer in producers.values():
+            producer.wake(self._waker)
+        # Checked after the waker was added: what changes from here on wakes it.
+        reasons = {split: producer.look()[1] for split, producer in producers.items()}
         if None not in reasons.values():
             self._waiting = "; ".join(f"{split}: {why}" for split, why in reasons.items())
-            for split in splits:
-                self._producer(split).log.check_same()
-                self._producer(split).note()
-            self._watch.wait(_WAIT_S)
-
-
-def _local(path: str | os.PathLike[str]) -> Path:
-    return local_path(path, "provider path", instead="the sources of a recipe")
+            for producer in producers.values():
+                producer.log.check_same()
+                producer.record()
+            self._waker.wait(_WAIT_S)
 
 
 def _is_in_quarantine(error: DataRefused) -> bool:

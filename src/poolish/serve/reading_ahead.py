@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from poolish.prefetch import Prefetcher, Workers
-from poolish.serve.batch_file import Allocate
-from poolish.serve.split_reader import IDLE_S, Batch, SplitReader
-from poolish.serve.watching import Watch
+from poolish.serve.reader import IDLE_S, Batch, SplitReader
 from poolish.torch_bridge import DeviceStage, PinnedMemory, from_array, view_of
+from poolish.transports.batch_file import Allocate
+from poolish.transports.protocols import Waker
 
 _MAX_THREADS = 16  # to copy and check 64 MiB takes a thread 28 ms, beside a GPU that wants one every 5
 _STEP_S = 0.05  # how long ``forget`` and ``close`` may wait for a thread that waits for a batch
@@ -36,7 +36,7 @@ class ReadingAhead:
         self._workers = Workers(min(depth, _MAX_THREADS), name="poolish-read")
         self._ahead: Prefetcher[int, int, Staged, Staged] | None = None
         self._is_over = threading.Event()
-        self._mine, self._watches = threading.local(), list[Watch]()
+        self._mine, self._wakers = threading.local(), list[Waker]()
 
     def take(self, timeout_s: float | None) -> Staged:
         """Return the next batch and what its stage made of it. After an error the next call reads it again."""
@@ -45,7 +45,7 @@ class ReadingAhead:
             self.forget()
             ahead = self._begun()
         if not ahead.wait(IDLE_S if timeout_s is None else min(IDLE_S, timeout_s)):
-            self._reader.let_go()
+            self._reader.delete_acknowledged()
             if not ahead.wait(timeout_s):
                 assert timeout_s is not None
                 raise self._reader.starved(self._reader.number(), timeout_s)
@@ -67,8 +67,8 @@ class ReadingAhead:
             self._ahead = None
         self._workers.close()
         self._mine = threading.local()
-        while self._watches:
-            self._watches.pop().close()
+        while self._wakers:
+            self._wakers.pop().close()
         self._is_over = threading.Event()
 
     def close(self) -> None:
@@ -92,19 +92,19 @@ class ReadingAhead:
     def _read(self, number: int) -> Staged:
         is_over = self._is_over
         # Without a timeout: only the waiting trainer knows how long it has waited.
-        self._reader.wait(number, None, self._watch(), is_over=is_over.is_set, step_s=_STEP_S)
+        self._reader.wait(number, None, self._waker(), is_over=is_over.is_set, step_s=_STEP_S)
         if is_over.is_set():
             raise CancelledError  # its task was dropped
         batch = self._reader.read(number, self._allocate)
         return batch, self._stage(batch)
 
-    def _watch(self) -> Watch:
-        """Return this thread's own watch."""
-        if not hasattr(self._mine, "watch"):
-            self._mine.watch = Watch()
-            self._watches.append(self._mine.watch)
-        watch: Watch = self._mine.watch
-        return watch
+    def _waker(self) -> Waker:
+        """Return this thread's own waker."""
+        if not hasattr(self._mine, "waker"):
+            self._mine.waker = self._reader.log.waker()
+            self._wakers.append(self._mine.waker)
+        waker: Waker = self._mine.waker
+        return waker
 
 
 class CudaStage:

@@ -230,7 +230,7 @@ def _value(value: Any) -> Any:
 
 
 def _is_queue(path: Path) -> bool:
-    from poolish.serve.inspection import queue_folders
+    from poolish.transports.directory import queue_folders
 
     try:
         return bool(queue_folders(path))
@@ -240,7 +240,7 @@ def _is_queue(path: Path) -> bool:
 
 def _queues(path: Path) -> Iterator[Source]:
     """The splits of a queue: every batch verified on the first level, the rows of all of them together."""
-    from poolish.serve.inspection import queue_folders
+    from poolish.transports.directory import queue_folders
 
     for folder in queue_folders(path):
         yield Source(str(folder), "queue", partial(_verified, folder), partial(_batches, folder))

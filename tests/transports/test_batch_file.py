@@ -23,9 +23,9 @@ from hypothesis.extra import numpy as npst
 from poolish.errors import CorruptDataError, LimitExceeded, SchemaError
 from poolish.files import write_all
 from poolish.schema import Schema
-from poolish.serve import batch_file
-from poolish.serve.batch_file import NAMES, Label, decode, encode, read_file, read_label
-from poolish.serve.fitting import Promise
+from poolish.transports import batch_file
+from poolish.transports.batch_file import NAMES, BatchMetadata, decode, encode, read_file, read_metadata
+from poolish.transports.meta import BatchValidator
 from tests.serve.damage import LABEL, X, consumer, file_of, filled, forged, header, within
 
 NUMPY = [name for name in NAMES if name != "bfloat16" and not name.startswith("float8")]
@@ -45,12 +45,12 @@ def columns(**arrays: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
     return {name: (array.dtype.name, array) for name, array in arrays.items()}
 
 
-def joined(columns: dict[str, tuple[str, np.ndarray]], label: Label | None = None) -> bytes:
+def joined(columns: dict[str, tuple[str, np.ndarray]], label: BatchMetadata | None = None) -> bytes:
     label = label or labelled(columns)
     return b"".join(bytes(buffer) for buffer in encode(columns, label))
 
 
-def labelled(columns: dict[str, tuple[str, np.ndarray]]) -> Label:
+def labelled(columns: dict[str, tuple[str, np.ndarray]]) -> BatchMetadata:
     return replace(LABEL, rows=len(next(iter(columns.values()))[1]))
 
 
@@ -80,7 +80,7 @@ def test_every_dtype_that_only_torch_has(dtype: str):
     bits = torch.arange(256, dtype=torch.uint8).reshape(2, -1)
     tensor = bits.view(getattr(torch, dtype))
     schema = Schema.of([{"name": "x", "dtype": dtype, "shape": list(tensor.shape[1:])}])
-    stored, rows = Promise(schema).columns_of({"x": tensor}, "batch")
+    stored, rows = BatchValidator(schema).columns_of({"x": tensor}, "batch")
 
     found, array = decode(joined(stored), "batch")[1]["x"]
 
@@ -132,7 +132,7 @@ def any_columns(rows: int) -> st.SearchStrategy[dict[str, np.ndarray]]:
 )
 def test_any_arrays_come_back(arrays: dict[str, np.ndarray], counter: int, text: str):
     """Whatever the names, dtypes and shapes: the same arrays, each where its type wants it to lie."""
-    label = Label(text, text[::-1], len(next(iter(arrays.values()))), "w0", counter)
+    label = BatchMetadata(text, text[::-1], len(next(iter(arrays.values()))), "w0", counter)
     data = joined(columns(**{name: array for name, array in arrays.items()}), label)  # noqa: C416
 
     told, found = decode(data, "batch")
@@ -171,7 +171,7 @@ def test_big_endian_arrays_of_a_provider(dtype: str):
     array = np.arange(6).reshape(2, 3).astype(dtype)
     schema = Schema.of([{"name": "x", "dtype": array.dtype.name, "shape": [3]}])
 
-    found = decode(joined(Promise(schema).columns_of({"x": array}, "batch")[0]), "batch")[1]["x"]
+    found = decode(joined(BatchValidator(schema).columns_of({"x": array}, "batch")[0]), "batch")[1]["x"]
 
     assert found[0] == array.dtype.name
     assert np.array_equal(found[1], array)
@@ -199,10 +199,10 @@ def test_no_rows_are_refused_before_they_are_written():
     """A batch has at least one row; empty inner dimensions are fine."""
     schema = Schema.of([{"name": "x", "dtype": "int64", "shape": [3]}])
     with pytest.raises(SchemaError, match=r"field 'x': 0 rows.*at least one"):
-        Promise(schema).columns_of({"x": np.zeros((0, 3), np.int64)}, "batch 7")
+        BatchValidator(schema).columns_of({"x": np.zeros((0, 3), np.int64)}, "batch 7")
 
     empty = Schema.of([{"name": "x", "dtype": "int64", "shape": [0, 3]}])
-    assert Promise(empty).columns_of({"x": np.zeros((2, 0, 3), np.int64)}, "batch 7")[1] == 2
+    assert BatchValidator(empty).columns_of({"x": np.zeros((2, 0, 3), np.int64)}, "batch 7")[1] == 2
 
 
 def test_contiguous_arrays_are_not_copied():
@@ -258,7 +258,7 @@ def test_the_official_library_reads_it_as_torch(tmp_path: Path, dtype: str):
     tensor = (torch.arange(12).reshape(2, 6) % 2).to(getattr(torch, dtype))
     schema = Schema.of([{"name": "x", "dtype": dtype, "shape": [6]}])
     path = tmp_path / "batch.safetensors"
-    path.write_bytes(joined(Promise(schema).columns_of({"x": tensor}, "batch")[0]))
+    path.write_bytes(joined(BatchValidator(schema).columns_of({"x": tensor}, "batch")[0]))
 
     found = safetensors.torch.load_file(path)["x"]
 
@@ -389,7 +389,7 @@ def test_a_header_length_that_lies(length: int, tmp_path: Path):
     with within(5), pytest.raises(CorruptDataError):
         decode(data, "batch")
     with pytest.raises(CorruptDataError):
-        read_label(path)
+        read_metadata(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -428,7 +428,7 @@ def test_a_file_that_is_too_short(n_bytes: int, tmp_path: Path):
     with pytest.raises(CorruptDataError, match="not a whole batch"):
         decode(read_file(path), path)
     with pytest.raises(CorruptDataError, match="not a whole batch"):
-        read_label(path)
+        read_metadata(path)
 
 
 def test_bytes_behind_the_last_tensor():
@@ -524,7 +524,7 @@ def test_the_label_alone_is_read_without_the_tensors(tmp_path: Path):
     whole = joined(columns(x=np.zeros(100_000)))
     n_header = 8 + int.from_bytes(whole[:8], "little")
     path.write_bytes(whole[:n_header])
-    assert read_label(path) == replace(LABEL, rows=100_000)
+    assert read_metadata(path) == replace(LABEL, rows=100_000)
 
 
 def test_a_label_is_checked_where_it_is_read_alone(tmp_path: Path):
@@ -539,10 +539,10 @@ def test_a_label_is_checked_where_it_is_read_alone(tmp_path: Path):
         path.write_bytes(content)
         if place in digits:  # of the whole file, which is not read here
             with suppress(CorruptDataError):
-                assert read_label(path) == replace(LABEL, rows=100)
+                assert read_metadata(path) == replace(LABEL, rows=100)
             continue
         with pytest.raises(CorruptDataError):
-            read_label(path)
+            read_metadata(path)
 
 
 def test_decoding_a_map_needs_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

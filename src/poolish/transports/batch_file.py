@@ -4,9 +4,9 @@
     header      JSON, padded with spaces so that the tensors begin at a multiple of 64
     tensors     one behind the other, no gaps, widest elements first, so that each lies where its type wants it
 
-The header's ``__metadata__`` is the batch's label: which queue, which schema, how many rows, made by whom. It begins
+The header's ``__metadata__`` says which queue, which schema, how many rows, and which provider made it. It begins
 with two checksums, each taken while its own sixteen digits were zeros: of the whole file, so that one flipped bit
-anywhere is seen, and before that of the header alone, for those who read only the label.
+anywhere is detected, and of the header alone, for reading only the metadata.
 
 ``safetensors.save`` copies every tensor twice and has no place for a checksum (1,260 us for 1 MiB against 300), so the
 writer is ours; the tests read its files with the official library.
@@ -74,7 +74,7 @@ Columns = Mapping[str, tuple[str, Array]]
 
 
 @dataclass(frozen=True)
-class Label:
+class BatchMetadata:
     """What a batch file says about itself.
 
     ``counter`` numbers the batches that a provider made for a split. ``tombstone`` is empty, or says why there is
@@ -89,17 +89,17 @@ class Label:
     tombstone: str = ""
 
 
-def encode(columns: Columns, label: Label) -> list[Buffer]:
+def encode(columns: Columns, metadata: BatchMetadata) -> list[Buffer]:
     """The file, as buffers to be written one behind the other; arrays that are contiguous are not copied.
 
-    >>> label = Label("q", "96dd0d37ceec8683", rows=2, provider="w0", counter=0)
-    >>> header, values = encode({"x": ("int64", np.arange(2))}, label)
+    >>> metadata = BatchMetadata("q", "96dd0d37ceec8683", rows=2, provider="w0", counter=0)
+    >>> header, values = encode({"x": ("int64", np.arange(2))}, metadata)
     >>> len(header) % ALIGNMENT, decode(header + bytes(values), "example")[1]["x"]
     (0, ('int64', array([0, 1])))
     """
     ordered = sorted(columns.items(), key=lambda column: -column[1][1].itemsize)
     arrays = [np.ascontiguousarray(array) for _, (_, array) in ordered]
-    header = _header(_described(tuple((name, dtype, array.shape) for name, (dtype, array) in ordered)), label)
+    header = _header(_described(tuple((name, dtype, array.shape) for name, (dtype, array) in ordered)), metadata)
     n_bytes = len(header) + sum(array.nbytes for array in arrays)
     if len(header) > MAX_HEADER_BYTES or n_bytes > MAX_FILE_BYTES:
         raise LimitExceeded(
@@ -113,34 +113,44 @@ def encode(columns: Columns, label: Label) -> list[Buffer]:
     return [bytes(header), *contents]
 
 
+#: The reason in a tombstone whose batch is missing.
+LOST = "its file is missing: lost in a power cut, or removed by hand"
+
+
+def tombstone(queue: str, schema: str, reason: str, lost: BatchMetadata | None) -> list[Buffer]:
+    """The file that keeps the number of a batch that was lost or is corrupt; ``lost`` is its metadata, if readable."""
+    provider, counter = (lost.provider, lost.counter) if lost else ("", 0)
+    return encode({}, BatchMetadata(queue, schema, 0, provider, counter, reason))
+
+
 @lru_cache(maxsize=256)
 def _described(tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> str:
     """The part of the header that is the same for all batches of the same shapes."""
-    told, start = {}, 0
+    tensors_by_name, start = {}, 0
     for name, dtype, shape in tensors:
         end = start + math.prod(shape) * numpy_dtype(dtype).itemsize
-        told[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        tensors_by_name[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
         start = end
-    return json.dumps(told, separators=(",", ":"))[1:]
+    return json.dumps(tensors_by_name, separators=(",", ":"))[1:]
 
 
-def _header(described: str, label: Label) -> bytearray:
-    told = (
-        f'"checksum":"{_ZEROS.decode()}","header":"{_ZEROS.decode()}","hash":"{CHECKSUM}","poolish":"{VERSION}","queue":{json.dumps(label.queue)},'
-        f'"schema":{json.dumps(label.schema)},"rows":"{label.rows}","provider":{json.dumps(label.provider)},'
-        f'"counter":"{label.counter}"'
+def _header(described: str, metadata: BatchMetadata) -> bytearray:
+    fields = (
+        f'"checksum":"{_ZEROS.decode()}","header":"{_ZEROS.decode()}","hash":"{CHECKSUM}","poolish":"{VERSION}","queue":{json.dumps(metadata.queue)},'
+        f'"schema":{json.dumps(metadata.schema)},"rows":"{metadata.rows}","provider":{json.dumps(metadata.provider)},'
+        f'"counter":"{metadata.counter}"'
     )
-    stone = f',"tombstone":{json.dumps(label.tombstone)}' if label.tombstone else ""
+    stone = f',"tombstone":{json.dumps(metadata.tombstone)}' if metadata.tombstone else ""
     comma = "," if len(described) > 1 else ""
-    text = f'{{"__metadata__":{{{told}{stone}}}{comma}{described}'.encode("ascii")
+    text = f'{{"__metadata__":{{{fields}{stone}}}{comma}{described}'.encode("ascii")
     length = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT - 8
     return bytearray(length.to_bytes(8, "little") + text.ljust(length))
 
 
 def decode(
     data: bytes | mmap.mmap | Array, place: Path | str, *, verify: bool = True
-) -> tuple[Label, dict[str, tuple[str, Array]]]:
-    """The label of a batch and its arrays, which share the memory of ``data``; what cannot be trusted is an error.
+) -> tuple[BatchMetadata, dict[str, tuple[str, Array]]]:
+    """The metadata of a batch and its arrays, which share the memory of ``data``; what cannot be trusted is an error.
 
     The checksum is looked at before anything else is believed. ``verify=False`` leaves it out.
     """
@@ -148,24 +158,24 @@ def decode(
     header = bytes(view[: _header_end(view, place)])
     if verify:
         _check(header, view, place)
-    label, tensors = _parsed(header, place)
+    metadata, tensors = _parsed(header, place)
     try:
         layout, n_bytes, rows = _layout(tensors)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt(place, f"its tensors are described wrongly: {error!r}") from None
     if len(header) + n_bytes != view.nbytes:
         raise _corrupt(place, f"its tensors end at {len(header) + n_bytes:,}, the file at {view.nbytes:,}")
-    if rows != (None if label.tombstone else label.rows):
-        raise _corrupt(place, f"its label says {label.rows} rows, its tensors have {rows or 'none'}")
+    if rows != (None if metadata.tombstone else metadata.rows):
+        raise _corrupt(place, f"its metadata says {metadata.rows} rows, its tensors have {rows or 'none'}")
     arrays = {
         name: (dtype, np.ndarray(shape, carrier, data, len(header) + begin))
         for name, dtype, carrier, shape, begin in layout
     }
-    return label, arrays
+    return metadata, arrays
 
 
-def read_label(path: Path) -> Label:
-    """The label alone, without reading the tensors: for counting and deleting."""
+def read_metadata(path: Path | str) -> BatchMetadata:
+    """The metadata alone, without reading the tensors: for counting and deleting."""
     fd = open_regular(path, os.O_RDONLY)
     try:
         start = os.pread(fd, 4096, 0)
@@ -180,14 +190,14 @@ def read_label(path: Path) -> Label:
     return _parsed(written, path)[0]
 
 
-#: Gives writable memory for so many bytes.
+#: Returns writable memory of a number of bytes.
 Allocate = Callable[[int], Array]
 
 
 def read_file(path: Path | str, allocate: Allocate | None = None) -> mmap.mmap | Array:
-    """The bytes of a file, to be changed by whoever reads them without changing the file.
+    """The bytes of a file, writable without changing the file.
 
-    In memory that ``allocate`` gives; by default in new memory, or for large files mapped, copy on write.
+    In memory of ``allocate``; by default in new memory, or for large files mapped, copy on write.
     """
     fd = open_regular(path, os.O_RDONLY)
     try:
@@ -229,7 +239,7 @@ def _header_end(view: memoryview, place: Path | str) -> int:
         raise _corrupt(place, f"a header of {length:,} bytes, the limit is {MAX_HEADER_BYTES:,}")
     begins_well = view[8 : _DIGITS.start] == _START and view[_DIGITS.stop : _HEADER_DIGITS.start] == _BETWEEN
     if 8 + length > view.nbytes or (8 + length) % ALIGNMENT or not begins_well:
-        raise _corrupt(place, "it does not begin as a batch does")
+        raise _corrupt(place, "it does not begin like a batch")
     return 8 + length
 
 
@@ -242,32 +252,32 @@ def _check(header: bytes, view: memoryview, place: Path | str) -> None:
         raise _corrupt(place, f"its checksum is {found}, written was {noted}")
 
 
-def _parsed(header: bytes, place: Path | str) -> tuple[Label, bytes]:
-    """The label, and the rest of the header, which describes the tensors."""
+def _parsed(header: bytes, place: Path | str) -> tuple[BatchMetadata, bytes]:
+    """The metadata, and the rest of the header, which describes the tensors."""
     usual = _USUAL.fullmatch(header, 8)
     if usual:
         queue, schema, rows, provider, counter, tensors = usual.groups()
-        label = Label(queue.decode(), schema.decode(), int(rows), provider.decode(), int(counter))
-        return label, tensors or b""
+        metadata = BatchMetadata(queue.decode(), schema.decode(), int(rows), provider.decode(), int(counter))
+        return metadata, tensors or b""
     try:
         whole = parse_json(header[8:].decode("ascii"), place)
-        label = _label(whole.pop("__metadata__"))
+        metadata = _metadata(whole.pop("__metadata__"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt(place, f"its header is wrong: {error!r}") from None
-    return label, json.dumps(whole)[1:-1].encode("ascii")
+    return metadata, json.dumps(whole)[1:-1].encode("ascii")
 
 
-def _label(told: Mapping[str, Any]) -> Label:
-    if told["poolish"] != VERSION or told["hash"] != CHECKSUM:
-        raise ValueError(f"version {told['poolish']!r} with {told['hash']!r} is not known here")
-    if not all(isinstance(value, str) for value in told.values()):
+def _metadata(fields: Mapping[str, Any]) -> BatchMetadata:
+    if fields["poolish"] != VERSION or fields["hash"] != CHECKSUM:
+        raise ValueError(f"version {fields['poolish']!r} with {fields['hash']!r} is not known here")
+    if not all(isinstance(value, str) for value in fields.values()):
         raise ValueError("not all of its metadata is text")
-    rows, counter, stone = _count(told["rows"]), _count(told["counter"]), told.get("tombstone", "")
+    rows, counter, stone = _count(fields["rows"]), _count(fields["counter"]), fields.get("tombstone", "")
     if stone and rows:
         raise ValueError(f"a tombstone of {rows} rows")
-    if told["provider"] or not stone:  # a tombstone may not know whose batch it was
-        check_name(told["provider"], "provider")
-    return Label(told["queue"], told["schema"], rows, told["provider"], counter, stone)
+    if fields["provider"] or not stone:  # a tombstone may not know whose batch it was
+        check_name(fields["provider"], "provider")
+    return BatchMetadata(fields["queue"], fields["schema"], rows, fields["provider"], counter, stone)
 
 
 def _count(digits: object) -> int:
@@ -284,10 +294,10 @@ Layout = tuple[tuple[str, str, np.dtype[Any], tuple[int, ...], int], ...]
 def _layout(tensors: bytes) -> tuple[Layout, int, int | None]:
     """Where each tensor lies, where they end, and how many rows all of them have; None where there is no tensor."""
     layout, begin, rows = [], 0, None
-    for name, told in parse_json("{" + tensors.decode("ascii") + "}", "header").items():
+    for name, described in parse_json("{" + tensors.decode("ascii") + "}", "header").items():
         if name == "__metadata__":
-            raise ValueError("its metadata stands there twice")
-        dtype, shape, offsets = DTYPES[told["dtype"]], tuple(told["shape"]), list(told["data_offsets"])
+            raise ValueError("it has two __metadata__ members")
+        dtype, shape, offsets = DTYPES[described["dtype"]], tuple(described["shape"]), list(described["data_offsets"])
         if len(shape) > 32 or not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"{name!r} has shape {shape}")
         if math.prod(max(size, 1) for size in shape) > MAX_FILE_BYTES:

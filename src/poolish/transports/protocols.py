@@ -1,0 +1,360 @@
+"""The queue protocol: what a transport provides so that providers and consumers share a queue.
+
+    Place        an address with one queue per split
+    Log          the queue of one split: batches under gapless numbers, a watermark, a lock
+    Marks        how far the ranks of the newest attempt have read, and which of them are alive
+    Providers    who fills the queue: a claimed name and a record each
+    Waker        sleeps until something may have changed
+
+What every transport guarantees, whichever process is killed at whatever moment:
+
+- numbers are gapless and never reused; a published batch stays readable until the watermark passes it;
+- the watermark never falls, and no number below it is published again;
+- a name is claimed by one holder, until that releases it or its process dies: no leases, no clocks;
+- a mark is read whole or not at all, and has one writer;
+- a waker added before a change wakes up after it, or within its timeout.
+
+``poolish.testing.TransportBehaviour`` tests them. Everything above (positions, runs, resuming, recovery of counters) is
+built on these protocols and knows no files.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from poolish.errors import QueueError
+from poolish.transports.batch_file import Allocate, Array, BatchMetadata
+from poolish.transports.meta import QueueMeta
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """Every number below ``watermark`` is done; ``counters`` are the highest that were deleted, by provider.
+
+    ``has_moved``: those of some providers that have ended are in their records instead.
+    """
+
+    watermark: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
+    has_moved: bool = False
+
+
+@dataclass(frozen=True)
+class ProviderRecord:
+    """``counter`` batches were made, all of them with numbers below ``number``; ``finished``: there will be no more.
+
+    A hint that saves reading old batches: a provider may be killed between publishing a batch and writing its record.
+    """
+
+    counter: int = 0
+    number: int = 0
+    finished: bool = False
+
+
+class Claim(Protocol):
+    """A name that one holder has at a time, until ``release`` or the end of its process."""
+
+    def acquire(self) -> None:
+        """Take the name, or raise ``StoreLocked``."""
+        ...
+
+    def release(self) -> None:
+        """Give the name up; nothing happens if it is not held."""
+        ...
+
+
+class Counters(Protocol):
+    """A few integers with one writer."""
+
+    def read(self) -> tuple[int, ...] | None:
+        """The integers; None if they are missing or damaged."""
+        ...
+
+    def write(self, *counters: int) -> None:
+        """Replace them."""
+        ...
+
+    def close(self) -> None:
+        """Close open files; the next use opens them again."""
+        ...
+
+
+class Marks(Protocol):
+    """How far the ranks of the newest attempt have read."""
+
+    def version(self) -> object:
+        """Changes whenever another attempt begins; None before the first. Cheap."""
+        ...
+
+    def read(self) -> dict[str, Any] | None:
+        """The record of the newest attempt; None before the first."""
+        ...
+
+    def begin(self, name: str, record: dict[str, Any]) -> None:
+        """Make this the newest attempt, with marks ``name``, and remove those of older ones. The lock is held."""
+        ...
+
+    def counters(self, name: str, rank: int, n: int) -> Counters:
+        """The mark of a rank in an attempt."""
+        ...
+
+    def claim(self, rank: int) -> Claim:
+        """The claim on being a rank."""
+        ...
+
+    def alive(self) -> list[int]:
+        """The ranks that are claimed."""
+        ...
+
+
+class Providers(Protocol):
+    """Who fills a queue."""
+
+    def claim(self, name: str) -> Claim:
+        """The claim on being a provider."""
+        ...
+
+    def read(self, name: str, *, strict: bool = False) -> ProviderRecord:
+        """A provider's record; an empty one if it is missing or damaged. ``strict`` raises if it is damaged."""
+        ...
+
+    def write(self, name: str, record: ProviderRecord) -> None:
+        """Replace a provider's record."""
+        ...
+
+    def known(self) -> dict[str, tuple[ProviderRecord, bool]]:
+        """Every provider that ever filled the queue: its record, and whether it is alive."""
+        ...
+
+    def changed_at(self) -> float | None:
+        """When a record was last written, as a time stamp."""
+        ...
+
+
+class Waker(Protocol):
+    """Waits for changes of the logs it was added to (``Log.wake``)."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when something may have changed since the last wait, or when the time is over."""
+        ...
+
+    def close(self) -> None:
+        """Stop waiting for changes."""
+        ...
+
+
+class Log(Protocol):
+    """The queue of one split. Any number may be open, in any thread or process that the transport reaches."""
+
+    @property
+    def place(self) -> str:
+        """Where the queue is, for messages."""
+        ...
+
+    @property
+    def split(self) -> str:
+        """The split whose queue this is."""
+        ...
+
+    @property
+    def meta(self) -> QueueMeta:
+        """The description of the queue as it was when this was opened."""
+        ...
+
+    @property
+    def marks(self) -> Marks:
+        """How far it is read."""
+        ...
+
+    @property
+    def providers(self) -> Providers:
+        """Who fills it."""
+        ...
+
+    def read_meta(self) -> QueueMeta:
+        """The description as it is now: a provider that started later may have widened the limits."""
+        ...
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the queue's lock; raises if this is no longer the queue that was opened."""
+        ...
+
+    def check_same(self) -> None:
+        """Raise if the queue was removed, or purged and created again, since it was opened."""
+        ...
+
+    def publish(self, buffers: Iterable[Buffer], provider: str) -> int:
+        """Append a batch and return its number. Once this returns, a kill loses nothing."""
+        ...
+
+    def has(self, number: int) -> bool:
+        """Whether a number was published and its batch is still there. Cheap."""
+        ...
+
+    def read(self, number: int, allocate: Allocate | None = None) -> mmap.mmap | Array:
+        """The bytes of a batch, writable without changing the queue; in memory of ``allocate`` if given.
+
+        A missing batch is a ``FileNotFoundError``.
+        """
+        ...
+
+    def metadata(self, number: int, *, strict: bool = False) -> BatchMetadata | None:
+        """What the batch of a number says about itself; None if it is missing or corrupt.
+
+        Where storage fails, ``strict`` raises and otherwise the answer is None too.
+        """
+        ...
+
+    def name_of(self, number: int) -> str:
+        """The batch of a number, for messages."""
+        ...
+
+    def published_at(self, number: int) -> float | None:
+        """When a batch was published, as a time stamp; None if it is gone."""
+        ...
+
+    def numbers(self) -> list[int]:
+        """The numbers whose batches are there, in order. Costs a listing."""
+        ...
+
+    def n_bytes(self) -> int:
+        """How many bytes the batches take that are not done. Costs a listing."""
+        ...
+
+    def free_bytes(self) -> int:
+        """How many bytes of storage are left."""
+        ...
+
+    def next_number(self) -> int:
+        """The next number, seldom too low, never too high."""
+        ...
+
+    def has_published(self, position: int) -> bool:
+        """Whether everything below a position was published."""
+        ...
+
+    def check_done(self, position: int) -> None:
+        """Raise if not everything below a position was published, where a mark says that it is done."""
+        ...
+
+    def consumed(self) -> Consumed:
+        """The watermark and the counters below it."""
+        ...
+
+    def raise_watermark(self, watermark: int, known: Mapping[int, BatchMetadata] | None = None) -> range:
+        """Everything below ``watermark`` is done. The numbers that became done, to be deleted now.
+
+        ``known`` is the metadata that the caller has read already.
+        """
+        ...
+
+    def delete(self, numbers: Iterable[int]) -> None:
+        """Delete batches below the watermark; what cannot be deleted is left to ``delete_done``."""
+        ...
+
+    def delete_done(self) -> None:
+        """Delete everything below the watermark that a killed process left."""
+        ...
+
+    def removed(self) -> range:
+        """The numbers from the watermark on that were removed from outside, all of them. The lock is held."""
+        ...
+
+    def skip_removed(self) -> None:
+        """Raise the watermark over what was removed from outside, with a warning."""
+        ...
+
+    def recover(self) -> None:
+        """Clean up after killed processes and power cuts; called by each provider that starts."""
+        ...
+
+    def release_space(self) -> None:
+        """Free storage that is only kept for speed."""
+        ...
+
+    def write_tombstone(self, number: int, reason: str) -> None:
+        """Replace a corrupt or lost batch by a tombstone, which keeps its number."""
+        ...
+
+    def tombstone_place(self, number: int) -> str:
+        """Where a corrupt batch is kept with the reason, for messages."""
+        ...
+
+    def dead(self) -> list[float]:
+        """When each batch that is corrupt or lost was replaced, as time stamps."""
+        ...
+
+    def waker(self) -> Waker:
+        """A new waker, for the logs of this transport."""
+        ...
+
+    def wake(self, waker: Waker, marks: str | None = None) -> None:
+        """Wake ``waker`` when batches come or go, and with ``marks`` when those of an attempt change."""
+        ...
+
+    def close(self) -> None:
+        """Close open files."""
+        ...
+
+
+class Place(Protocol):
+    """An address at which every split has a queue."""
+
+    def splits(self) -> list[str]:
+        """The splits that have a queue, sorted."""
+        ...
+
+    def name_of(self, split: str) -> str:
+        """Where the queue of a split is, for messages."""
+        ...
+
+    def meta(self, split: str) -> QueueMeta:
+        """The description of a split's queue; ``QueueNotFound`` if there is none."""
+        ...
+
+    def open(self, split: str, *, read_only: bool = False) -> Log:
+        """Open a split's queue; ``QueueNotFound`` if there is none."""
+        ...
+
+    def create(self, split: str, meta: QueueMeta) -> Log:
+        """Open the queue for batches as ``meta`` describes them, or create it; ``StaleSchema`` if it holds others."""
+        ...
+
+    def purge(self, split: str) -> int:
+        """Discard a split's queue in one step; how many batches went. Running processes notice."""
+        ...
+
+
+class raising_queue_missing:
+    """Raise that the queue is gone where a part of it is missing. A class, because a generator costs 2 us."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, FileNotFoundError) and not isinstance(error, QueueError):
+            raise QueueError(
+                f"{self._log.place}: the queue was removed meanwhile ({error.filename} is missing); "
+                "start `poolish prepare CONFIG` again, then the trainer"
+            ) from error
+
+
+def highest_counters(before: Mapping[str, int], batches: Iterable[BatchMetadata | None]) -> dict[str, int]:
+    """The highest counter of each provider, with those of more batches."""
+    counters = dict(before)
+    for batch in batches:
+        if batch is not None and batch.provider:
+            counters[batch.provider] = max(batch.counter, counters.get(batch.provider, 0))
+    return counters

@@ -1,0 +1,160 @@
+"""What ranks and providers write beside the log of a queue directory: one lock and one small file each.
+
+run.json, marks/<attempt>/<rank>     the newest attempt, and how far each of its ranks has read
+marks/<rank>.lock                    held while the rank is alive
+providers/<name>.json, .lock         a provider's record; the lock is held while it is alive
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from poolish.errors import CorruptDataError, StoreLocked
+from poolish.files import Lock, check_name, explain_full, open_regular
+from poolish.files.state_files import ChecksummedCounters, read_checksummed_json, write_checksummed_json
+from poolish.transports.protocols import ProviderRecord
+
+
+class DirectoryMarks:
+    """``Marks`` of a queue directory."""
+
+    def __init__(self, queue: Path) -> None:
+        self._run, self._folder = queue / "run.json", queue / "marks"
+
+    def version(self) -> tuple[int, int] | None:
+        """The inode and change time of ``run.json``, which is replaced by rename."""
+        with suppress(FileNotFoundError):
+            status = os.stat(self._run)
+            return status.st_ino, status.st_ctime_ns
+        return None
+
+    def read(self) -> dict[str, Any] | None:
+        """What ``run.json`` says."""
+        with suppress(FileNotFoundError):
+            return read_checksummed_json(self._run)
+        return None
+
+    def begin(self, name: str, record: dict[str, Any]) -> None:
+        """Create the folder of the marks, then replace ``run.json``, then remove older folders."""
+        with explain_full(self._folder):
+            (self._folder / name).mkdir(mode=0o700, parents=True)
+        write_checksummed_json(self._run, record, durable=False)
+        for other in self._folder.iterdir():
+            if other.is_dir() and other.name != name:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def counters(self, name: str, rank: int, n: int) -> ChecksummedCounters:
+        """The file of a mark."""
+        return ChecksummedCounters(self._folder / name / str(rank), n)
+
+    def claim(self, rank: int) -> Lock:
+        """The lock of a rank."""
+        return Lock(self._folder / f"{rank}.lock")
+
+    def alive(self) -> list[int]:
+        """The ranks whose locks are held."""
+        locks = (lock for lock in self._folder.glob("*.lock") if lock.stem.isdecimal())
+        return sorted(int(lock.stem) for lock in locks if is_held(lock))
+
+
+class DirectoryProviders:
+    """``Providers`` of a queue directory."""
+
+    def __init__(self, queue: Path) -> None:
+        self._folder = queue / "providers"
+
+    def claim(self, name: str) -> Lock:
+        """The lock of a provider."""
+        return Lock(self._record(name).with_suffix(".lock"), timeout_s=2.0)
+
+    def read(self, name: str, *, strict: bool = False) -> ProviderRecord:
+        """What a provider wrote last; an empty record if nothing can be read, unless that is damage and ``strict``."""
+        return _read(self._record(name), strict=strict)
+
+    def write(self, name: str, record: ProviderRecord, *, durable: bool = False) -> None:
+        """Publish a record."""
+        write_checksummed_json(self._record(name), asdict(record), durable=durable)
+
+    def known(self) -> dict[str, tuple[ProviderRecord, bool]]:
+        """Every provider that ever had a lock: its record, and whether the lock is held."""
+        found = {}
+        with suppress(FileNotFoundError):
+            for lock in sorted(self._folder.glob("*.lock")):
+                found[lock.stem] = _read(lock.with_suffix(".json")), is_held(lock)
+        return found
+
+    def changed_at(self) -> float | None:
+        """When the newest record was written."""
+        return max(modified_at(self._folder.glob("*.json")), default=None)
+
+    def store_counters(self, counters: Mapping[str, int], *, durable: bool) -> dict[str, int]:
+        """Move the counters of providers that have ended into their records; those of the others."""
+        return {name: counter for name, counter in counters.items() if not self._stored(name, counter, durable)}
+
+    def _stored(self, name: str, counter: int, durable: bool) -> bool:
+        try:
+            with Lock(self._record(name).with_suffix(".lock")):  # it cannot start while its counter is in neither place
+                record = self.read(name)
+                if record.counter <= counter:
+                    self.write(name, replace(record, counter=counter + 1), durable=durable)
+                return True
+        except StoreLocked:
+            return False
+
+    def _record(self, name: str) -> Path:
+        return self._folder / f"{check_name(name, 'provider')}.json"
+
+
+def _read(path: Path, *, strict: bool = False) -> ProviderRecord:
+    try:
+        return _parsed(read_checksummed_json(path))
+    except FileNotFoundError:
+        return ProviderRecord()
+    except (CorruptDataError, KeyError, TypeError) as error:
+        if not strict:
+            return ProviderRecord()
+        raise CorruptDataError(
+            f"{path}: damaged, and nothing else knows how many batches {path.stem!r} has made; restore it, "
+            "or start the provider under another name"
+        ) from error
+
+
+def _parsed(record: Mapping[str, Any]) -> ProviderRecord:
+    found = ProviderRecord(record["counter"], record["number"], record["finished"])
+    if not all(type(value) is int and value >= 0 for value in (found.counter, found.number)):
+        raise TypeError("no counters")
+    if not isinstance(found.finished, bool):
+        raise TypeError("finished is true or false")
+    return found
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds a lock."""
+    try:
+        fd = open_regular(path, os.O_RDONLY)
+    except (OSError, CorruptDataError):
+        return False
+    try:
+        # Shared, so that observers do not exclude each other, and for a moment only.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+
+
+def modified_at(files: Iterable[Path]) -> list[float]:
+    """When files were written; those that are gone by now are left out."""
+    found = []
+    for file in files:
+        with suppress(FileNotFoundError):
+            found.append(file.stat().st_mtime)
+    return found
