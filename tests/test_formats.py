@@ -20,7 +20,7 @@ from poolish import DatasetRecipe, formats
 from poolish.cli.app import app
 from poolish.errors import CorruptDataError, NumberTooLarge
 from poolish.formats import check_exact, parse
-from poolish.validation.sources import sources
+from poolish.validation import sources
 
 IDS = [18446744073709551613, 18446744073709551614, 18446744073709551615]
 LARGE = 2**53 + 1

@@ -17,10 +17,8 @@ from poolish import DatasetBuffer
 from poolish.cli import queue
 from poolish.cli.app import app
 from poolish.cli.bake import Watched
-from poolish.cli.failures import tell
-from poolish.cli.interrupts import Interrupt
-from poolish.cli.live import LiveLine, PlainLines, sentence
-from poolish.cli.reports import Report
+from poolish.cli.live import LiveLine, PlainLines, Report, sentence
+from poolish.cli.terminal import Interrupt, print_stderr
 from poolish.errors import DataRefused
 from poolish.guards import Suite
 from poolish.printable import printable
@@ -138,7 +136,7 @@ def test_live_displays_show_and_do_not_obey():
 
 def test_errors_of_the_command_show_and_do_not_obey(capsys: pytest.CaptureFixture[str]):
     """Of any error; the lines of a message stay lines."""
-    tell("error: first\n  second\x1b[2J\u202e")
+    print_stderr("error: first\n  second\x1b[2J\u202e")
 
     assert capsys.readouterr().err == "error: first\n  second\\x1b[2J\\u202e\n"
 

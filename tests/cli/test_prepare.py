@@ -16,8 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from poolish.cli.app import app
-from poolish.cli.live import PlainLines
-from poolish.cli.reports import Report
+from poolish.cli.live import PlainLines, Report
 from poolish.serve import queue_status, verify_queue
 from tests.cli.commands import (
     CONFIG,

@@ -1,18 +1,23 @@
-"""The commands and their options; what they do is in the modules beside this one."""
+"""The commands and their options; all but the shortest are carried out by the modules beside this one."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from poolish.cli.failures import explained
-from poolish.cli.new import new_workspace
 from poolish.cli.prepare import Task, prepare_in
 from poolish.cli.queue import purge, show_status, verify
+from poolish.cli.terminal import FAILED, explained, one_line
 from poolish.errors import ConfigError
-from poolish.files import local_path
+from poolish.files import local_path, publish
+
+if TYPE_CHECKING:
+    from poolish.guards.checks.levels import Validation
 
 app = typer.Typer(
     name="poolish",
@@ -68,7 +73,33 @@ def new(
 ) -> None:
     """Make a workspace (provider, config, trainer, test) that runs at once."""
     with explained(OSError):
-        new_workspace(name, is_toml=toml)
+        _new_workspace(name, is_toml=toml)
+
+
+def _new_workspace(path: Path, *, is_toml: bool = False) -> None:
+    """Make a workspace and print what to type next."""
+    from poolish.serve.workspace import make_workspace
+
+    name = path.name
+    made = make_workspace(path, name, is_toml=is_toml)
+    console = Console(highlight=False)
+    console.print(Text.assemble("made ", one_line(path, "bold"), f" with {len(made)} files:"))
+    for file in made:
+        console.print(one_line(f"  {file.relative_to(path)}", "dim"), soft_wrap=True)
+    config = f"config/train_{name}.{'toml' if is_toml else 'py'}"
+    _print_steps(console, path, config)
+
+
+def _print_steps(console: Console, path: Path, config: str) -> None:
+    enter = f"cd {shlex.quote(str(path))}"
+    steps = [
+        ("fill the queue, in one terminal:", [enter, f"python prepare.py {config}"]),
+        ("train on it, in another:", [enter, f"python train.py {config}"]),
+        ("and test the provider:", [enter, "pytest"]),
+    ]
+    for what, commands in steps:
+        console.print(f"\n{what}")
+        console.print(one_line(f"  {'; '.join(commands)}", "bold green"), soft_wrap=True)
 
 
 @app.command("prepare")
@@ -165,9 +196,27 @@ def check_path(
 ) -> None:
     """Check data level by level, stop at the first level that fails; exit code 1 if one does. Nothing is executed."""
     with explained(OSError):
-        from poolish.cli.check import check
+        from poolish.validation import validate
 
-        raise typer.Exit(check(path, level, suite=suite, reference=reference, as_json=json, html=html))
+        found = validate(path, level, suite=suite, reference=reference)
+        _show_validation(found, as_json=json)
+        if html is not None:
+            with publish(html) as file:
+                file.write(found.to_html(f"poolish check {path}").encode())
+        raise typer.Exit(0 if found.ok else FAILED)
+
+
+def _show_validation(found: Validation, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(found.to_json())
+        return
+    console = Console(highlight=False)
+    for report in found.reports:
+        for i, line in enumerate(str(report).split("\n")):
+            style = "bold" if i == 0 else "red" if line.lstrip().startswith(("error:", "fatal:", "stopped")) else ""
+            console.print(one_line(line, style), soft_wrap=True)
+    if len(found.reports) > 1:
+        console.print(found.summary())
 
 
 def _schema(is_asked: bool) -> None:

@@ -21,9 +21,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from poolish.cli.failures import FAILED, MISUSED, Failure, tell
-from poolish.cli.interrupts import Interrupt
-from poolish.cli.screen import message, one_line
+from poolish.cli.terminal import FAILED, MISUSED, Failure, Interrupt, message, one_line, print_stderr
 from poolish.errors import ConfigError
 from poolish.files import explain_full, publish_directory
 from poolish.printable import printable
@@ -81,16 +79,16 @@ def bake(order: Order) -> int:
                 write_result(result, folder, order.format)
         except KeyboardInterrupt:
             kept = "" if order.cache is None else f"; finished fragments are in {order.cache}"
-            tell(f"ended by {interrupt.name}: {order.out or 'nothing'} is as it was{kept}")
+            print_stderr(f"ended by {interrupt.name}: {order.out or 'nothing'} is as it was{kept}")
             if interrupt.count > 1:
-                # Somebody does not want to wait for a step that hangs in a thread, as leaving Python would.
+                # Leaving Python would wait for a step that hangs in a thread.
                 sys.stderr.flush()
                 os._exit(interrupt.exit_code)
             return interrupt.exit_code
         except Exception as error:
             # Before the bake has begun it is the command that is wrong, the recipe, or code that --steps has named.
             failure = Failure.of(error, None if is_begun else MISUSED)
-            tell(failure.text)
+            print_stderr(failure.text)
             return failure.code
     _show(result, order)
     return 0
@@ -174,7 +172,7 @@ class Watched:
     """The local engine, with a line that says how far it is: a bar on a terminal, now and then a line elsewhere.
 
     It is drawn when a fragment is done and not by a thread: a step may fork, and a lock that a thread holds at that
-    moment would be held in the child for ever.
+    moment would be held in the child forever.
     """
 
     def __init__(self, n_workers: int | None, title: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -217,7 +215,7 @@ class Watched:
             self._bar.refresh()
         elif self._clock() - self._written >= _LINE_EVERY_S:
             self._written = self._clock()
-            tell(str(self))
+            print_stderr(str(self))
 
     def __enter__(self) -> Watched:
         self._bar.start()

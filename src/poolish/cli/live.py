@@ -1,4 +1,4 @@
-"""One line that says how the work goes: redrawn in place on a terminal, written now and then elsewhere."""
+"""The progress of workers, and a line that shows it: redrawn in place on a terminal, printed periodically elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from rich.console import Console, Group
@@ -15,13 +16,43 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from poolish.cli.interrupts import Interrupt
-from poolish.cli.reports import Report
-from poolish.cli.screen import message, one_line
+from poolish.cli.terminal import Interrupt, message, one_line
 
 _WINDOW_S = 5.0
 _LINE_EVERY_S = 10.0
 _CHANGE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """By split, the number of batches made since the start and of those to be read; and what the work waits for."""
+
+    made: Mapping[str, int] = field(default_factory=dict)
+    backlog: Mapping[str, int] = field(default_factory=dict)
+    waiting: str = ""
+
+    @property
+    def total(self) -> int:
+        """Batches of all splits."""
+        return sum(self.made.values())
+
+
+def join(reports: Iterable[Report]) -> Report:
+    """The reports of several workers of one queue as one; they wait if all of them wait.
+
+    >>> join([Report({"train": 3}, {"train": 5}, "no room"), Report({"train": 4}, {"train": 6})])
+    Report(made={'train': 7}, backlog={'train': 6}, waiting='')
+    """
+    reports = list(reports)
+    made: dict[str, int] = {}
+    backlog: dict[str, int] = {}
+    for report in reports:
+        for split, n in report.made.items():
+            made[split] = made.get(split, 0) + n
+        # They look at the same queue at slightly different moments.
+        backlog |= {split: max(n, backlog.get(split, 0)) for split, n in report.backlog.items()}
+    waiting = [report.waiting for report in reports]
+    return Report(made, backlog, waiting[0] if waiting and all(waiting) else "")
 
 
 class Display(Protocol):
@@ -30,10 +61,10 @@ class Display(Protocol):
     last: Report
 
     def show(self, report: Report) -> None:
-        """This is how it stands."""
+        """Show the progress."""
 
     def say(self, text: str) -> None:
-        """Something to be kept on the screen."""
+        """Print a line that stays."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
@@ -62,14 +93,14 @@ class Pace:
         self._seen: deque[tuple[float, int]] = deque()
 
     def add(self, now: float, total: int) -> None:
-        """So many batches have been made until now."""
+        """Record the number of batches made until now."""
         self._seen.append((now, total))
         while len(self._seen) > 2 and now - self._seen[1][0] >= _WINDOW_S:
             self._seen.popleft()
 
     @property
     def rate(self) -> float:
-        """0 before there is anything to tell."""
+        """Batches a second; 0 at first."""
         if len(self._seen) < 2:
             return 0.0
         (start, before), (now, total) = self._seen[0], self._seen[-1]
@@ -80,14 +111,14 @@ class LiveLine:
     """The line on a terminal, with what the work waits for under it.
 
     It is drawn when there is news and not by a thread: a provider may fork, and a lock that a thread holds at that
-    moment would be held in the child for ever.
+    moment would be held in the child forever.
     """
 
     def __init__(self, title: str, interrupt: Interrupt, console: Console) -> None:
         self._title, self._interrupt, self._console = title, interrupt, console
         self.last, self._pace = Report(), Pace()
         self._spinner = Spinner("dots")
-        # Only what was meant for the screen moves above the line; a file that stdout was sent to stays what it is.
+        # Only output to the screen moves above the line; redirected output stays as it is.
         self._live = Live(
             console=console,
             get_renderable=self._draw,
@@ -124,11 +155,11 @@ class LiveLine:
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
-        self._interrupt.on_wish = self._live.refresh  # the batch in the making may take long
+        self._interrupt.on_request = self._live.refresh  # the batch in the making may take long
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._interrupt.on_wish = lambda: None
+        self._interrupt.on_request = lambda: None
         self._live.stop()
 
 

@@ -16,11 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poolish.cli.failures import MISUSED, Failure, tell
-from poolish.cli.interrupts import Interrupt
-from poolish.cli.live import Display, counts, display, speed
-from poolish.cli.reports import Report, Sender
-from poolish.cli.workers import run_crew
+from poolish.cli.live import Display, Report, counts, display, speed
+from poolish.cli.terminal import MISUSED, Failure, Interrupt, print_stderr
+from poolish.cli.workers import Sender, run_crew
 from poolish.errors import PoolishError
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ class Task:
         options = [f"--set={override}" for override in self.overrides]
         options += [f"--workspace={self.workspace}"] if self.workspace is not None else []
         own = [f"--name={self.name}", f"--worker={worker}", f"--report={fd}"]
-        # -P: what it may import is told by PYTHONPATH (see workers), not by where it is started.
+        # -P: PYTHONPATH (see workers) decides what it imports, not the directory it is started in.
         return [sys.executable, "-P", "-m", "poolish", "prepare", *options, *own, "--", str(self.config)]
 
 
@@ -69,10 +67,10 @@ def prepare_in(task: Task, workers: int, worker: int | None, report_fd: int | No
         started = time.monotonic()
         last, failure = _prepare(task, workers, interrupt)
         if failure is not None:
-            tell(failure.text)
+            print_stderr(failure.text)
         if last is not None and (last.total or failure is None):
             how = "failed" if failure else f"ended by {interrupt.name}" if interrupt.count else "finished"
-            tell(summary(how, last, time.monotonic() - started))
+            print_stderr(summary(how, last, time.monotonic() - started))
         return failure.code if failure else interrupt.exit_code if interrupt.count else 0
 
 
@@ -116,9 +114,9 @@ def work(
     show: Callable[[Report], object],
     is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run a provider until it has finished, is interrupted or ``is_over``; tell meanwhile how far it is.
+    """Run a provider until it finishes, is interrupted or ``is_over``, and show its progress meanwhile.
 
-    The provider is asked only between its batches and from this thread: it is nobody else's to look at.
+    The provider is queried only between its batches and from this thread: it is not thread-safe.
     """
     made = dict.fromkeys(provider.config.splits, 0)
     due = 0.0
@@ -129,7 +127,7 @@ def work(
     def report() -> None:
         nonlocal due
         due = time.monotonic() + _REPORT_EVERY_S
-        backlog = {split: told["backlog"] for split, told in provider.status().items()}
+        backlog = {split: found["backlog"] for split, found in provider.status().items()}
         show(Report(dict(made), backlog, provider.waiting))
 
     def should_stop() -> bool:

@@ -13,9 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from poolish.cli.failures import FAILED, MISUSED, tell
 from poolish.cli.live import counts
-from poolish.cli.screen import one_line
+from poolish.cli.terminal import FAILED, MISUSED, one_line, print_stderr
 from poolish.health import Health
 from poolish.serve import purge_queue, queue_health, queue_status, verify_queue
 from poolish.serve.inspection import SplitStatus
@@ -60,7 +59,7 @@ def _row(found: SplitStatus) -> list[Text]:
 
 
 def _providers(status: dict[str, SplitStatus]) -> list[Text]:
-    """Who fills the queue and how much each has made, a line each, the living ones in green."""
+    """The providers of the queue and what each has made, a line each, the running ones in green."""
     made: dict[str, dict[str, int]] = {}
     for split, found in status.items():
         for name, n in found.made.items():
@@ -98,10 +97,12 @@ def _verified(path: Path, n_files: int, *, is_shown: bool) -> dict[str, list[str
 
 
 def purge(path: Path, *, is_sure: bool = False) -> int:
-    """Discard the queue, if the user means it; the exit code."""
+    """Discard the queue, after a confirmation; the exit code."""
     if not is_sure:
         if not is_at_terminal():
-            tell(f"error: {path} was not purged: there is no terminal to ask at; add --yes to discard its batches")
+            print_stderr(
+                f"error: {path} was not purged: there is no terminal to ask at; add --yes to discard its batches"
+            )
             return MISUSED
         if not typer.confirm(str(one_line(_question(path)))):
             print("nothing was discarded")
@@ -112,7 +113,7 @@ def purge(path: Path, *, is_sure: bool = False) -> int:
 
 
 def is_at_terminal() -> bool:
-    """Whether there is somebody to ask."""
+    """Whether stdin is a terminal, where a question can be answered."""
     return sys.stdin.isatty()
 
 

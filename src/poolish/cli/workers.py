@@ -1,12 +1,12 @@
 """Several workers for one queue, each a process of its own, and the command that starts, follows and ends them.
 
     command --starts--> worker 0 ... worker N-1
-       ^                   |  report pipe: how far it is, or why it failed      (reports)
+       ^                   |  report pipe: its progress, or why it failed       (Sender)
        `-------------------+  stdout and stderr: what the provider prints, shown as "w0 | ..."
 
-Ctrl-C reaches the command alone: the workers are in process groups of their own, and are asked to end by SIGTERM, once
-for every wish. A worker that fails ends them all. A command that is killed leaves pipes that nobody reads, which its
-workers notice.
+Ctrl-C reaches the command alone: the workers are in process groups of their own, and get a SIGTERM for every request to
+stop. A worker that fails stops them all. A command that is killed leaves pipes without a reader, which its workers
+notice.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
 
-from poolish.cli.failures import FAILED, Failure
-from poolish.cli.interrupts import Interrupt
-from poolish.cli.live import Display
-from poolish.cli.reports import Report, join
+from poolish.cli.live import Display, Report, join
+from poolish.cli.terminal import FAILED, Failure, Interrupt
 
 _LOOK_EVERY_S = 0.1
 _RETURN = "\r"
@@ -34,7 +34,7 @@ Command = Callable[[int], list[str]]
 
 
 def run_crew(commands: Sequence[Command], prefix: str, interrupt: Interrupt, shown: Display) -> Failure | None:
-    """Run all workers until they have finished, or one fails, or the user wants them to end; why, if one failed."""
+    """Run all workers until they finish, one fails or the user stops them; the failure, if one failed."""
     interrupt.patience = 2  # finish the batch; drop it; then kill
     crew: list[Worker] = []
     try:
@@ -50,7 +50,7 @@ def _follow(crew: list[Worker], interrupt: Interrupt, shown: Display) -> Failure
     n_asked = 0
     failures: dict[str, Failure] = {}
     while True:
-        # Asked before reading, so that nothing a worker has told is missed when it is gone.
+        # Checked before reading, so that the last report of a worker is not missed.
         running = [worker for worker in crew if worker.is_running()]
         for worker in crew:
             worker.read(shown)
@@ -68,7 +68,7 @@ def _follow(crew: list[Worker], interrupt: Interrupt, shown: Display) -> Failure
 
 
 def _first(failures: dict[str, Failure]) -> Failure | None:
-    """The failure to tell: what they have in common is told once."""
+    """The failure to report, once for all that have it in common."""
     if not failures:
         return None
     names, first = list(failures), next(iter(failures.values()))
@@ -82,7 +82,7 @@ class Worker:
     def __init__(self, name: str, command: Command) -> None:
         self.name = name
         self.last = Report()
-        self._told: Failure | None = None
+        self._failure: Failure | None = None
         reading, writing = os.pipe()
         try:
             self.process = subprocess.Popen(
@@ -112,22 +112,22 @@ class Worker:
         return [lines.fd for lines in (self._reports, self._output) if lines.fd >= 0]
 
     def read(self, shown: Display) -> None:
-        """Take what the worker has told and printed."""
+        """Read the worker's reports and output."""
         for line in self._output.read():
             # A progress bar goes back to the start of its line again and again: what it said last is shown.
             shown.say(f"{self.name} | {line.rstrip(_RETURN).rpartition(_RETURN)[2]}")
         for line in self._reports.read():
-            told = json.loads(line)
-            if "error" in told:
-                self._told = Failure(told["error"], told["code"])
+            found = json.loads(line)
+            if "error" in found:
+                self._failure = Failure(found["error"], found["code"])
             else:
-                self.last = Report(**told)
+                self.last = Report(**found)
 
     def failure(self, *, was_asked: bool) -> Failure | None:
         """Why it ended, if it should not have."""
         code = self.process.returncode
-        if self._told is not None:
-            return self._told
+        if self._failure is not None:
+            return self._failure
         if code == 0 or (was_asked and code in _ENDED_AS_ASKED):
             return None
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -168,6 +168,38 @@ class Lines:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+class Sender:
+    """The worker's end of the report pipe: one line of JSON for each report, or ``{"error": ..., "code": ...}``.
+
+    A write fails once the command is gone, killed or not: then ``is_cut``.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.is_cut = False
+        os.set_inheritable(fd, False)  # what the provider starts must not keep the pipe open
+        os.set_blocking(fd, False)
+
+    def send(self, report: Report) -> None:
+        """Report progress; dropped if the command is busy or stopped (Ctrl-Z) and reads nothing."""
+        with suppress(BlockingIOError):
+            self._write(asdict(report))
+
+    def fail(self, error: str, code: int) -> None:
+        """Report why the worker ends."""
+        os.set_blocking(self._fd, True)
+        self._write({"error": error, "code": code})
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        left = json.dumps(message).encode() + b"\n"
+        try:
+            # A report is shorter than what a pipe takes whole or not at all; only the text of an error may be longer.
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except BrokenPipeError:
+            self.is_cut = True
 
 
 def _environment() -> dict[str, str]:

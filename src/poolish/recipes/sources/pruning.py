@@ -54,7 +54,7 @@ def can_prune(where: Any, schema: pa.Schema) -> bool:
     if not isinstance(where, Expression) or not _cannot_fail(where._root):
         return False
     try:
-        # A filter that does not fit the columns is told by who evaluates it, so nothing is skipped.
+        # Evaluating the filter reports that it does not fit the columns, so nothing is skipped.
         where.mask(no_rows(schema))
     except PoolishError:
         return False
