@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextvars
+import copy
 import functools
 import importlib.util
 import json
@@ -242,6 +243,21 @@ def test_state_that_cannot_be_read_asks_for_a_version(function):
 def test_a_lock_that_pickling_leaves_out_decides_nothing():
     """An object that hides nothing else needs no version."""
     assert print_of(Hiding(with_file=False)) == print_of(Hiding(with_file=False))
+
+
+def test_pickling_an_object_does_not_change_the_fingerprint_of_its_class():
+    """Python caches the slots of a class in the class when it first copies an object."""
+
+    class Fresh:
+        def __call__(self, row: Any) -> Any:
+            return row
+
+    before = print_of(Fresh)
+
+    copy.copy(Fresh())
+
+    assert "__slotnames__" in vars(Fresh)
+    assert print_of(Fresh) == before
 
 
 def test_a_member_of_a_module_is_found_by_a_text_too(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nst
 
@@ -97,7 +97,8 @@ def is_kept(got, gave):
             and got.keys() == given.keys()
             and all(is_kept(got[name], given[name]) for name in got)
         )
-    return is_same_scalar(got, gave)
+    # NumPy fills arrays of objects with views of bytes, which are kept as bytes.
+    return is_same_scalar(got, gave.tobytes() if isinstance(gave, memoryview) else gave)
 
 
 def is_same_scalar(got, gave):
@@ -158,6 +159,7 @@ def test_a_row_of_any_keys_is_kept_or_refused(row):
 
 
 @given(mostly_alike(VALUES), mostly_alike(VALUES))
+@example([{"a": np.array([None, memoryview(b"")], "O")}], [{"a": np.array([None, memoryview(b"")], "O")}])
 def test_an_update_is_made_exactly_or_not_at_all(first, second):
     """New values fit the column or nothing changes."""
     buffer = DatasetBuffer()

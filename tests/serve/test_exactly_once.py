@@ -553,6 +553,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.ranks = []
         self.done: set[int] = set()
         self.stored, self.ledger, self.left, self.end = None, [], [], 0
+        self.attempt = None  # the newest one that a rank entered, as it was when it ended
 
     @initialize(
         mode=st.sampled_from(MODES), prefetch=st.sampled_from([0, 0, 2]), world_size=st.sampled_from([1, 2, 3, 5])
@@ -597,6 +598,7 @@ class QueueMachine(RuleBasedStateMachine):
             for rank in range(world_size)
         ]
         self.taken = [0] * world_size
+        self.entered: set[int] = set()
         self.begun = None
 
     def take(self, rank):
@@ -604,10 +606,13 @@ class QueueMachine(RuleBasedStateMachine):
         world_size = len(self.ranks)
         if self.begun is None:
             self.begun = self.find_start()
+        if not self.entered and self.continues_attempt(rank):
+            self.left, self.end, self.taken = self.attempt["left"], self.attempt["end"], list(self.attempt["taken"])
         number = self.number(rank, self.taken[rank])
         if self.number(world_size - 1, self.taken[rank]) >= len(self.published):
             return False
         name, counter = self.published[number]
+        self.entered.add(rank)
         assert take(self.ranks[rank]) == [number, name, counter, wanted(name, counter)]
         if self.mode == "on_read":
             self.done.add(number)
@@ -615,6 +620,13 @@ class QueueMachine(RuleBasedStateMachine):
             self.done.add(self.number(rank, self.taken[rank] - 1))
         self.taken[rank] += 1
         return True
+
+    def continues_attempt(self, rank):
+        """Whether a rank comes late to ranks that ended well: it may have started with them, so all continue."""
+        last = self.attempt
+        if self.mode == "on_checkpoint" or last is None or not last["is_clean"]:
+            return False
+        return len(self.ranks) == len(last["taken"]) and not last["taken"][rank]
 
     def number(self, rank, round_number):
         """Which batch a rank gets in a round of this run."""
@@ -684,6 +696,8 @@ class QueueMachine(RuleBasedStateMachine):
             for rank, n_taken in enumerate(self.taken):
                 n_done = n_taken if self.mode == "on_read" or is_clean else max(0, n_taken - 1)
                 self.done |= {self.number(rank, i) for i in range(n_done)}
+        if self.entered:
+            self.attempt = {"left": self.left, "end": self.end, "taken": self.taken, "is_clean": is_clean}
         for rank in order.sample(self.ranks, size):
             rank._close(is_clean=is_clean)
         self.open_ranks(world_size or size)

@@ -235,6 +235,8 @@ rows = st.one_of(
 @settings(max_examples=times(25))
 @given(rows, st.sampled_from(DTYPES))
 @example([-0.0], "float16")
+@example([math.nan], "float16")
+@example([math.nan, 0.5], "float64")
 def test_numbers_in_a_row_are_kept_exactly_or_refused(numbers, dtype):
     """From lists, arrays however they lie in memory, tensors, pandas, polars and Arrow, by every way in."""
     expected = [token(number, dtype) for number in numbers]

@@ -45,6 +45,7 @@ _EXACT_REPR = {
 #: Class members without influence on what a class does: bookkeeping, and the line that it begins on.
 _BOOKKEEPING = {
     *("__dict__", "__weakref__", "__module__", "__qualname__", "_abc_impl"),
+    "__slotnames__",  # cached in the class when an object is first pickled or copied
     *("__firstlineno__", "__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
 }
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)

@@ -52,9 +52,7 @@ def as_array(field: TokenField, value: Any) -> Any:
         value = _from_torch(field, value)
     elif isinstance(value, (pa.Array, pa.ChunkedArray, pa.Scalar)):
         value = _from_arrow(field, value)
-    elif hasattr(value, "__arrow_c_stream__") and not hasattr(
-        value, "columns"
-    ):  # a series of polars or pandas, whose nulls NumPy would make NaN
+    elif _is_arrow_series(value):
         value = _from_arrow(field, pa.chunked_array(value))
     elif not isinstance(value, (np.ndarray, list, tuple, int, float, str, bytes, np.generic)) and _is_arraylike(value):
         _refuse_missing(field, value)
@@ -207,6 +205,15 @@ def _from_torch(field: TokenField, tensor: Any) -> NDArray[Any]:
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise refusal(field, f"takes dense tensors ({error})", tensor) from None
     return array
+
+
+def _is_arrow_series(value: Any) -> bool:
+    """Whether this is a series of polars, or of pandas with a dtype of its own, whose nulls NumPy would make NaN.
+
+    A pandas series over NumPy is left to NumPy: exported to Arrow, its NaN would become nulls.
+    """
+    is_series = hasattr(value, "__arrow_c_stream__") and not hasattr(value, "columns")
+    return is_series and not isinstance(getattr(value, "dtype", None), np.dtype)
 
 
 def _refuse_missing(field: TokenField, value: Any) -> None:
