@@ -21,15 +21,16 @@ from poolish import DatasetBuffer, DatasetRecipe, col, register_step
 from poolish.errors import LimitExceeded, PoolishError, RecipeError
 from poolish.guards import Suite
 from poolish.recipes import stratified, top
+from poolish.recipes.models import Ingredient, json_schema
+from poolish.recipes.serialization import STEP_KEYS, parse
 from poolish.recipes.steps import registry as steps
 from poolish.recipes.steps.registry import BUILT_IN
 from poolish.recipes.steps.registry import STEPS as OPTIONS
-from poolish.recipes.written import from_dict, parse
-from poolish.recipes.written.json_schema import json_schema
-from poolish.recipes.written.words import INGREDIENT_KEYS, STEP_KEYS
 from tests.effort import times
 
 ENDINGS = (".yaml", ".toml", ".json")
+INGREDIENT_KEYS = Ingredient.keys()
+from_dict = DatasetRecipe.from_dict
 
 
 def shout(row: dict[str, Any], mark: Any = "!", **more: Any) -> dict[str, Any]:
@@ -460,7 +461,7 @@ def test_all_problems_are_told_at_once_each_with_its_place():
         *("instructions[3]", "instructions[4]"),
     ]
     assert "did you mean 'where'?" in found[4]
-    assert "did you mean 'limit'?" in found[11]
+    assert "did you mean 'limit'?" in found[10]
 
 
 @pytest.mark.parametrize(

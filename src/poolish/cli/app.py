@@ -223,7 +223,7 @@ def _schema(is_asked: bool) -> None:
     if is_asked:
         import json
 
-        from poolish.recipes.written.json_schema import json_schema
+        from poolish.recipes.models import json_schema
 
         typer.echo(json.dumps(json_schema(), indent=2))
         raise typer.Exit

@@ -6,19 +6,18 @@ import copy
 import math
 import os
 import reprlib
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-import numpy as np
-
 from poolish import seeds
-from poolish.errors import ConfigError, RecipeError
+from poolish.errors import BadText, ConfigError, RecipeError
+from poolish.files import local_path, publish
 from poolish.fingerprints import check_attributes
 from poolish.guards.checks.guard import check_guard
 from poolish.guards.checks.suite import Suite
 from poolish.printable import printable
+from poolish.recipes import serialization
 from poolish.recipes.baking import Bake, BakeOptions, Progress
 from poolish.recipes.cache import Cache, LastBake
 from poolish.recipes.differences import RecipeDifference, recipe_difference, told
@@ -26,14 +25,25 @@ from poolish.recipes.engine import as_engine
 from poolish.recipes.explain import explain
 from poolish.recipes.explanation import Explanation
 from poolish.recipes.filters import as_filter
-from poolish.recipes.instructions import ON_SHORT, AddIngredient, Instruction, Pick, PrepareStep, check_not_empty
+from poolish.recipes.instructions import (
+    AddIngredient,
+    Instruction,
+    Pick,
+    PrepareStep,
+    check_amount,
+    check_not_empty,
+    check_pick,
+    check_total,
+    check_unit,
+    plain_number,
+    taken_name,
+)
 from poolish.recipes.report import BakeResult
 from poolish.recipes.sources import materialize
 from poolish.recipes.steps.registry import is_registered
 from poolish.recipes.steps.suites import is_suite
 from poolish.rows import DatasetBuffer
 
-UNITS = ("rows", "tokens")
 ON_ERROR = ("raise", "skip", "quarantine")
 
 
@@ -73,13 +83,9 @@ class DatasetRecipe:
         """``total`` is what ``weight=`` is a share of; ``tokens`` names the column that counts them, for that unit."""
         self.name, instructions = _named(name, instructions)
         self.seed = seeds.check_seed(seed)
-        total = _plain(total)
-        if unit not in UNITS:
-            raise ConfigError(f"unit={unit!r}: one of {', '.join(map(repr, UNITS))}")
-        if unit == "tokens" and tokens is None:
-            raise ConfigError("unit='tokens' needs tokens=, the name of the column that counts them")
-        if total is not None and (isinstance(total, bool) or not isinstance(total, int) or total < 1):
-            raise ConfigError(f"total={total!r}: a whole number of {unit}, 1 or more")
+        total = plain_number(total)
+        check_unit(unit, tokens)
+        check_total(total, unit)
         self.total, self.unit, self.tokens = total, unit, tokens
         self.instructions: list[Instruction] = []
         for instruction in _checked_instructions(instructions, self.name):
@@ -110,20 +116,10 @@ class DatasetRecipe:
         if source is self:
             raise RecipeError(f"{what}: recipe {self.name!r} cannot be made of itself; pass another, or a copy()")
         if any(isinstance(each, AddIngredient) and each.name == name for each in self.instructions):
-            raise RecipeError(f"{what}: there is one of that name already; names tell rows apart")
-        if take is not None and weight is not None:
-            raise RecipeError(f"{what}: take= and weight= are two ways to say how much; give one")
-        take, weight, picked = _plain(take), _plain(weight), _picked(pick, what)
-        _check_take(take, what)
-        _check_weight(weight, what)
-        if on_short not in ON_SHORT:
-            raise RecipeError(f"{what}: on_short={on_short!r}; one of {', '.join(map(repr, ON_SHORT))}")
-        if picked != Pick() and take is None and weight is None:
-            raise RecipeError(
-                f"{what}: pick={str(picked)!r} says which rows, where not all are taken; say how many with take= or "
-                "weight=, or leave out pick="
-            )
-        as_filter(where, what)  # what it cannot be is told here, and not when it is baked
+            raise RecipeError(taken_name(name))
+        take, weight, picked = check_amount(what, take=take, weight=weight, pick=pick, on_short=on_short)
+        check_pick(what, take, weight, picked)
+        as_filter(where, what)  # an error now rather than in the bake
         kept = source.copy() if isinstance(source, DatasetRecipe) else materialize(source)
         self.instructions.append(AddIngredient(name, kept, where, take, weight, picked, on_short))
         return self
@@ -136,7 +132,7 @@ class DatasetRecipe:
         A ``Suite`` is in use from here on: it refuses changes, and ``suite.copy()`` can be changed.
         """
         check_attributes(step, f"step {name!r}")
-        as_filter(where, f"step {name!r}")  # what it cannot be is told here, and not when it is baked
+        as_filter(where, f"step {name!r}")  # an error now rather than in the bake
         if isinstance(step, str) and step == "validate" and not is_registered(step):
             step, options = _validating(name, options), {}
         kept = step.in_use(f"recipe {self.name!r}, step {name!r}") if isinstance(step, Suite) else step
@@ -157,56 +153,55 @@ class DatasetRecipe:
     @property
     def fingerprint(self) -> str:
         """16 digits that change with everything that decides the result, except what the sources hold."""
-        from poolish.recipes import written
-
-        return written.fingerprint(self)
+        return serialization.fingerprint(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The recipe as plain values; a RecipeError lists what cannot be told so, such as rows in memory."""
-        from poolish.recipes import written
-
-        return written.to_dict(self)
+        """The recipe as plain values; a RecipeError lists what cannot be written, such as rows in memory."""
+        return serialization.dump(self)
 
     @classmethod
-    def from_dict(cls, told: Any) -> DatasetRecipe:
-        """The recipe that ``to_dict`` told of; all that is wrong is listed at once, each with its place."""
-        from poolish.recipes import written
-
-        return written.from_dict(told)
+    def from_dict(cls, document: Any) -> DatasetRecipe:
+        """The recipe in a document of plain values; a RecipeError lists all problems, each with its place."""
+        return _validated(document)
 
     def to_yaml(self) -> str:
         """The recipe as YAML text."""
-        from poolish.recipes import written
-
-        return written.to_text(self.to_dict(), ".yaml")
+        return serialization.to_text(self.to_dict(), ".yaml")
 
     def to_toml(self) -> str:
         """The recipe as TOML text."""
-        from poolish.recipes import written
-
-        return written.to_text(self.to_dict(), ".toml")
+        return serialization.to_text(self.to_dict(), ".toml")
 
     def to_json(self) -> str:
         """The recipe as JSON text."""
-        from poolish.recipes import written
-
-        return written.to_text(self.to_dict(), ".json")
+        return serialization.to_text(self.to_dict(), ".json")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recipe into a ``.yaml``, ``.yml``, ``.toml`` or ``.json`` file, whole or not at all.
 
-        Paths of sources become relative to the file if they were relative, or lie in its folder.
+        Paths of sources become relative to the file if they were relative, or lie in its folder. The file is published
+        once it has been read back as the same recipe.
         """
-        from poolish.recipes import written
-
-        written.write(self, path)
+        local_path(path, "DatasetRecipe.save path", instead="the sources of a recipe; save it here and upload the file")
+        name, folder = os.fspath(path), _folder_of(path)
+        ending = serialization.ending_of(path)
+        text = serialization.to_text(serialization.dump(self, folder), ending)
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise BadText(f"{name}: {error}; remove the lone surrogate") from None
+        again = _validated(serialization.parse(text, ending, name), source=f"{name}, as it would be", folder=folder)
+        if again.fingerprint != self.fingerprint:
+            raise RecipeError(f"{name}: the file would be another recipe than {self.name!r}; please report this")
+        with publish(path) as file:
+            file.write(data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DatasetRecipe:
         """The recipe in a file. Nothing in it is executed: steps are built in, or were registered before."""
-        from poolish.recipes import written
-
-        return written.load(path)
+        local_path(path, "DatasetRecipe.load path", instead="the sources of a recipe; download the file first")
+        files = (os.path.realpath(path),)
+        return _validated(serialization.read(path), source=os.fspath(path), folder=_folder_of(path), files=files)
 
     def bake(
         self,
@@ -298,6 +293,17 @@ def bake(
     return recipe.bake(into, engine, guard, on_error, cache, budget=budget, progress=progress).buffer
 
 
+def _validated(document: Any, **place: Any) -> DatasetRecipe:
+    from poolish.recipes import models  # pydantic, a fifth of a second
+
+    recipe: DatasetRecipe = models.validate(document, **place).build(DatasetRecipe)
+    return recipe
+
+
+def _folder_of(path: str | os.PathLike[str]) -> str:
+    return os.path.realpath(os.path.dirname(os.path.abspath(path)))
+
+
 def _named(name: str | Iterable[Instruction], instructions: Iterable[Instruction]) -> tuple[str, Iterable[Instruction]]:
     """The name and the instructions of a recipe, of which the name may be left out."""
     if isinstance(name, str):
@@ -319,18 +325,6 @@ def _checked_instructions(instructions: object, name: str) -> list[Instruction]:
     return checked
 
 
-def _plain(number: Any) -> Any:
-    """A number of NumPy as one of Python, which files and reports hold."""
-    return number.item() if isinstance(number, np.generic) else number
-
-
-def _picked(pick: Pick | str, what: str) -> Pick:
-    try:
-        return Pick.of(pick)
-    except RecipeError as error:
-        raise RecipeError(f"{what}: {error}") from None
-
-
 def _validating(name: str, options: Mapping[str, Any]) -> Any:
     """The suite of a step that is called as files call it."""
     if set(options) == {"suite"} and is_suite(options["suite"]):
@@ -341,7 +335,7 @@ def _validating(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def _checked_budget(budget: float | None, on_error: str) -> float | None:
-    budget = _plain(budget)
+    budget = plain_number(budget)
     if budget is None:
         return None
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < math.inf:
@@ -351,21 +345,3 @@ def _checked_budget(budget: float | None, on_error: str) -> float | None:
             f"budget={budget!r} is for on_error='skip' or 'quarantine'; with 'raise' the first bad row ends the bake"
         )
     return budget
-
-
-def _check_weight(weight: Any, what: str) -> None:
-    if weight is None:
-        return
-    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-    if not is_number or not 0 < weight <= sys.float_info.max:
-        raise RecipeError(f"{what}: weight={weight!r}; a number above 0")
-
-
-def _check_take(take: Any, what: str) -> None:
-    if take is None:
-        return
-    if isinstance(take, bool) or not isinstance(take, (int, float)) or not take >= 0:
-        raise RecipeError(f"{what}: take={take!r}; a number of rows, or a fraction from 0 to 1")
-    if isinstance(take, float) and take > 1:
-        hint = f"; for a number of rows write {round(take)}" if math.isfinite(take) else ""
-        raise RecipeError(f"{what}: take={take!r} is a fraction above 1{hint}")

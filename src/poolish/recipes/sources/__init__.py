@@ -38,7 +38,10 @@ __all__ = [
     "Source",
     "StreamSource",
     "TableSource",
+    "are_paths",
     "as_source",
+    "is_path",
+    "is_recipe",
     "materialize",
     "no_rows",
     "selected",
@@ -50,13 +53,13 @@ def as_source(value: Any, what: str) -> Source:
     if hasattr(value, "fragments") and hasattr(value, "read"):
         source: Source = value
         return source
-    if _is_path(value) or (isinstance(value, (list, tuple)) and value and all(map(_is_path, value))):
+    if is_path(value) or are_paths(value):
         return FileSource(value, what)
     if isinstance(value, (DatasetBuffer, Snapshot)):
         return BufferSource(value)
     if isinstance(value, StreamStore):
         return StreamSource(value)
-    if hasattr(value, "instructions") and hasattr(value, "bake"):
+    if is_recipe(value):
         return RecipeSource(value)
     if isinstance(value, (pa.Table, pa.RecordBatch)) or hasattr(value, "__arrow_c_stream__"):
         return TableSource(pa.table(value))
@@ -71,8 +74,19 @@ def as_source(value: Any, what: str) -> Source:
     )
 
 
-def _is_path(value: Any) -> bool:
+def is_path(value: Any) -> bool:
+    """Whether a source is a path, glob or URL."""
     return isinstance(value, (str, bytes)) or hasattr(value, "__fspath__")
+
+
+def are_paths(value: Any) -> bool:
+    """Whether a source is a list of paths."""
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_path, value))
+
+
+def is_recipe(value: Any) -> bool:
+    """Whether a source is another recipe."""
+    return hasattr(value, "instructions") and hasattr(value, "bake")
 
 
 def _is_map_style(value: Any) -> bool:

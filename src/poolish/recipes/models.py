@@ -1,0 +1,697 @@
+"""Recipe files described once, by pydantic models: how they are validated, and the JSON schema for editors.
+
+    document --validate--> RecipeFile --DatasetRecipe.from_dict--> recipe
+        `----> all problems at once, each with its place: "instructions[0].where: ..."
+
+The options of built-in steps come from ``registry.STEPS``, those of registered ones from the signature of the function;
+a file cannot name anything to import. Relative paths are relative to the file.
+
+Editors complete names and mark mistakes while one types: write the schema beside the recipes once,
+``poolish bake --schema > recipe.schema.json``, and refer to it from the first line:
+
+    YAML    # yaml-language-server: $schema=recipe.schema.json
+    TOML    #:schema recipe.schema.json
+    JSON    {"$schema": "recipe.schema.json", "name": ...}
+
+What the schema refuses ``validate`` refuses; ``validate`` sees more, such as the grammar of expressions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from poolish import seeds
+from poolish.errors import LimitExceeded, PoolishError, RecipeError
+from poolish.expressions import as_expression
+from poolish.files.documents import MAX_DEPTH
+from poolish.guards.checks.suite import Suite
+from poolish.recipes.instructions import ON_SHORT, UNITS, check_amount, check_pick, check_total, check_unit, taken_name
+from poolish.recipes.serialization import listed, path_in, plain, read
+from poolish.recipes.steps.registry import STEPS, Option, built_in, is_registered, registered, registered_names
+
+VERSION = 1
+#: Recipes that one file may bring along, and how deep: files that name each other twice would double with each level.
+MAX_FILES, MAX_LEVELS = 256, 16
+
+Schema = dict[str, Any]
+
+
+def validate(
+    document: Any, *, source: str = "recipe", folder: str | None = None, files: tuple[str, ...] = ()
+) -> RecipeFile:
+    """The recipe in a document; a RecipeError lists all problems, each with its place.
+
+    >>> validate({"name": "few", "instructions": [{"step": "few", "use": "limit", "m": 10}]})
+    Traceback (most recent call last):
+    poolish.errors.RecipeError: recipe: 2 problems
+      instructions[0]: no key 'm' here; there are step, use, where, version, n
+      instructions[0]: 'n' is missing: how many rows stay
+    """
+    _check_depth(document, source)
+    try:
+        found: RecipeFile = _validated(RecipeFile, document, _Reading(folder, files))
+        return found
+    except _Problems as problems:
+        raise RecipeError(listed(source, problems.texts())) from None
+
+
+# Problems and their places -------------------------------------------------------------------------------------------
+
+
+class _Problems(Exception):
+    """What is wrong with a part of a document: pairs of a place in it and a text."""
+
+    def __init__(self, problems: list[tuple[str, str]]) -> None:
+        super().__init__()
+        self.problems = problems
+
+    def texts(self) -> list[str]:
+        """One text for each problem."""
+        return [f"{place}: {text}" if place else text for place, text in self.problems]
+
+
+def _wrong(text: str) -> PydanticCustomError:
+    """A problem with a value, at the place of the value."""
+    return PydanticCustomError("at", "{text}", {"text": text})
+
+
+def _wrong_here(text: str) -> PydanticCustomError:
+    """A problem with a value that the text names, at the place of the table it is in."""
+    return PydanticCustomError("here", "{text}", {"text": text})
+
+
+def _wrong_inside(problems: _Problems) -> PydanticCustomError:
+    """Problems of a part that was validated by itself."""
+    return PydanticCustomError("inside", "problems inside", {"problems": problems.problems})
+
+
+def _validated(model: type[Entry], document: Any, reading: _Reading) -> Any:
+    if not isinstance(document, Mapping):
+        raise _Problems([("", f"{model.what} is a table of names and values, got {short(document)}")])
+    try:
+        return model.model_validate(document, context=reading)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    # Misspelt keys first: they are often why another one is missing.
+    found.sort(key=lambda each: each["type"] not in ("extra_forbidden", "invalid_key"))
+    raise _Problems([problem for each in found for problem in _problems_of(each, model)])
+
+
+def _problems_of(found: Any, model: type[Entry]) -> list[tuple[str, str]]:
+    *parents, name = found["loc"] or ("",)
+    place, here = _joined(*found["loc"]), _joined(*parents)
+    if found["type"] == "at":
+        return [(place, found["ctx"]["text"])]
+    if found["type"] == "inside":
+        return [(_joined(*found["loc"], inner), text) for inner, text in found["ctx"]["problems"]]
+    if found["type"] == "missing":
+        return [(here, f"{name!r} is missing: {model.described(name)}")]
+    if found["type"] in ("extra_forbidden", "invalid_key"):
+        return [(here, _unknown_key(name, model.keys()))]
+    return [(here, found["ctx"]["text"] if found["type"] == "here" else f"{name}: {found['msg']}")]
+
+
+def _joined(*parts: Any) -> str:
+    """``instructions[0].columns.x``."""
+    text = ""
+    for part in parts:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part:
+            text += f".{part}" if text and not str(part).startswith(("[", ": ")) else str(part)
+    return text
+
+
+def _unknown_key(key: Any, known: list[str]) -> str:
+    if not isinstance(key, str):
+        return f"names are text, got {short(key)}; put it in quotes"
+    near = get_close_matches(key, known, 1)
+    return f"no key {key!r} here; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}")
+
+
+def short(value: Any) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _check_depth(document: Any, source: str) -> None:
+    """Refuse nesting beyond the limit, also of what contains itself."""
+    depth, level = 0, [document]
+    while level and depth <= MAX_DEPTH:
+        inner: list[Any] = []
+        for each in level:
+            inner += each.values() if isinstance(each, Mapping) else each if isinstance(each, list) else ()
+        depth, level = depth + 1, inner
+    if depth > MAX_DEPTH:
+        raise LimitExceeded(f"{source}: nested more than {MAX_DEPTH} deep; no recipe is")
+
+
+# Values --------------------------------------------------------------------------------------------------------------
+
+
+#: What makes a field of a model: its validation and its schema.
+Kind = tuple[Any, ...]
+
+
+def _value(check: Callable[[Any, ValidationInfo], Any], schema: Schema) -> Kind:
+    """Values that are validated by a function and described to editors by a schema."""
+    return PlainValidator(check), WithJsonSchema(schema)
+
+
+def _must(is_so: Callable[[Any], bool], what: str) -> Callable[[Any, ValidationInfo], Any]:
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if not is_so(value):
+            raise _wrong(f"{what}, got {short(value)}")
+        return value
+
+    return check
+
+
+def _each(check: Callable[[Any, ValidationInfo], Any]) -> Callable[[Any, ValidationInfo], Any]:
+    """A table of names and values, each of which is checked."""
+
+    def check_table(value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise _wrong(f"a table of names and values, got {short(value)}")
+        problems = []
+        for name, each in value.items():
+            try:
+                check(each, info)
+            except PydanticCustomError as error:
+                problems.append((name, str((error.context or {})["text"])))
+        if problems:
+            raise _wrong_inside(_Problems(problems))
+        return value
+
+    return check_table
+
+
+def _expression(value: Any, info: ValidationInfo) -> Any:
+    try:
+        as_expression(value)
+    except PoolishError as error:
+        raise _wrong(str(error)) from None
+    return value
+
+
+def _column(value: Any, info: ValidationInfo) -> Any:
+    """The expression of a new column, or a constant."""
+    return value if value is None or isinstance(value, bool) or _is_number(value) else _expression(value, info)
+
+
+def _plain_value(value: Any, info: ValidationInfo) -> Any:
+    try:
+        plain(value)
+    except TypeError as error:
+        raise _wrong(f"text, numbers, true, false, lists and tables, got {error}; write it as text") from None
+    return value
+
+
+def _suite(value: Any, info: ValidationInfo) -> Any:
+    try:
+        return Suite.load(path_in(value, _reading(info).folder)) if isinstance(value, str) else Suite.from_dict(value)
+    except (PoolishError, OSError) as error:
+        raise _wrong(str(error)) from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+_is_text = _must(lambda value: isinstance(value, str), "a text")
+_TEXT: Schema = {"type": "string", "minLength": 1}
+_EXPRESSION: Schema = {**_TEXT, "examples": ["lang == 'en' and quality > 0.7"]}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_CONSTANT: Schema = {"type": ["number", "boolean", "null"]}
+_TABLE: Schema = {"type": "object"}
+
+#: The kinds of values that options have.
+KINDS: dict[str, Kind] = {
+    "text": _value(_is_text, {"type": "string"}),
+    "texts": _value(_each(_is_text), {**_TABLE, "additionalProperties": {"type": "string"}}),
+    "names": _value(_must(_are_names, "a list of names"), {"type": "array", "items": {"type": "string"}}),
+    "number": _value(_must(_is_number, "a number"), {"type": "number"}),
+    "count": _value(_must(_is_count, "a whole number, 0 or more"), _COUNT),
+    "values": _value(_each(_plain_value), _TABLE),
+    "expression": _value(_expression, _EXPRESSION),
+    "expressions": _value(_each(_column), {**_TABLE, "additionalProperties": {"anyOf": [_EXPRESSION, _CONSTANT]}}),
+    "suite": _value(_suite, {"anyOf": [_TEXT, _TABLE]}),
+}
+
+
+def _batched(value: Any, known: Mapping[str, Any]) -> None:
+    if value not in (False, True, "arrow", "columns"):
+        raise RecipeError(f"batched={short(value)}: one of false, true (a table), 'columns'")
+
+
+def _where(value: Any, info: ValidationInfo) -> Any:
+    return None if value is None else _expression(value, info)
+
+
+def _name(about: str) -> Kind:
+    """What makes a field a text that has to be there."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str) and value:
+            return value
+        raise _wrong_here(f"{info.field_name}={short(value)}: a text, {about}")
+
+    return PlainValidator(check), WithJsonSchema(_TEXT), Field(description=about)
+
+
+def _by_rule(rule: Callable[..., Any], schema: Schema) -> Kind:
+    """A value whose rule belongs to recipes in general; the rule's error names it."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        try:
+            rule(value, info.data)
+        except (PoolishError, TypeError, ValueError) as error:
+            raise _wrong_here(str(error)) from None
+        return value
+
+    return _value(check, schema)
+
+
+def _amount(key: str, schema: Schema) -> Kind:
+    """A quantity of an ingredient, with the rule of ``add_ingredient``."""
+
+    def rule(value: Any, known: Mapping[str, Any]) -> None:
+        if value is not None:
+            check_amount(f"ingredient {known.get('ingredient', '')!r}", **{key: value})
+
+    return _by_rule(rule, schema)
+
+
+def _or_null(*schemas: Schema) -> Schema:
+    return {"anyOf": [*schemas, {"type": "null"}]}
+
+
+def _reference(name: str) -> Schema:
+    """A schema that ``json_schema`` replaces by a reference."""
+    return {"refers to": name}
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Where a document is: its folder, the files that led here, and how many files were read in all."""
+
+    folder: str | None
+    files: tuple[str, ...] = ()
+    n_files: list[int] = field(default_factory=lambda: [0])
+
+
+def _reading(info: ValidationInfo) -> _Reading:
+    assert isinstance(info.context, _Reading)
+    return info.context
+
+
+class Entry(BaseModel):
+    """A table of a recipe file."""
+
+    model_config = ConfigDict(extra="forbid")
+    what: ClassVar[str] = "an instruction"
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """The keys that the table may have."""
+        return [each.alias or name for name, each in cls.model_fields.items()]
+
+    @classmethod
+    def described(cls, key: Any) -> str:
+        """What a key is for."""
+        fields = {each.alias or name: each for name, each in cls.model_fields.items()}
+        return fields[key].description or ""
+
+    def add_to(self, recipe: Any, make: Callable[..., Any]) -> None:
+        """Add the instruction to a recipe; ``make`` makes those inside of it."""
+        raise NotImplementedError
+
+
+def _source(value: Any, info: ValidationInfo) -> Any:
+    """Paths as this process can open them, or the recipe that is the source."""
+    folder = _reading(info).folder
+    if isinstance(value, str) and value:
+        return path_in(value, folder)
+    if isinstance(value, list) and value and all(isinstance(path, str) and path for path in value):
+        return [path_in(path, folder) for path in value]
+    if not isinstance(value, Mapping) or "recipe" not in value:
+        raise _wrong(f"a source is a path, a list of paths, or {{recipe: ...}}, got {short(value)}")
+    problems = [("", _unknown_key(key, ["recipe"])) for key in value if key != "recipe"]
+    nested, recipe = value["recipe"], None
+    is_file = isinstance(nested, str)
+    try:
+        recipe = _included(nested, _reading(info)) if is_file else _validated(RecipeFile, nested, _reading(info))
+    except _Problems as inner:
+        problems += [(_joined(f": {nested}" if is_file else "recipe", place), text) for place, text in inner.problems]
+    if problems:
+        raise _wrong_inside(_Problems(problems))
+    return recipe
+
+
+def _included(path: str, reading: _Reading) -> Any:
+    """The recipe of another file."""
+    found = os.path.realpath(path_in(path, reading.folder))
+    reading.n_files[0] += 1
+    if found in reading.files:
+        raise _wrong(f"{path} is this recipe itself, or has it as an ingredient; a recipe cannot be made of itself")
+    if len(reading.files) >= MAX_LEVELS or reading.n_files[0] > MAX_FILES:
+        raise _wrong(f"{path}: more than {MAX_LEVELS} recipes in each other, or {MAX_FILES} in one; bake some first")
+    try:
+        document = read(found)
+        _check_depth(document, path)
+    except OSError as error:
+        raise _wrong(f"{path} cannot be read: {error.strerror or error}") from None
+    except PoolishError as error:
+        raise _wrong(str(error)) from None
+    inside = _Reading(os.path.dirname(found), (*reading.files, found), reading.n_files)
+    return _validated(RecipeFile, document, inside)
+
+
+_PATHS: Schema = {"type": "array", "items": _TEXT, "minItems": 1}
+_NESTED: Schema = {
+    **_TABLE,
+    "properties": {"recipe": {"anyOf": [{**_TEXT, "description": "the path of its file"}, _reference("recipe")]}},
+    "required": ["recipe"],
+    "additionalProperties": False,
+}
+_PICKS: tuple[Schema, ...] = (
+    {"enum": ["hash", "latest", "oldest"]},
+    {"type": "string", "pattern": r"^(top|stratified)\([\s\S]+\)$"},
+)
+Plain = _value(_plain_value, {})
+Batched = _by_rule(_batched, {})
+Source = _value(_source, {"anyOf": [_TEXT, _PATHS, _NESTED]})
+Where = _value(_where, _or_null(_EXPRESSION))
+# 1 is one row and 1.0 is all of them, which JSON schema cannot tell apart.
+Take = _amount("take", _or_null(_COUNT, {"type": "number", "minimum": 0, "maximum": 1}))
+Weight = _amount("weight", _or_null({"type": "number", "exclusiveMinimum": 0}))
+Picked = _amount("pick", _or_null(*_PICKS))
+OnShort = _amount("on_short", {"enum": [*ON_SHORT, None]})
+
+
+class Ingredient(Entry):
+    """Rows of a source."""
+
+    ingredient: Annotated[Any, *_name("its name; rows keep it")]
+    source: Annotated[Any, *Source] = Field(description="paths or globs, relative to this file, or another recipe")
+    where: Annotated[Any, *Where] = Field(None, description="which rows of the source")
+    take: Annotated[Any, *Take] = Field(None, description="a number of rows, or with a dot a fraction of them")
+    weight: Annotated[Any, *Weight] = Field(None, description="its share of the recipe's total")
+    pick: Annotated[Any, *Picked] = Field(None, description="which rows, if not all; by hash by default")
+    on_short: Annotated[Any, *OnShort] = Field(None, description="what if there are too few; an error by default")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {"source": None, **{key: value for key, value in data.items() if value is not None}}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        try:
+            what = f"ingredient {self.ingredient!r}"
+            check_pick(what, *check_amount(what, **self._amounts()))
+        except PoolishError as error:
+            raise _wrong(str(error)) from None
+        return self
+
+    def _amounts(self) -> dict[str, Any]:
+        given = {key: getattr(self, key) for key in ("take", "weight", "pick", "on_short")}
+        return {key: value for key, value in given.items() if value is not None}
+
+    def add_to(self, recipe: Any, make: Callable[..., Any]) -> None:
+        """Add the ingredient."""
+        source = self.source.build(make) if isinstance(self.source, RecipeFile) else self.source
+        recipe.add_ingredient(self.ingredient, source, self.where, **self._amounts())
+
+
+def _version(value: Any, known: Mapping[str, Any]) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, str))):
+        raise RecipeError(f"version={short(value)}: a whole number or a text")
+
+
+def _use(value: Any, info: ValidationInfo) -> Any:
+    """The name of a registered step."""
+    if not isinstance(value, str) or not value:
+        raise _wrong_here(f"use={short(value)}: a text, {_STEP_NAMES}")
+    if not is_registered(value):
+        raise _wrong_here(_unknown_step(value))
+    return value
+
+
+_STEP_NAMES = f"the name of a step, one of {', '.join(STEPS)} or a registered one"
+Use = _value(_use, {**_TEXT, "not": {"enum": list(STEPS)}})
+StepVersion = _by_rule(_version, {"type": ["integer", "string", "null"]})
+
+
+class Step(Entry):
+    """A preparation step; the fields of its options have aliases, because an option may have any name."""
+
+    step: Annotated[Any, *_name("its name")]
+    use: Annotated[Any, *Use] = Field(description=_STEP_NAMES)
+    where: Annotated[Any, *Where] = Field(None, description="which rows it is for; the column ingredient is known")
+    version: Annotated[Any, *StepVersion] = Field(None, description="another one whenever the function changes")
+
+    def options(self) -> dict[str, Any]:
+        """The options that were given, by their names."""
+        fields = type(self).model_fields.items()
+        given = {each.alias: getattr(self, name) for name, each in fields if name in self.model_fields_set}
+        return {str(name): value for name, value in given.items() if name is not None} | (self.model_extra or {})
+
+    def add_to(self, recipe: Any, make: Callable[..., Any]) -> None:
+        """Add the step."""
+        options = self.options()
+        use = options.pop("suite") if self.use == "validate" else self.use
+        recipe.prepare_step(self.step, use, self.where, self.version, **options)
+
+
+class BuiltInStep(Step):
+    """A step of ``registry.STEPS``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        # A tokenizer may be downloaded, which reading a file must not cause.
+        if self.use not in ("tokenize", "validate"):
+            try:
+                built_in(self.use, self.step, self.options())
+            except PoolishError as error:
+                raise _wrong(str(error)) from None
+        return self
+
+
+class RegisteredStep(Step):
+    """A step of ``@register_step``; ``_registered_model`` adds what the signature of the function says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names(cls, data: Any) -> Any:
+        if "name" in data or "self" in data:
+            raise _wrong("an option cannot be called 'name' or 'self'; give the argument another name")
+        return data
+
+
+class OpenStep(RegisteredStep):
+    """A registered step that takes any options."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Any, *Plain]] = Field(init=False)
+
+
+def _unknown_step(use: str) -> str:
+    known = [*STEPS, *registered_names()]
+    near = get_close_matches(use, known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+    return (
+        f"no step {use!r}; {hint} Files name steps and import nothing: load the module that has @register_step first, "
+        "which is what poolish bake --steps does"
+    )
+
+
+def _built_in_model(use: str, options: Mapping[str, Option]) -> type[Step]:
+    fields: dict[str, Any] = {"use": (Literal[use], Field(description=_STEP_NAMES))}
+    for name, option in options.items():
+        default = ... if option.is_needed else None
+        kind: Any = Annotated[(Any, *KINDS[option.kind])]
+        kind = kind if option.is_needed else kind | None
+        fields[f"option_{name}"] = kind, Field(default, alias=name, description=option.about)
+    return create_model(f"{use}_step", __base__=BuiltInStep, **fields)
+
+
+BUILT_IN_STEPS = {use: _built_in_model(use, options) for use, options in STEPS.items()}
+
+
+def _step_model(use: Any) -> type[Step]:
+    """The model of a step, with the options that a built-in one has or the signature of a registered one allows."""
+    if isinstance(use, str) and use in BUILT_IN_STEPS:
+        return BUILT_IN_STEPS[use]
+    if not isinstance(use, str) or not is_registered(use):
+        return OpenStep
+    function = registered(use)
+    try:
+        # The first argument of a function is the row; a class of barriers is called with the options alone.
+        arguments = list(inspect.signature(function).parameters.values())[not isinstance(function, type) :]
+    except (TypeError, ValueError):  # compiled
+        return OpenStep
+    about = f"step {use!r} cannot do without it"
+    fields: dict[str, Any] = {"option_batched": (Annotated[(Any, *Batched)], Field(None, alias="batched"))}
+    for each in arguments:
+        if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD) and each.name not in (*Step.keys(), "batched"):
+            default = ... if each.default is each.empty else None
+            fields[f"option_{each.name}"] = Annotated[(Any, *Plain)], Field(default, alias=each.name, description=about)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in arguments)
+    return create_model(f"{use}_step", __base__=OpenStep if takes_any else RegisteredStep, **fields)
+
+
+def _instructions(value: Any, info: ValidationInfo) -> list[Any]:
+    if not isinstance(value, list):
+        raise _wrong_here(f"instructions is a list of ingredients and steps, got {short(value)}")
+    found, problems = [], []
+    for i, entry in enumerate(value):
+        try:
+            found.append(_instruction(entry, _reading(info)))
+        except _Problems as inner:
+            problems += [(_joined(i, place), text) for place, text in inner.problems]
+    if problems:
+        raise _wrong_inside(_Problems(problems))
+    return found
+
+
+def _instruction(entry: Any, reading: _Reading) -> Any:
+    if not isinstance(entry, Mapping) or "ingredient" in entry:
+        return _validated(Ingredient, entry, reading)
+    if "step" in entry:
+        return _validated(_step_model(entry.get("use")), entry, reading)
+    near = [key for key in map(str, entry) if get_close_matches(key, ("ingredient", "step"), 1)]
+    hint = f"; is {near[0]!r} one of them?" if near else ""
+    raise _Problems([("", f"an instruction begins with 'ingredient' or 'step' and its name{hint}")])
+
+
+def _known_version(value: Any, known: Mapping[str, Any]) -> None:
+    if value != VERSION:
+        raise RecipeError(f"version {short(value)} of recipe files is not known here, only {VERSION}")
+
+
+def _token_column(value: Any, known: Mapping[str, Any]) -> None:
+    if value is not None and not isinstance(value, str):
+        raise RecipeError(f"tokens={short(value)}: the name of a column")
+    if "unit" in known:
+        check_unit(known["unit"], value)
+
+
+_ENTRIES: Schema = {"type": "array", "items": {"anyOf": [_reference("ingredient"), _reference("step")]}}
+Instructions = _value(_instructions, _ENTRIES)
+Seed = _by_rule(lambda value, known: seeds.check_seed(value), {**_COUNT, "default": 0})
+Total = _by_rule(lambda value, known: check_total(value), _or_null({"type": "integer", "minimum": 1}))
+Unit = _by_rule(lambda value, known: check_unit(value), {"enum": list(UNITS)})
+TokenColumn = _by_rule(_token_column, _or_null(_TEXT))
+FileVersion = _by_rule(_known_version, {"const": VERSION})
+
+
+class RecipeFile(Entry):
+    """A recipe."""
+
+    what: ClassVar[str] = "a recipe"
+
+    name: Annotated[Any, *_name("what the dataset is called")]
+    seed: Annotated[Any, *Seed] = Field(0, description="what everything random depends on")
+    total: Annotated[Any, *Total] = Field(None, description="what weights are shares of")
+    unit: Annotated[Any, *Unit] = Field("rows", description="what the total counts")
+    tokens: Annotated[Any, *TokenColumn] = Field(
+        None, validate_default=True, description="the column that counts tokens"
+    )
+    instructions: Annotated[Any, *Instructions] = Field(description="ingredients and steps, in the order of work")
+    version: Annotated[Any, *FileVersion] = Field(VERSION, description="of the file format")
+    schema_: Annotated[Any, WithJsonSchema({"type": "string"})] = Field(None, alias="$schema")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _present(cls, data: Any) -> Any:
+        named = {key: value for key, value in data.items() if key != "name" or value is not None}
+        return {"instructions": None, **named}
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = [each.ingredient if isinstance(each, Ingredient) else None for each in self.instructions]
+        for i, name in enumerate(names):
+            if name is not None and name in names[:i]:
+                raise _wrong_inside(_Problems([(f"instructions[{i}]", taken_name(name))]))
+        return self
+
+    def build(self, make: Callable[..., Any]) -> Any:
+        """The recipe; ``make`` is its class."""
+        recipe = make(self.name, seed=self.seed, total=self.total, unit=self.unit, tokens=self.tokens)
+        for each in self.instructions:
+            each.add_to(recipe, make)
+        return recipe
+
+
+# The JSON schema -----------------------------------------------------------------------------------------------------
+
+
+def json_schema() -> Schema:
+    """The schema of a recipe file, in the words of draft 2020-12.
+
+    >>> json_schema()["required"]
+    ['name', 'instructions']
+    """
+    recipe, ingredient = _schema_of(RecipeFile), _schema_of(Ingredient)
+    models: list[type[Entry]] = [*BUILT_IN_STEPS.values(), OpenStep]
+    steps = [_schema_of(model) for model in models]
+    return {
+        **recipe,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:poolish:recipe:{VERSION}",
+        "title": "poolish recipe",
+        "$defs": {"recipe": recipe, "ingredient": ingredient, "step": {"anyOf": steps}},
+    }
+
+
+def _schema_of(model: type[Entry]) -> Schema:
+    schema: Schema = _referring(model.model_json_schema(by_alias=True))
+    return schema
+
+
+def _referring(schema: Any) -> Any:
+    """A schema with references instead of what stands for them, and without titles that only repeat names."""
+    if isinstance(schema, list):
+        return [_referring(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "refers to" in schema:
+        return {"$ref": f"#/$defs/{schema['refers to']}"}
+    return {key: _referring(each) for key, each in schema.items() if not (key == "title" and isinstance(each, str))}
