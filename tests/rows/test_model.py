@@ -36,7 +36,7 @@ from tests.rows.kinds import KINDS, Row, cell_of, columns_of, listed, rows_of, s
 pytestmark = pytest.mark.kernels
 
 FRACTIONS = st.sampled_from([1.0, 1.0, 0.5, 0.9, 0.1, 0.25, 0.0, 1, -1])
-POLICIES = st.sampled_from(["latest", "oldest", "random"])
+POLICIES = st.sampled_from(["latest", "oldest", "random", "top:key"])
 NUMBERS = st.lists(st.integers(-10, 200), max_size=12)
 WAYS = st.sampled_from(["list", "generator", "columns", "table", "masked table"])
 FAULTS = st.sampled_from(["object", "number", "key", "error"])
@@ -59,7 +59,12 @@ class Model:
         new = list(range(self.next_id, self.next_id + len(rows)))
         n_left = n_kept if is_random else len(kept)
         n_rows = n_left + len(new) if self.max_size is None else min(n_left + len(new), self.max_size)
-        if n_rows < n_left + len(new) and self.drop_strategy == "oldest":
+        if n_rows < n_left + len(new) and self.drop_strategy == "lowest:key":
+            if not is_random:
+                arrived = {**self.rows, **dict(zip(new, rows, strict=True))}
+                left = set(sorted([*kept, *new], key=lambda i: arrived[i]["key"])[-n_rows:])
+                kept, new = [i for i in kept if i in left], [i for i in new if i in left]
+        elif n_rows < n_left + len(new) and self.drop_strategy == "oldest":
             new = new[max(0, len(new) - n_rows) :]
             kept = kept if is_random else kept[len(kept) + len(new) - n_rows :]
         elif n_rows < n_left + len(new):
@@ -67,7 +72,7 @@ class Model:
         assert len(survivors) == n_rows
         assert survivors == [i for i in [*kept, *new] if i in set(survivors)]
         assert is_random or survivors == [*kept, *new]
-        assert self.drop_strategy == "random" or survivors[len(survivors) - len(new) :] == new
+        assert self.drop_strategy != "oldest" or survivors[len(survivors) - len(new) :] == new
         self._adopt(rows, survivors)
 
     def _kept(self, fraction: float, by: str) -> tuple[list[int], bool]:
@@ -75,6 +80,9 @@ class Model:
         n = max(0, round(len(ids) * fraction))
         if by == "random" and 0 < n < len(ids):
             return ids, True
+        if by == "top:key":
+            top = sorted(ids, key=lambda i: self.rows[i]["key"])[len(ids) - n :]
+            return sorted(top), False
         return (ids[:n] if by == "oldest" else ids[len(ids) - n :]), False
 
     def _adopt(self, rows: Sequence[Row], survivors: list[int]) -> None:
@@ -334,7 +342,7 @@ class BufferMachine(RuleBasedStateMachine):
         rows = list(self.model.rows.values())
         even = self.unread.filter(lambda row: row["key"] % 2 == 0)
         assert plain(listed(even.to_pydict())) == plain([row for row in rows if row["key"] % 2 == 0])
-        mapped = self.unread.map(lambda row: {"twice": 2 * row["key"]})
+        mapped = self.unread.map(lambda row: {"key": row["key"], "twice": 2 * row["key"]})
         assert mapped.to_pydict().get("twice", []) == [2 * row["key"] for row in rows]
 
     # -- snapshots that are kept for ever
@@ -384,6 +392,16 @@ class RandomMachine(BufferMachine):
     strategies = st.just("random")
 
 
+class LowestMachine(BufferMachine):
+    """Keys fall within an append, so that the lowest are not the oldest."""
+
+    sizes = st.sampled_from([1, 5, 20])
+    strategies = st.just("lowest:key")
+
+    def new_rows(self, n: int) -> list[Row]:
+        return super().new_rows(n)[::-1]
+
+
 class LongMachine(BufferMachine):
     """More rows than a block of tombstones holds."""
 
@@ -396,7 +414,7 @@ class LongMachine(BufferMachine):
             self.append_many(n, fraction, by, "list")
 
 
-MACHINES = [(BufferMachine, 100), (OldestMachine, 100), (RandomMachine, 120), (LongMachine, 10)]
+MACHINES = [(BufferMachine, 100), (OldestMachine, 100), (RandomMachine, 120), (LowestMachine, 60), (LongMachine, 10)]
 
 
 @pytest.mark.parametrize(("machine", "n"), MACHINES, ids=lambda value: getattr(value, "__name__", ""))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import ClassVar
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from poolish import DatasetBuffer
+from poolish.errors import ConfigError, SchemaError
 from poolish.rows import retention
 from tests.rows.facts import column, facts, plain
 
@@ -59,7 +63,11 @@ def test_a_fraction_keeps_the_count_rounded_half_to_even(n_rows, fraction, n_kep
     assert retention.n_kept(n_rows, fraction) == n_kept
 
 
-@pytest.mark.parametrize("by", retention.RETENTION)
+#: Every policy as a user names it, with the column that the buffers here have.
+BY = [*retention.RETENTION, *(f"{kind}:n" for kind in retention.RETENTION_BY_COLUMN)]
+
+
+@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("n_rows", "fraction", "n_kept"), [count for count in COUNTS if count[0] <= 10])
 def test_every_policy_keeps_that_many(by, n_rows, fraction, n_kept):
     """Through ``retain`` and through ``append``."""
@@ -79,9 +87,15 @@ def test_every_policy_keeps_that_many(by, n_rows, fraction, n_kept):
 class PolicyContract:
     """What every policy promises; a new one only has to be added to the table."""
 
-    @pytest.fixture(params=sorted({*retention.RETENTION.items(), *retention.DROP.items()}), ids=lambda item: item[0])
+    BY_COLUMN: ClassVar = {**retention.RETENTION_BY_COLUMN, **retention.DROP_BY_COLUMN}
+
+    @pytest.fixture(params=sorted({*retention.RETENTION, *retention.DROP, *BY_COLUMN}))
     def policy(self, request):
-        return request.param[1]
+        """By age or chance it gets the number of rows; by column it gets values, equal ones among them."""
+        if request.param in self.BY_COLUMN:
+            pick, values = self.BY_COLUMN[request.param], np.random.default_rng(1).integers(0, 50, 1_000)
+            return lambda n_rows, n, rng: pick(values[:n_rows], n, rng)
+        return {**retention.RETENTION, **retention.DROP}[request.param]
 
     @pytest.mark.parametrize("n_rows", [0, 1, 2, 10, 1_000])
     def test_it_gives_that_many_different_rows_in_order(self, policy, n_rows):
@@ -250,7 +264,7 @@ def test_retention_comes_before_the_new_rows_and_the_size_after_them():
     assert numbers(buffer) == [6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
 
 
-@pytest.mark.parametrize("by", retention.RETENTION)
+@pytest.mark.parametrize("by", BY)
 def test_the_fraction_is_of_the_prior_rows_only(by):
     """However many come, and whether the prior ones are stored or pending."""
     buffer = filled(4)
@@ -260,7 +274,7 @@ def test_the_fraction_is_of_the_prior_rows_only(by):
     buffer.append([{"n": i} for i in range(100, 200)], retain_prior=0.2, retain_prior_by=by)
 
     kept = [n for n in numbers(buffer) if n < 100]
-    assert kept == {"latest": [8, 9], "oldest": [0, 1]}.get(by, kept)
+    assert kept == {"latest": [8, 9], "oldest": [0, 1], "top:n": [8, 9]}.get(by, kept)
     assert len(kept) == 2
     assert len(buffer) == 102
 
@@ -273,6 +287,136 @@ def test_new_rows_beyond_the_size_drive_each_other_out():
 
     assert numbers(buffer) == [26, 27, 28, 29]
     assert buffer.next_id == 23
+
+
+# -- by column
+
+
+def scored(*scores, **settings):
+    buffer = DatasetBuffer(**settings)
+    buffer.append([{"n": i, "score": score} for i, score in enumerate(scores)])
+    return buffer
+
+
+@pytest.mark.parametrize("way", ["singly", "together"])
+def test_the_lowest_leave_and_of_equal_ones_the_oldest(way):
+    """Whether rows come one by one or in bulk, the same rows stay, in their order and with their ids."""
+    scores = [5, 1, 1, 4, 1, 9, 4, 1]
+    buffer = scored(*scores, max_size=5, drop_strategy="lowest:score")
+    if way == "singly":
+        buffer = DatasetBuffer(max_size=5, drop_strategy="lowest:score")
+        for i, score in enumerate(scores):
+            buffer.append({"n": i, "score": score})
+
+    assert numbers(buffer) == buffer.ids.tolist() == [0, 3, 5, 6, 7]
+
+
+@pytest.mark.parametrize("history", ["plain", "shifted", "riddled"])
+def test_the_top_rows_stay_and_of_equal_ones_the_newest(history):
+    """After rows have left from the front or from the middle too."""
+    buffer = scored(0.5, 9.0, 2.0, -1.0, 2.0, float("inf"), 2.0, float("-inf"))
+    expected = {"plain": [1, 4, 5, 6], "shifted": [5, 6], "riddled": [5]}[history]
+    if history == "shifted":
+        buffer.retain(0.5)
+    elif history == "riddled":
+        buffer.retain(0.375, by="top:n")
+        buffer.retain(0.67, by="top:score")
+
+    buffer.retain(0.5, by="top:score")
+
+    assert numbers(buffer) == buffer.ids.tolist() == expected
+
+
+def test_ranking_of_large_integers_is_exact():
+    """2**53 and its neighbours are the same float."""
+    buffer = scored(2**53 + 1, 2**53, 2**53 + 1, 2**53, max_size=2, drop_strategy="lowest:score")
+
+    assert numbers(buffer) == [0, 2]
+
+
+def test_updated_values_decide_what_leaves_next():
+    """Priorities change while rows wait."""
+    buffer = scored(3.0, 2.0, 1.0, max_size=3, drop_strategy="lowest:score")
+
+    buffer.update([0, 2], {"score": [0.0, 5.0]})
+    buffer.append({"n": 3, "score": 4.0})
+
+    assert numbers(buffer) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("bad", [None, float("nan")])
+@pytest.mark.parametrize("way", ["row", "rows", "columns", "table", "mask", "update"])
+def test_a_row_without_a_rank_is_rejected_before_it_enters(bad, way):
+    """With its row and the policy, and nothing changes; a row that a mask leaves out does not count."""
+    buffer = scored(3.0, 2.0, max_size=4, drop_strategy="lowest:score")
+    before = facts(buffer)
+    rows = [{"n": 7, "score": 1.0}, {"n": 8, "score": bad}]
+    table = pa.table({"n": [7, 8], "score": pa.array([1.0, bad], from_pandas=False)})
+    ways = {
+        "row": lambda: buffer.append(rows[1]),
+        "rows": lambda: buffer.append(rows),
+        "columns": lambda: buffer.append_columns({"n": [7, 8], "score": [1.0, bad]}),
+        "table": lambda: buffer.append(table),
+        "mask": lambda: buffer.append_where(table, [False, True]),
+        "update": lambda: buffer.update([0, 1], {"score": [1.0, bad]}),
+    }
+
+    with pytest.raises(SchemaError, match=r"row [01], column 'score': drop_strategy='lowest:score' cannot rank"):
+        ways[way]()
+
+    assert facts(buffer) == before
+    buffer.append_where(table, [True, False])
+    assert len(buffer) == 3
+
+
+@pytest.mark.parametrize("bad", [None, float("nan")])
+def test_rows_without_a_rank_cannot_be_retained_by_it(bad):
+    """The first of them is named, and nothing changes."""
+    buffer = scored(3.0, 2.0, bad, 1.0)
+    before = facts(buffer)
+
+    for attack in (
+        lambda: buffer.retain(0.5, by="top:score"),
+        lambda: buffer.append({"n": 9, "score": 1.0}, 0.5, "top:score"),
+    ):
+        with pytest.raises(SchemaError, match=r"row 2, column 'score': .*='top:score' cannot rank"):
+            attack()
+
+    assert facts(buffer) == before
+
+
+@pytest.mark.parametrize(
+    ("column", "rule"), [("scores", "no column 'scores'; there are"), ("text", "holds text; name a column of numbers")]
+)
+def test_a_policy_needs_a_column_of_numbers(column, rule):
+    """Checked as soon as the columns are known: declared, appended, or there already."""
+    row = {"text": "rye", "score": 1.0}
+    buffer, ranked = DatasetBuffer(), DatasetBuffer(max_size=9, drop_strategy=f"lowest:{column}")
+    buffer.append(row)
+    for attack in (
+        lambda: DatasetBuffer(drop_strategy=f"lowest:{column}", schema={"text": "string", "score": "float64"}),
+        lambda: ranked.append(row),
+        lambda: buffer.retain(1.0, by=f"top:{column}"),
+        lambda: buffer.append(row, 0.5, f"top:{column}"),
+    ):
+        with pytest.raises(ConfigError, match=rule):
+            attack()
+
+    assert (len(buffer), len(ranked), ranked.schema) == (1, 0, None)
+
+
+@pytest.mark.parametrize("way", ["save", "pickle"])
+def test_a_policy_by_column_survives(way, tmp_path):
+    """In a file and in another process."""
+    buffer = scored(3, 1, 2, max_size=3, drop_strategy="lowest:score")
+    buffer.save(tmp_path / "rows")
+
+    copy = DatasetBuffer.load(tmp_path / "rows") if way == "save" else pickle.loads(pickle.dumps(buffer))
+    copy.append([{"n": 3, "score": 2}, {"n": 4, "score": 0}])
+
+    assert (copy.drop_strategy, numbers(copy)) == ("lowest:score", [0, 2, 3])
+    with pytest.raises(SchemaError, match="cannot rank"):
+        copy.append({"n": 5, "score": None})
 
 
 def test_clearing_keeps_schema_ids_and_settings():

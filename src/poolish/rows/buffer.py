@@ -16,7 +16,7 @@ import operator
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -28,8 +28,10 @@ from poolish import seeds
 from poolish.concurrency import ForkGuard
 from poolish.errors import ConfigError
 from poolish.health import Health
-from poolish.rows import normalizers, retention
+from poolish.rows import normalizers
 from poolish.rows.codec import Draft, RowCodec, joined, kept_types, runs_of
+from poolish.rows.gather import gather_fn
+from poolish.rows.retention import RETENTION, Policy, Retention, drop_policy, n_kept
 from poolish.rows.snapshot import ReadsSnapshots, Snapshot, check_mask, checked_ids
 from poolish.rows.storage import State, StoredRows
 from poolish.rows.validate import Limits
@@ -78,9 +80,8 @@ class DatasetBuffer(ReadsSnapshots):
         """
         if limits is not None and not isinstance(limits, Limits):
             raise ConfigError(f"limits is a poolish.rows.Limits, got {limits!r}; pass Limits(cell_bytes=...)")
-        retention.named(retention.DROP, drop_strategy, "drop_strategy")
+        self._drop_policy = drop_policy(drop_strategy)
         self._max_size = None if max_size is None else _n_rows(max_size)
-        self._drop_strategy = str(drop_strategy)  # NumPy has text of its own, which a file or a pickle must not hold
         self._seed = seeds.check_seed(seed)
         self.limits = limits or Limits()
         self.uuid = uuid.uuid4().hex
@@ -103,7 +104,9 @@ class DatasetBuffer(ReadsSnapshots):
         self._state = self._state.replace(codec=self._codec(schema), rows=StoredRows.empty(schema))
 
     def _codec(self, schema: Schema) -> RowCodec:
-        return RowCodec(schema, self.limits, self._may_be_missing)
+        self._drop_policy.check_schema(schema)
+        ranked_by = None if self._drop_policy.column is None else self._drop_policy
+        return RowCodec(schema, self.limits, self._may_be_missing, ranked_by)
 
     # -- adding
 
@@ -117,7 +120,7 @@ class DatasetBuffer(ReadsSnapshots):
         """Add one sample or many: first the prior rows are thinned, then the new ones come, then ``max_size`` holds.
 
         ``retain_prior`` is the fraction of the rows already there that stays, picked by ``retain_prior_by``:
-        ``latest``, ``oldest`` or ``random``; a negative number clears them all.
+        ``latest``, ``oldest``, ``random`` or ``top:COLUMN``; a negative number clears them all.
 
         ``guard``, or else the buffer's own, is asked first. What it refuses is a ``DataRefused`` and changes nothing;
         rows that it drops are counted and kept in ``rejected``, and if it drops them all, nothing changes either.
@@ -128,28 +131,27 @@ class DatasetBuffer(ReadsSnapshots):
             and type(retain_prior) is float
             and retain_prior == 1.0
             and type(retain_prior_by) is str
-            and retain_prior_by in retention.RETENTION
+            and retain_prior_by in RETENTION
             and not normalizers.sees_dicts
             and guard is None
         ):
             self._append_row(samples)
             return
-        retention.n_kept(0, retain_prior)
-        retention.named(retention.RETENTION, retain_prior_by, "retain_prior_by")
-        self._append_draft(self._draft().read(samples), retain_prior, retain_prior_by, guard)
+        retention = Retention.of(retain_prior, retain_prior_by)
+        self._append_draft(self._draft().read(samples), retention, guard)
 
     def _draft(self) -> Draft:
         state = self._state
         return Draft(state.schema, state.kind, self.limits, self._may_be_missing)
 
-    def _append_draft(self, draft: Draft, retain_prior: float, retain_prior_by: str, guard: Guard | None) -> None:
+    def _append_draft(self, draft: Draft, retention: Retention, guard: Guard | None) -> None:
         if guard is not None or self._state.guard is not None:
-            self._append_guarded(draft, retain_prior, retain_prior_by, guard)
+            self._append_guarded(draft, retention, guard)
             return
         with self._lock:
-            self._publish(self._committed(draft, retain_prior, retain_prior_by))
+            self._publish(self._committed(draft, retention))
 
-    def _append_guarded(self, draft: Draft, retain_prior: float, retain_prior_by: str, guard: Guard | None) -> None:
+    def _append_guarded(self, draft: Draft, retention: Retention, guard: Guard | None) -> None:
         from poolish.guards.checks.guard import check_guard
 
         asked = check_guard(guard, "append") or self._state.guard
@@ -157,12 +159,12 @@ class DatasetBuffer(ReadsSnapshots):
         rejected_rows = apply_guard(draft, asked, self)
         if rejected_rows is None:
             with self._lock:
-                self._publish(self._committed(draft, retain_prior, retain_prior_by))
+                self._publish(self._committed(draft, retention))
             return
         rejected = self.rejected
         with self._lock, rejected.lock:
             tally = rejected.tally.plus(*rejected_rows)
-            state = self._committed(draft, retain_prior, retain_prior_by) if draft.n_rows else self._state
+            state = self._committed(draft, retention) if draft.n_rows else self._state
             # In one statement, between whose two assignments Python handles no signal.
             self._state, rejected.tally, self._shown = state, tally, None
 
@@ -202,12 +204,11 @@ class DatasetBuffer(ReadsSnapshots):
         >>> buffer.to_pydict()["label"]
         [3, 2]
         """
-        retention.n_kept(0, retain_prior)
-        retention.named(retention.RETENTION, retain_prior_by, "retain_prior_by")
+        retention = Retention.of(retain_prior, retain_prior_by)
         batches = normalizers.batches_of(table)
         if batches is None:
             raise TypeError(f"append_where takes a table, got {type(table).__name__}; append takes samples of any kind")
-        self._append_draft(self._draft_where(list(batches), check_mask(mask)), retain_prior, retain_prior_by, guard)
+        self._append_draft(self._draft_where(list(batches), check_mask(mask)), retention, guard)
 
     def _draft_where(self, batches: list[pa.RecordBatch], mask: NDArray[np.bool_]) -> Draft:
         n_rows = sum(batch.num_rows for batch in batches)
@@ -240,19 +241,21 @@ class DatasetBuffer(ReadsSnapshots):
         """The moment of a change. What was shown is forgotten only to free its memory: it belongs to its state."""
         self._state, self._shown = state, None
 
-    def _committed(self, draft: Draft, retain_prior: float, retain_prior_by: str) -> State:
+    def _committed(self, draft: Draft, retention: Retention) -> State:
         """The state with the new rows, then the thinning of the prior ones, then the size."""
         state = self._flushed()
         if draft.schema is not None:
             state = self._extended(state, draft, draft.schema)
-        return self._sized(_thinned(state, draft.n_rows, retain_prior, retain_prior_by))
+        return self._sized(_thinned(state, draft.n_rows, retention))
 
     def _extended(self, state: State, draft: Draft, drafted: Schema) -> State:
         draft.check_kind(state.kind)
         schema = joined(state.schema, drafted)
         chunks = draft.arrays(schema, self.limits)
-        rows = state.own_rows(schema).retyped(schema).extended(chunks, draft.chosen)
         codec = state.codec if state.codec is not None and schema == state.codec.schema else self._codec(schema)
+        if self._drop_policy.column is not None:
+            _check_ranks(self._drop_policy, schema.names.index(self._drop_policy.column), chunks, draft.chosen)
+        rows = state.own_rows(schema).retyped(schema).extended(chunks, draft.chosen)
         return state.replace(rows=rows, loaded=None, kind=draft.kind, codec=codec).on_own_branch(draft.n_rows)
 
     def _flushed(self) -> State:
@@ -267,7 +270,7 @@ class DatasetBuffer(ReadsSnapshots):
         assert state.codec is not None
         n = state.n_pending
         rows = state.own_rows(state.codec.schema).extended([state.codec.build(state.pending)], one_by_one=True)
-        if self._max_size is not None and self._drop_strategy == "random":
+        if self._max_size is not None and self._drop_policy.is_random:
             rows = rows.evicted_one_by_one(n, self._max_size, self._evict_key)
         return self._sized(state.replace(rows=rows, loaded=None, pending=[]).on_own_branch(n))
 
@@ -303,10 +306,9 @@ class DatasetBuffer(ReadsSnapshots):
 
     def retain(self, fraction: float, *, by: str = "latest") -> None:
         """Keep ``fraction`` of the rows, those that the policy ``by`` picks."""
-        retention.n_kept(0, fraction)
-        retention.named(retention.RETENTION, by, "by")
+        retention = Retention.of(fraction, by, "by")
         with self._lock:
-            self._publish(_thinned(self._flushed(), 0, fraction, by))
+            self._publish(_thinned(self._flushed(), 0, retention))
 
     def clear(self) -> None:
         """Drop all rows; schema, ids and settings stay."""
@@ -317,8 +319,8 @@ class DatasetBuffer(ReadsSnapshots):
         n_rows = state.n_stored
         if state.rows is None or self._max_size is None or n_rows <= self._max_size:
             return state
-        rng = _drawing(state.rng, self._drop_strategy)
-        dropped = retention.DROP[self._drop_strategy](n_rows, n_rows - self._max_size, rng)
+        rng = _drawing(state.rng, self._drop_policy)
+        dropped = self._drop_policy.pick(n_rows, n_rows - self._max_size, rng, state.rows.column)
         return state.replace(rows=state.rows.dropping(dropped), rng=rng)
 
     # -- changing
@@ -343,6 +345,8 @@ class DatasetBuffer(ReadsSnapshots):
             snapshot = self.snapshot()
             asked = checked_ids(ids, snapshot.next_id)
             values = cast_columns(columns, len(asked), snapshot.schema, self.limits)
+            if self._drop_policy.column in values:
+                self._drop_policy.ranks(values[self._drop_policy.column])
             numbers, found = snapshot.numbers_of(asked)
             schema = snapshot.schema
             if len(numbers):
@@ -364,7 +368,10 @@ class DatasetBuffer(ReadsSnapshots):
         return self._state.version
 
     def map(self, function: Callable[[dict[str, Any]], Any]) -> DatasetBuffer:
-        """A new buffer with ``function(row)`` for every row; a name that stays keeps its type where the values fit."""
+        """A new buffer with ``function(row)`` for every row; a name that stays keeps its type where the values fit.
+
+        The settings stay too: with ``drop_strategy="lowest:COLUMN"``, the new rows need that column.
+        """
         rows = self.snapshot()
         mapped = [copy_mutable(result) for result in self._calls(function, rows)]
         return self._derived(mapped, kept_types(rows.schema, mapped, self.limits))
@@ -395,7 +402,7 @@ class DatasetBuffer(ReadsSnapshots):
                 raise
 
     def _derived(self, samples: Any, schema: Schema | None = None) -> DatasetBuffer:
-        buffer = DatasetBuffer(self._max_size, self._drop_strategy, seed=self._seed, limits=self.limits)
+        buffer = DatasetBuffer(self._max_size, self.drop_strategy, seed=self._seed, limits=self.limits)
         if schema is not None:
             buffer._declare(schema, may_be_missing=frozenset())
         buffer.append(samples)
@@ -454,8 +461,8 @@ class DatasetBuffer(ReadsSnapshots):
 
     @property
     def drop_strategy(self) -> str:
-        """Which rows go when there are more than ``max_size``: ``oldest`` or ``random``."""
-        return self._drop_strategy
+        """Which rows go when there are more than ``max_size``: ``oldest``, ``random`` or ``lowest:COLUMN``."""
+        return self._drop_policy.name
 
     @property
     def nbytes(self) -> int:
@@ -494,7 +501,7 @@ class DatasetBuffer(ReadsSnapshots):
     def _settings(self) -> dict[str, Any]:
         return {
             "max_size": self._max_size,
-            "drop_strategy": self._drop_strategy,
+            "drop_strategy": self.drop_strategy,
             "seed": self._seed,
             "kind": self._state.kind,
             "may_be_missing": sorted(self._may_be_missing),
@@ -523,7 +530,7 @@ class DatasetBuffer(ReadsSnapshots):
             return DatasetBuffer._restored, (self.snapshot(), self._settings(), self.limits)
 
     def _settings_text(self) -> str:
-        return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self._drop_strategy!r}"
+        return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self.drop_strategy!r}"
 
 
 def apply_guard(draft: Draft, guard: Guard, buffer: object) -> RejectedRows | None:
@@ -541,21 +548,33 @@ def apply_guard(draft: Draft, guard: Guard, buffer: object) -> RejectedRows | No
     return table, result, ~kept
 
 
-def _thinned(state: State, n_new: int, fraction: float, by: str) -> State:
+def _thinned(state: State, n_new: int, retention: Retention) -> State:
     """The state with a fraction of the rows before the ``n_new`` newest."""
+    retention.policy.check_schema(state.schema)
     n_prior = state.n_stored - n_new
-    n_kept = retention.n_kept(n_prior, fraction)
-    if n_kept >= n_prior:
+    n_left = n_kept(n_prior, retention.fraction)
+    if n_left >= n_prior:
         return state
-    rng = _drawing(state.rng, by)
-    kept = retention.RETENTION[by](n_prior, n_kept, rng)
     assert state.schema is not None
-    return state.replace(rows=state.own_rows(state.schema).keeping(kept, n_prior), loaded=None, rng=rng)
+    rows, rng = state.own_rows(state.schema), _drawing(state.rng, retention.policy)
+    kept = retention.policy.pick(n_prior, n_left, rng, rows.column)
+    return state.replace(rows=rows.keeping(kept, n_prior), loaded=None, rng=rng)
 
 
-def _drawing(rng: np.random.Generator, policy: str) -> np.random.Generator:
+def _check_ranks(
+    policy: Policy, column: int, chunks: Sequence[Sequence[pa.Array]], chosen: Sequence[NDArray[np.int64] | None] | None
+) -> None:
+    """SchemaError for the first of the chosen rows that ``policy`` cannot rank."""
+    first_row = 0
+    for arrays, places in zip(chunks, chosen or [None] * len(chunks), strict=True):
+        values = arrays[column] if places is None else gather_fn(arrays[column])(places)
+        policy.ranks(values, first_row)
+        first_row += len(values)
+
+
+def _drawing(rng: np.random.Generator, policy: Policy) -> np.random.Generator:
     """The generator, to draw from; a copy, so that a change that fails has not used up random numbers."""
-    return rng if policy in ("latest", "oldest") else copy.deepcopy(rng)
+    return copy.deepcopy(rng) if policy.is_random else rng
 
 
 def _n_rows(max_size: Any) -> int:

@@ -24,6 +24,7 @@ from poolish.rows.cast import cast_exact
 from poolish.rows.encode import ColumnEncoder, Encodable, encoder_of
 from poolish.rows.gather import gather_fn
 from poolish.rows.normalizers import ARRAYS, ROWS, TABLE, Part, parts_of
+from poolish.rows.retention import Policy
 from poolish.rows.validate import Limits, ValueRejected, check_shapes, check_sizes, check_text, null_rejected, shown
 from poolish.rows.values import image_hint, is_array, ragged, resolve_null_type, stored, widen_all
 from poolish.schema import Field, Schema, column_name, is_resolved, tensor_type
@@ -39,7 +40,13 @@ class RowCodec:
     [500]
     """
 
-    def __init__(self, schema: Schema, limits: Limits, may_be_missing: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        limits: Limits,
+        may_be_missing: frozenset[str] = frozenset(),
+        ranked_by: Policy | None = None,
+    ) -> None:
         self.schema = schema
         self.limits = limits
         self.may_be_missing = may_be_missing
@@ -48,7 +55,8 @@ class RowCodec:
         self._encoders: list[ColumnEncoder] = [encoder_of(field.type, limits) for field in schema]
         self._plan = tuple(encoder.step(name) for name, encoder in zip(self.names, self._encoders, strict=True))
         self.n_columns = len(self.names)
-        self._all_nullable = all(field.nullable for field in schema)
+        self._ranked_by = ranked_by
+        self._takes_any_null = all(field.nullable for field in schema) and ranked_by is None
 
     # -- one row, checked now and built later
 
@@ -57,7 +65,7 @@ class RowCodec:
         if len(row) == self.n_columns:
             try:
                 validated: list[Encodable] = kernels.freeze_row(row, self._plan)
-                if self._all_nullable:
+                if self._takes_any_null:
                     return validated
             except (KeyError, ValueRejected):
                 pass  # told below, with its place
@@ -83,6 +91,10 @@ class RowCodec:
             raise rejection.explained(first_row + rejection.index, field.name) from None
         if not field.nullable and None in validated:
             raise null_rejected(field, first_row + list(validated).index(None))
+        if self._ranked_by is not None and self._ranked_by.column == field.name:
+            for i, value in enumerate(validated):
+                if value is None or value != value:  # NaN
+                    raise self._ranked_by.unranked(value, first_row + i)
         return validated
 
     def columns(self, rows: Sequence[Row], first_row: int = 0) -> list[list[Any]]:

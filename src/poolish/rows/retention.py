@@ -1,22 +1,32 @@
 """Which rows stay and which go: policies as plain functions, numbers in, row numbers out.
 
 Rows are numbered from 0, the oldest, and survivors keep their order. A range is kept without looking at single rows.
-To add a policy, write a function of the same shape and name it in the table below it.
+A policy by age or chance takes (number of rows, rows to pick, rng). A policy by column takes (the column's values, rows
+to pick, rng); users name it with the column, as in ``"top:score"``. The buffer rejects nulls, NaN and non-numeric
+values in that column, so every row has a rank. Ranking reads the whole column: O(rows) per append or 1,024 single rows.
+
+To add a policy, write a function of one of these shapes and put it into the table for its shape below;
+``tests/rows/test_retention.py`` then runs the shared suite on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
 from numpy.typing import NDArray
 
-from poolish.errors import ConfigError
+from poolish.errors import ConfigError, SchemaError
+from poolish.schema import Schema, describe
 
 RowNumbers = range | NDArray[np.int64]
-Policy = Callable[[int, int, np.random.Generator], RowNumbers]
-Any_ = TypeVar("Any_")
+Values = NDArray[Any]
+Pick = Callable[[int, int, np.random.Generator], RowNumbers]
+PickByColumn = Callable[[Values, int, np.random.Generator], RowNumbers]
 
 
 def latest(n_rows: int, n_kept: int, rng: np.random.Generator) -> RowNumbers:
@@ -49,11 +59,105 @@ def random(n_rows: int, n_kept: int, rng: np.random.Generator) -> RowNumbers:
     return np.sort(rng.choice(n_rows, n_kept, replace=False, shuffle=False))
 
 
-#: What ``retain_prior_by=`` and ``retain(by=)`` may name: (rows there are, rows to keep, rng) -> rows kept.
-RETENTION: dict[str, Policy] = {"latest": latest, "oldest": oldest, "random": random}
+def lowest(values: Values, n: int, rng: np.random.Generator) -> RowNumbers:
+    """The ``n`` rows with the lowest values; of equal ones the oldest.
 
-#: What ``drop_strategy=`` may name: (rows there are, rows to drop, rng) -> rows dropped.
-DROP: dict[str, Policy] = {"oldest": oldest, "random": random}
+    >>> lowest(np.array([2, 1, 1, 3, 1]), 2, np.random.default_rng(0))
+    array([1, 2])
+    """
+    if n == 0 or n == len(values):
+        return range(n)
+    bound = np.partition(values, n - 1)[n - 1]
+    below = np.flatnonzero(values < bound)
+    return np.sort(np.concatenate((below, np.flatnonzero(values == bound)[: n - len(below)])))
+
+
+def top(values: Values, n: int, rng: np.random.Generator) -> RowNumbers:
+    """The ``n`` rows with the highest values; of equal ones the newest.
+
+    >>> top(np.array([2, 1, 1, 3, 1]), 3, np.random.default_rng(0))
+    array([0, 3, 4])
+    """
+    gone = lowest(values, len(values) - n, rng)
+    return np.delete(np.arange(len(values)), gone)
+
+
+#: Names for ``retain_prior_by=`` and ``retain(by=)``: the policy returns the rows to keep.
+RETENTION: dict[str, Pick] = {"latest": latest, "oldest": oldest, "random": random}
+RETENTION_BY_COLUMN: dict[str, PickByColumn] = {"top": top}
+
+#: Names for ``drop_strategy=``: the policy returns the rows to drop.
+DROP: dict[str, Pick] = {"oldest": oldest, "random": random}
+DROP_BY_COLUMN: dict[str, PickByColumn] = {"lowest": lowest}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy that a user named with ``argument``, and the column that it asks for, if any."""
+
+    argument: str
+    name: str
+    column: str | None
+    _pick: Pick | PickByColumn
+
+    def pick(self, n_rows: int, n: int, rng: np.random.Generator, column_of: Callable[[str], pa.Array]) -> RowNumbers:
+        """The numbers of ``n`` of the first ``n_rows`` rows; ``column_of`` returns a column of all rows."""
+        first: Any = n_rows if self.column is None else self.ranks(column_of(self.column)[:n_rows])
+        return self._pick(first, n, rng)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws from the generator."""
+        return self._pick is random
+
+    def check_schema(self, schema: Schema | None) -> None:
+        """ConfigError unless the schema has the policy's column, with numbers in it."""
+        if self.column is None or schema is None:
+            return
+        if self.column not in schema:
+            raise ConfigError(f"{self}: no column {self.column!r}; there are {schema.names}")
+        type_ = schema[self.column].type
+        if not (kinds.is_integer(type_) or kinds.is_floating(type_) or kinds.is_null(type_)):
+            raise ConfigError(f"{self}: column {self.column!r} holds {describe(type_)}; name a column of numbers")
+
+    def ranks(self, values: pa.Array, first_row: int = 0) -> Values:
+        """The values of the policy's column as numbers; SchemaError for the first null or NaN, which has no rank."""
+        numbers: Values = values.to_numpy(zero_copy_only=False)
+        unranked = np.isnan(numbers) if kinds.is_floating(values.type) else np.zeros(len(numbers), bool)
+        if values.null_count:
+            unranked = values.is_null().to_numpy(zero_copy_only=False) | unranked
+        if unranked.any():
+            row = int(unranked.argmax())
+            raise self.unranked(values[row].as_py(), first_row + row)
+        return numbers
+
+    def unranked(self, value: object, row: int) -> SchemaError:
+        """The error for a value without a rank."""
+        return SchemaError(
+            f"row {row}, column {self.column!r}: {self} cannot rank {value!r}; give every row a number, or leave it out"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.argument}={self.name!r}"
+
+
+def drop_policy(name: str) -> Policy:
+    """The policy that ``drop_strategy=`` names."""
+    return _named(DROP, DROP_BY_COLUMN, name, "drop_strategy")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of the prior rows stays, and which."""
+
+    fraction: float
+    policy: Policy
+
+    @classmethod
+    def of(cls, fraction: float, by: str, argument: str = "retain_prior_by") -> Retention:
+        """ConfigError if the fraction is above 1 or no number, or if the policy is unknown."""
+        n_kept(0, fraction)
+        return cls(fraction, _named(RETENTION, RETENTION_BY_COLUMN, by, argument))
 
 
 def n_kept(n_rows: int, fraction: float) -> int:
@@ -73,8 +177,11 @@ def n_kept(n_rows: int, fraction: float) -> int:
     return 0 if fraction < 0 else round(n_rows * float(fraction))  # float32 would round the number of rows
 
 
-def named(policies: Mapping[str, Any_], name: str, argument: str) -> Any_:
-    """The policy with that name, or an error that lists all."""
-    if not isinstance(name, str) or name not in policies:
-        raise ConfigError(f"{argument}={name!r} is unknown; one of {', '.join(map(repr, policies))}")
-    return policies[name]
+def _named(plain: Mapping[str, Pick], by_column: Mapping[str, PickByColumn], name: str, argument: str) -> Policy:
+    kind, colon, column = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if not colon and kind in plain:
+        return Policy(argument, str(name), None, plain[kind])
+    if column and kind in by_column:
+        return Policy(argument, str(name), str(column), by_column[kind])
+    known = [*map(repr, plain), *(f"'{kind}:COLUMN'" for kind in by_column)]
+    raise ConfigError(f"{argument}={name!r} is unknown; one of {', '.join(known)}")

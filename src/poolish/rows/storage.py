@@ -175,6 +175,13 @@ class StoredRows:
     def _all_places(self) -> Int64:
         return np.arange(self.start, self.end) if self.live is None else self.live.places(self.start, self.end)
 
+    def column(self, name: str) -> pa.Array:
+        """A column of all rows, oldest first; a view where no row has left from the middle."""
+        column = self.columns[self.schema.names.index(name)]
+        if self.n_dead == 0:
+            return column.view(self.start, self.end)
+        return gather_fn(column.view(0, self.end))(self._all_places())
+
     def _without_front(self, n: int) -> StoredRows:
         if n == 0:
             return self
