@@ -613,3 +613,20 @@ def test_samples_follow_the_seed_or_the_generator():
     assert drawn == [second.sample(5)["n"].to_pylist() for _ in range(2)]
     assert drawn[0] != filled(50, seed=5).sample(5)["n"].to_pylist()
     assert first.sample(5, rng=np.random.default_rng(1)).equals(second.sample(5, rng=np.random.default_rng(1)))
+
+
+@pytest.mark.parametrize("history", ["plain", "riddled"])
+def test_samples_come_with_their_ids_where_asked(history):
+    """From a buffer or a snapshot; the same rows as without, and ids that find them again."""
+    buffer, same = filled(50, seed=4), filled(50, seed=4)
+    if history == "riddled":
+        buffer.retain(0.5, by="random")
+        same.retain(0.5, by="random")
+
+    table, ids = buffer.sample(9, replace=True, with_ids=True)
+    again, again_ids = buffer.snapshot().sample(9, rng=np.random.default_rng(1), with_ids=True)
+
+    assert table.equals(same.sample(9, replace=True))
+    assert buffer.by_id(ids).rows.equals(table)
+    assert buffer.by_id(again_ids).rows.equals(again)
+    assert [len(each) for each in buffer.sample(0, with_ids=True)] == [0, 0]

@@ -11,7 +11,7 @@ import operator
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
@@ -331,14 +331,40 @@ class Snapshot(Conversions):
 
     # -- random rows
 
+    @overload
     def sample(
         self,
         n: int,
         weights: ArrayLike | str | None = None,
         replace: bool = False,
         rng: np.random.Generator | None = None,
-    ) -> pa.Table:
+        *,
+        with_ids: Literal[False] = False,
+    ) -> pa.Table: ...
+
+    @overload
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+        *,
+        with_ids: Literal[True],
+    ) -> tuple[pa.Table, Int64]: ...
+
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+        *,
+        with_ids: bool = False,
+    ) -> pa.Table | tuple[pa.Table, Int64]:
         """``n`` random rows; ``weights`` are numbers, one per row, or the name of a column that holds them.
+
+        ``with_ids`` adds the row ids of the drawn rows, for ``by_id`` and ``update``.
 
         Every call draws anew, from the generator of the buffer that follows its seed. A pickled snapshot has a child
         of that generator, each copy another one. Forked processes all inherit the same one: pass ``rng`` there.
@@ -350,7 +376,9 @@ class Snapshot(Conversions):
         >>> rows.sample(3)["x"].to_pylist() == rows.sample(3)["x"].to_pylist()
         False
         """
-        return self.get_batch(self.draw(n, weights, replace, self.rng if rng is None else rng))
+        numbers = self.draw(n, weights, replace, self.rng if rng is None else rng)
+        rows = self.get_batch(numbers)
+        return (rows, self.ids[numbers]) if with_ids else rows
 
     def draw(self, n: int, weights: ArrayLike | str | None, replace: bool, rng: np.random.Generator) -> Int64:
         """Numbers of ``n`` random rows."""
@@ -445,15 +473,42 @@ class ReadsSnapshots(Conversions):
         """The rows with these numbers, in this order, copied into a table of their own."""
         return self.snapshot().get_batch(indices)
 
+    @overload
     def sample(
         self,
         n: int,
         weights: ArrayLike | str | None = None,
         replace: bool = False,
         rng: np.random.Generator | None = None,
-    ) -> pa.Table:
-        """``n`` random rows; ``weights`` are one number per row, or the name of a column; ``rng`` follows the seed."""
-        return self.snapshot().sample(n, weights, replace, rng)
+        *,
+        with_ids: Literal[False] = False,
+    ) -> pa.Table: ...
+
+    @overload
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+        *,
+        with_ids: Literal[True],
+    ) -> tuple[pa.Table, Int64]: ...
+
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+        *,
+        with_ids: bool = False,
+    ) -> pa.Table | tuple[pa.Table, Int64]:
+        """``n`` random rows, with ``with_ids`` a pair of them and their ids; see ``Snapshot.sample``."""
+        rows = self.snapshot()
+        if with_ids:
+            return rows.sample(n, weights, replace, rng, with_ids=True)
+        return rows.sample(n, weights, replace, rng)
 
     def by_id(self, ids: ArrayLike) -> Found:
         """The rows with these ids that are still there, and which of the ids are gone."""
