@@ -79,7 +79,7 @@ def validate(data: Any, level: str | int = "meaning", *, suite: Any = None, refe
       file: ok
         in memory
       format: ok
-        2 rows, 1 columns: reward
+        2 rows, 1 column: reward
       statistics: failed, 1 checks
         error: reward is between -1 and 1: 1 of 2 rows are bad; row 1: 7.0
     >>> validate({"reward": [0.5, 7.0]}, level="format", suite=suite).ok
@@ -178,7 +178,12 @@ class Source:
             rows = self.rows
         except (PoolishError, pa.ArrowException, ValueError, OSError) as error:
             return Findings([" ".join(str(error).split())[:500]])
-        return Findings(notes=[f"{len(rows):,} rows, {len(rows.names)} columns: {', '.join(rows.names[:20])}"])
+        size = f"{_count(len(rows), 'row')}, {_count(len(rows.names), 'column')}"
+        return Findings(notes=[f"{size}: {', '.join(rows.names[:20])}"])
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def sources(data: Any) -> list[Source]:

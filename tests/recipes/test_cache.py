@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from poolish import DatasetRecipe
+from poolish.expressions import EVALUATOR_VERSION
+from poolish.recipes import cache
 from poolish.recipes.cache import BakedFragment, Cache, key_of
 from poolish.recipes.fragment_rows import FragmentRows
 
@@ -95,3 +97,16 @@ def test_results_of_an_earlier_poolish_are_never_found():
     parts = ["rye", "x > 1", 7]
 
     assert key_of(*parts) != blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=20).hexdigest()
+
+
+def test_another_evaluator_finds_no_result_of_the_one_before(tmp_path, monkeypatch):
+    """Expressions may mean something else since, so what was baked by them is baked again."""
+    recipe = DatasetRecipe("r").add_ingredient("a", pa.table({"x": [1, 2]}), where="x / 0 > 1")
+    recipe.bake(cache=tmp_path)
+    same = str(recipe.bake(cache=tmp_path).report)
+
+    monkeypatch.setattr(cache, "EVALUATOR_VERSION", EVALUATOR_VERSION + 1)
+    other = str(recipe.bake(cache=tmp_path).report)
+
+    assert "1 of 1 fragments from the cache" in same
+    assert "from the cache" not in other
