@@ -45,6 +45,10 @@ def _stream(invariant: str, file: str, guard: str, broken: str, test: str) -> Mu
     return Mutant(invariant, f"tokens/{file}.py", guard, broken, f"tests/tokens/test_{test}")
 
 
+def _queue(invariant: str, file: str, guard: str, broken: str, test: str) -> Mutant:
+    return Mutant(invariant, f"{file}.py", guard, broken, f"tests/serve/test_{test}")
+
+
 MUTANTS = (
     # docs/formats/stream.md
     Mutant(
@@ -260,6 +264,114 @@ MUTANTS = (
         "        return json.loads(line[17:])\n",
         "        return __import__('pickle').loads(line[17:])\n",
         "canary.py::test_no_file_is_unpickled",
+    ),
+    # docs/formats/queue.md
+    _queue(
+        "Q1",
+        "transports/log",
+        "                partial.link(self.name_of(number))\n",
+        "                partial.rename(Path(self.name_of(number)))\n",
+        "kills.py::test_a_number_is_not_used_again_when_its_publisher_was_killed",
+    ),
+    _queue(
+        "Q1",
+        "transports/log",
+        "            self._next.write(max(self.next_number(), watermark))\n",
+        "",
+        "kills.py::test_a_number_is_not_used_again_when_its_publisher_was_killed",
+    ),
+    _queue(
+        "Q2",
+        "serve/reader",
+        "        if start < watermark:\n",
+        "        if False:\n",
+        "exactly_once.py::test_an_older_state_is_refused_once_its_batches_are_gone",
+    ),
+    _queue(
+        "Q3",
+        "transports/log",
+        "                number = self._link(partial)\n                self._next.write(number + 1)\n",
+        "                self._next.write(self.next_number() + 1)\n"
+        "                number = self.next_number() - 1\n"
+        "                partial.link(self.name_of(number))\n",
+        "kills.py::test_killed_while_it_publishes",
+    ),
+    _queue(
+        "Q3",
+        "transports/log",
+        "                self._write_tombstone(number, LOST)",
+        "                pass",
+        "queue_faults.py::test_a_batch_that_was_removed_by_hand_is_told",
+    ),
+    _queue(
+        "Q4",
+        "files/publishing",
+        " and os.fstat(fd).st_nlink == 1 and stat.S_ISREG",
+        " and stat.S_ISREG",
+        "queue_faults.py::test_a_batch_that_has_another_name_is_not_written_over",
+    ),
+    _queue(
+        "Q4",
+        "transports/log",
+        "0 < status.st_size <= COPIED_BYTES",
+        "0 < status.st_size",
+        "queue_faults.py::test_batches_that_were_handed_out_stay_as_they_are",
+    ),
+    _queue(
+        "Q5",
+        "serve/producer",
+        "                    counters.append(metadata.counter + 1)\n",
+        "                    pass\n",
+        "kills.py::test_killed_while_it_publishes",
+    ),
+    _queue(
+        "Q5",
+        "serve/producer",
+        "        counters.append(consumed.counters.get(self.name, -1) + 1)\n",
+        "",
+        "damage.py::test_a_providers_note_that_is_lost_heals_from_the_watermark",
+    ),
+    _queue(
+        "Q7",
+        "serve/progress",
+        "min(numbers[1] for numbers in found)",
+        "max(numbers[1] for numbers in found)",
+        "exactly_once.py::test_no_batch_is_removed_that_a_rank_is_not_done_with",
+    ),
+    _queue(
+        "Q8",
+        "transports/log",
+        "            partial.finish(durable=self.meta.is_durable)\n",
+        "            partial.finish(durable=False)\n",
+        "durability.py::test_a_published_batch_is_on_the_disk",
+    ),
+    _queue(
+        "Q8",
+        "transports/log",
+        "        if self.meta.is_durable:\n            sync_directory(self.path)\n",
+        "",
+        "durability.py::test_a_published_batch_is_on_the_disk",
+    ),
+    _queue(
+        "Q9",
+        "transports/log",
+        "durable=self.meta.is_durable)\n        return done\n",
+        "durable=False)\n        return done\n",
+        "durability.py::test_what_is_done_is_on_the_disk_before_anything_is_deleted",
+    ),
+    _queue(
+        "Q10",
+        "transports/batch_file",
+        "    if verify:\n        _check(header, view, place)\n",
+        "",
+        "damage.py::test_a_consumer_hands_out_right_batches_only",
+    ),
+    Mutant(
+        "Q6",
+        "transports/batch_file.py",
+        "import json\n",
+        "import json\nimport pickle\n",
+        "tests/test_structure.py::test_data_is_never_code",
     ),
 )
 

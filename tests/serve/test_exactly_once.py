@@ -516,6 +516,18 @@ def test_a_step_that_failed_is_not_over(path, prefetch):
         assert take(reader)[0] == 1
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_no_batch_is_removed_that_a_rank_is_not_done_with(path, ahead):
+    """However far the other rank is."""
+    publish(path, 6)
+    ranks = [consumer(path, rank=rank, world_size=2, acknowledge="on_read") for rank in range(2)]
+    with ranks[0], ranks[1]:
+        for _ in range(3):
+            take(ranks[ahead])
+
+        assert [take(ranks[1 - ahead])[0] for _ in range(3)] == [1 - ahead, 3 - ahead, 5 - ahead]
+
+
 @pytest.mark.parametrize("output", ["numpy", "torch"])
 @pytest.mark.parametrize("block_size", [3, 200_000])
 def test_a_batch_is_the_trainer_s_own(path, output, block_size):

@@ -15,6 +15,7 @@ import pytest
 
 from poolish.errors import QueueError, QueueNotFound, ResumeError
 from poolish.files import write_json
+from poolish.files.state_files import ChecksummedCounters
 from poolish.serve import producer, purge_queue
 from poolish.transports.log import DirectoryLog
 from tests.effort import times
@@ -254,6 +255,28 @@ def test_a_number_noted_before_it_is_used_would_be_seen(path, told, monkeypatch)
 
     with pytest.raises(AssertionError):
         publish_and_look(path, told)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_number_is_not_used_again_when_its_publisher_was_killed(path, monkeypatch, is_done):
+    """Killed between the link and raising the hint: the file is in the way, or the watermark has raised the hint."""
+
+    def publish_and_die():
+        with provider(path) as killed:
+            killed.publish("train")
+            monkeypatch.setattr(ChecksummedCounters, "write", lambda *_: die())
+            killed.publish("train")
+
+    with provider(path, name=1) as running:  # it has looked at the log before, and believes the hint
+        assert running.publish("train") == 0
+        in_child(publish_and_die)
+        if is_done:
+            with consumer(path, acknowledge="on_read") as reader:
+                assert [take(reader)[0] for _ in range(3)] == [0, 1, 2]
+
+        assert running.publish("train") == 3
+
+    assert check_log(path) == (3 if is_done else 0, 4)
 
 
 def test_a_provider_that_believed_its_note_would_be_seen(path, told, monkeypatch):

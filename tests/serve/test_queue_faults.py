@@ -266,6 +266,8 @@ def test_a_batch_that_was_removed_by_hand_is_told(tmp_path: Path):
     assert verify_queue(tmp_path) == {"train": ["batch 1 is missing: the log has a gap"]}
     with provider(tmp_path):
         pass
+    assert file_of(split, 1).exists()
+    assert not any("gap" in line for line in verify_queue(tmp_path)["train"])
     with consumer(tmp_path) as reading:
         take(reading, 1)
         with pytest.raises(CorruptDataError, match="missing"):
