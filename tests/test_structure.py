@@ -432,7 +432,7 @@ BANNED_WORDS = re.compile(
 )
 #: Packages that remain to be rewritten.
 WORDS_LEFT = {
-    *("guards", "rows", "recipes", "load", "serve", "cli", "validation", "schema"),
+    *("rows", "recipes", "load", "serve", "cli", "validation", "schema"),
 }
 
 

@@ -46,7 +46,7 @@ from poolish.formats import (
     read_parquet,
 )
 from poolish.guards.checks.infer import infer
-from poolish.guards.checks.levels import Findings, LevelReport, Validation, climb, level_named
+from poolish.guards.checks.levels import Findings, LevelReport, Validation, level_named, run_levels
 from poolish.guards.checks.reference import Reference
 from poolish.guards.checks.suite import Suite
 from poolish.guards.checks.verdicts import Level
@@ -134,7 +134,7 @@ def _climbed(source: Source, level: Level, suite: Suite | None, reference: Any) 
         "statistics": partial(_statistics, source, suite, reference),
         "meaning": partial(_meaning, source, suite),
     }
-    return climb(source.name, source.kind, steps, level)  # type: ignore[arg-type]  # the keys are levels
+    return run_levels(source.name, source.kind, steps, level)  # type: ignore[arg-type]  # the keys are levels
 
 
 def _format(source: Source, suite: Suite | None) -> Findings:

@@ -40,7 +40,7 @@ def test_a_bad_append_is_refused_whole(door):
     before = buffer.snapshot()
 
     with pytest.raises(
-        DataRefused, match=r"append of 3 rows: reward is finite: 1 of 3 rows are bad; row 1: nan; .*mend"
+        DataRefused, match=r"append of 3 rows: reward is finite: 1 of 3 rows are bad; row 1: nan; .*fix them"
     ):
         buffer.append(rows(3.0, NAN, 4.0), retain_prior=0.0, guard=suite() if door == "argument" else None)
 

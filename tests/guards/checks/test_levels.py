@@ -7,7 +7,7 @@ import json
 import pytest
 
 from poolish.guards import Suite
-from poolish.guards.checks.levels import Findings, Validation, climb, up_to
+from poolish.guards.checks.levels import Findings, Validation, levels_through, run_levels
 from poolish.guards.checks.verdicts import LEVELS
 
 BAD = Suite().expect("a", at_least=5).check({"a": [1, 9]}).verdicts
@@ -27,9 +27,9 @@ def test_the_first_level_that_fails_is_the_last_that_is_asked(level, failing):
 
         return look
 
-    report = climb("rows.csv", "csv", {each: step(each) for each in LEVELS}, level)
+    report = run_levels("rows.csv", "csv", {each: step(each) for each in LEVELS}, level)
 
-    wanted = up_to(level)
+    wanted = levels_through(level)
     expected = wanted[: wanted.index(failing) + 1] if failing in wanted else wanted
     assert asked == expected
     assert report.ok == (failing not in wanted)
@@ -40,8 +40,8 @@ def test_the_first_level_that_fails_is_the_last_that_is_asked(level, failing):
 
 def test_a_failing_check_stops_and_a_warning_does_not():
     """By its severity."""
-    stopped = climb("x", "csv", {"statistics": lambda: Findings(verdicts=BAD)}, "meaning")
-    passed = climb("x", "csv", {"statistics": lambda: Findings(verdicts=WARNING)}, "meaning")
+    stopped = run_levels("x", "csv", {"statistics": lambda: Findings(verdicts=BAD)}, "meaning")
+    passed = run_levels("x", "csv", {"statistics": lambda: Findings(verdicts=WARNING)}, "meaning")
 
     assert stopped.stopped_at == "statistics"
     assert passed.ok
@@ -50,7 +50,7 @@ def test_a_failing_check_stops_and_a_warning_does_not():
 
 def test_reports_are_text_json_and_a_page():
     """The page is whole, and runs nothing that a name says."""
-    report = climb("<script>x</script>", "csv", {"format": lambda: Findings(verdicts=BAD)}, "format")
+    report = run_levels("<script>x</script>", "csv", {"format": lambda: Findings(verdicts=BAD)}, "format")
 
     found = Validation([report])
     told = json.loads(found.to_json())

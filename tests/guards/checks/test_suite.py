@@ -232,7 +232,7 @@ def test_a_refusal_says_where_what_and_what_next():
 
     assert str(error) == (
         "append of 4 rows: reward is finite: 1 of 4 rows are bad; row 1: nan; "
-        "mend the rows, or change what the suite expects"
+        "fix the rows, or change what the suite expects"
     )
     assert pickle.loads(pickle.dumps(error)).result.mask.tolist() == [True, False, True, True]
 

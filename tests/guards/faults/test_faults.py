@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from poolish.errors import BudgetSpent, ConfigError, CorruptDataError, ResumeError, SchemaError, StoreFull
 from poolish.guards import DATA_ERRORS, CircuitOpen, Faults
 from poolish.guards.faults.budget import n_allowed
-from poolish.guards.faults.substitutes import Moments, between, placeholder_of
+from poolish.guards.faults.substitutes import ElementMoments, between, placeholder_of
 from poolish.schema import Field, Schema
 
 
@@ -207,7 +207,7 @@ def test_when_all_samples_fail_the_batch_has_failed(on_sample):
     with pytest.raises(CorruptDataError, match="row 4 is damaged") as caught:
         read(Faults(on_sample=on_sample, budget=9), Source({3, 4}), [3, 4])
 
-    assert "row 4, in a batch of 2; mend the row, or choose" in caught.value.__notes__[-1]
+    assert "row 4, in a batch of 2; fix the row, or choose" in caught.value.__notes__[-1]
 
 
 def test_a_batch_of_one_sample_follows_the_policy_for_samples():
@@ -285,7 +285,7 @@ def test_synthetic_learns_from_good_samples():
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=9), min_size=1, max_size=5))
 def test_moments_learned_in_parts_are_those_of_the_whole(parts):
     """Batches of any sizes."""
-    merged = reduce(Moments.merge, (Moments.of(np.array(part)) for part in parts))
+    merged = reduce(ElementMoments.merge, (ElementMoments.of(np.array(part)) for part in parts))
     whole = np.concatenate(parts)
 
     assert merged.mean == pytest.approx(whole.mean(), abs=1e-8)

@@ -2,9 +2,8 @@
 
 A check is numbers and text only, so a suite of them can be written to a file and read back; what it means is here. A
 null passes every check but ``nullable=False``: whether a value may be missing and what it must be if it is there are
-two rules. NaN is no null: it lies in no range and is not finite.
-
-Checks of your own, by name: a suite in a file names them, and only what this program registered can be named.
+two rules. NaN is no null: it lies in no range and is not finite. Checks of your own are
+named: a suite in a file can name only what this program registered.
 """
 
 from __future__ import annotations

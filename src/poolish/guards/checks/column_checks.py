@@ -77,7 +77,7 @@ class StatCheck:
         except NotApplicable as why:
             profile, reason = None, str(why)
         for name, (low, high) in self.ranges.items():
-            draft = _Draft(f"has a {name} {_told(low, high)}", (self.column,), self.severity, len(rows), action)
+            draft = _Draft(f"has a {name} {_range_text(low, high)}", (self.column,), self.severity, len(rows), action)
             value = None if profile is None else STATISTICS[name](profile)
             if profile is None:
                 yield draft.failed(reason)
@@ -145,12 +145,12 @@ class DriftCheck:
             measured |= {name: test.value, f"{name}_threshold": test.threshold, "n": test.n, "m": test.m}
         if found.verdict == "ok":
             return draft.passed(**measured)
-        told = "; ".join(str(test) for test in found.tests.values())
+        details = "; ".join(str(test) for test in found.tests.values())
         if found.missing_p is not None and found.missing_p < self.alpha:
-            told += f"; {100 * found.missing[0]:.2g} % were missing, now {100 * found.missing[1]:.2g} %"
+            details += f"; {100 * found.missing[0]:.2g} % were missing, now {100 * found.missing[1]:.2g} %"
         if found.verdict == "drift":
-            return draft.failed(told, **measured)
-        return draft.unknown(found.verdict, told or found.note, **measured)
+            return draft.failed(details, **measured)
+        return draft.unknown(found.verdict, details or found.note, **measured)
 
 
 def names_of(reference: Any) -> list[str]:
@@ -266,7 +266,7 @@ def _is_used(values: NDArray[Any], nulls: Any) -> Any:
     return used if nulls is None else used & ~nulls
 
 
-def _told(low: Number | None, high: Number | None) -> str:
+def _range_text(low: Number | None, high: Number | None) -> str:
     if low is not None and high is not None:
         return f"between {low} and {high}"
     return f"of at least {low}" if low is not None else f"of at most {high}"

@@ -1,10 +1,8 @@
-"""Guard: what a door asks before it lets rows pass, and what it does with the answer.
+"""Guard: what a boundary asks before rows pass, what it does with the answer, and which rows it rejected.
 
-Doors are ``DatasetBuffer.append``, a provider, a consumer, a loader, ``bake``. Each takes anything that looks at rows
-and answers with ``ok``, ``mask`` and ``verdicts``: a ``Suite``, a guard for streams that a suite made, or a function of
-your own.
-
-Rejected: what a door did not let in, counted in full and kept in part, with the reasons.
+Boundaries are ``DatasetBuffer.append``, a provider, a consumer, a loader, ``bake``. Each takes anything that looks at
+rows and answers with ``ok``, ``mask`` and ``verdicts``: a ``Suite``, a guard for streams that a suite made, or a
+function of your own. ``Rejected`` counts all rejected rows with their reasons, and keeps the newest.
 """
 
 from __future__ import annotations
@@ -102,7 +100,7 @@ def ask(guard: Guard, rows: Any, owner: object = None, stream: str = "") -> Resu
 
 
 def passed(result: Result, place: str) -> Mask | None:
-    """Which rows may pass a door at which somebody waits for the answer: None for all, else True for those that may.
+    """Which rows may pass, where a caller waits for the answer: None for all, else True for each that may.
 
     ``refuse`` and ``raise`` are a ``DataRefused``; after ``skip`` no row passes.
     """
@@ -116,7 +114,7 @@ def passed(result: Result, place: str) -> Mask | None:
 
 def refusal(result: Result, place: str) -> DataRefused:
     """The error for rows that may not pass."""
-    return result.error(place, 'mend them, or let the good ones in with suite.copy().on(error="drop")')
+    return result.error(place, 'fix them, or keep only the valid rows with suite.copy().on(error="drop")')
 
 
 class _Log:
@@ -147,7 +145,7 @@ MAX_ROWS = 1_000
 MAX_BYTES = 64 * 2**20
 
 
-class Tally(NamedTuple):
+class RejectedCounts(NamedTuple):
     """Rows that were kept out, up to some append; never changed, so that a buffer publishes it with its rows."""
 
     n_rows: int
@@ -156,7 +154,7 @@ class Tally(NamedTuple):
     kept: Sequence[pa.Table]
     since: float | None = None
 
-    def plus(self, table: pa.Table, result: Result, which: Mask) -> Tally:
+    def plus(self, table: pa.Table, result: Result, which: Mask) -> RejectedCounts:
         """With some rows of another append."""
         reasoned = result.rejected(which)
         bad = unsliced(table).filter(pa.array(which)).combine_chunks()
@@ -172,7 +170,7 @@ class Tally(NamedTuple):
             if verdict.action != "log":
                 reasons[verdict.title] += int((verdict.bad & which).sum()) if verdict.bad is not None else len(bad)
         since = time.time() if self.since is None else self.since
-        return Tally(self.n_rows + len(bad), self.n_appends + 1, reasons, _newest([*self.kept, bad]), since)
+        return RejectedCounts(self.n_rows + len(bad), self.n_appends + 1, reasons, _newest([*self.kept, bad]), since)
 
 
 class Rejected:
@@ -183,7 +181,7 @@ class Rejected:
     """
 
     def __init__(self) -> None:
-        self.tally = Tally(0, 0, Counter(), ())
+        self.tally = RejectedCounts(0, 0, Counter(), ())
         self.lock = threading.Lock()
 
     @property
@@ -225,7 +223,7 @@ class Rejected:
     def clear(self) -> None:
         """Forget the rows and the counts."""
         with self.lock:
-            self.tally = Tally(0, 0, Counter(), ())
+            self.tally = RejectedCounts(0, 0, Counter(), ())
 
     def __len__(self) -> int:
         return self.n_rows
@@ -234,8 +232,8 @@ class Rejected:
         return self.n_rows > 0
 
     def __repr__(self) -> str:
-        told = printable(", ".join(f"{title}: {n:,}" for title, n in self.reasons.most_common()))
-        return f"<Rejected {self.n_rows:,} rows of {self.n_appends:,} appends{': ' if told else ''}{told}>"
+        reasons = printable(", ".join(f"{title}: {n:,}" for title, n in self.reasons.most_common()))
+        return f"<Rejected {self.n_rows:,} rows of {self.n_appends:,} appends{': ' if reasons else ''}{reasons}>"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lock"}

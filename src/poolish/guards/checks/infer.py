@@ -12,7 +12,7 @@ from poolish.columns import Column, NotApplicable, TableView
 from poolish.guards.checks.suite import Suite
 from poolish.schema import Field, Schema
 
-#: Bounds are rounded outwards to so many digits, which is what a person would have written.
+#: Bounds are rounded outwards to this number of digits, as a person would write them.
 _DIGITS = 3
 
 

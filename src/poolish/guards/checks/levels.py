@@ -89,8 +89,8 @@ class LevelReport:
         parts: list[object] = [html.element("h2", f"{self.name} ({self.kind}): {'ok' if self.ok else 'not ok'}")]
         for level, each in self.found.items():
             parts.append(html.element("h3", f"{level}: {'ok' if each.ok else 'failed'}"))
-            told = [*each.problems, *each.notes]
-            parts.append(html.element("ul", *(html.element("li", line) for line in told)) if told else None)
+            lines = [*each.problems, *each.notes]
+            parts.append(html.element("ul", *(html.element("li", line) for line in lines)) if lines else None)
             parts.append(verdict_table(each.verdicts) if each.verdicts else None)
         left = [level for level in self.asked if level not in self.found]
         parts.append(html.element("p", f"stopped at {self.stopped_at}: {', '.join(left)} not asked") if left else None)
@@ -112,26 +112,26 @@ def level_named(level: object) -> Level:
     return found
 
 
-def up_to(level: Level) -> list[Level]:
+def levels_through(level: Level) -> list[Level]:
     """The levels that a level includes.
 
-    >>> up_to("statistics")
+    >>> levels_through("statistics")
     ['file', 'format', 'statistics']
     """
     return list(LEVELS[: LEVELS.index(level) + 1])
 
 
-def climb(name: str, kind: str, steps: Mapping[Level, Step], level: Level) -> LevelReport:
+def run_levels(name: str, kind: str, steps: Mapping[Level, Step], level: Level) -> LevelReport:
     """Ask level after level, up to one, until one of them fails.
 
-    >>> report = climb("rows.csv", "csv", {"file": lambda: Findings(["it is empty"])}, "format")
+    >>> report = run_levels("rows.csv", "csv", {"file": lambda: Findings(["it is empty"])}, "format")
     >>> print(report)
     rows.csv (csv): not ok
       file: failed
         error: it is empty
       stopped at file: format not asked
     """
-    asked, found = up_to(level), dict[Level, Findings]()
+    asked, found = levels_through(level), dict[Level, Findings]()
     for each in asked:
         found[each] = steps[each]() if each in steps else Findings()
         if not found[each].ok:

@@ -3,14 +3,10 @@
 One file, in the layout of safetensors with a checksum, no pickle: to load and use it takes neither scikit-learn nor
 torch, which only fitting needs.
 
-Fitting a suite: from good rows, or from what an earlier fit saved, to the ``Reference`` that the suite carries.
+    entry of a suite --detector_of--> Detector --fit(reference)--> FittedOutliers, a check of single rows
 
-Outliers by a model of good rows: the check of a ``Suite`` that a fitted ``Detector`` answers.
-
-    entry of a suite --detector_of--> Detector --fit(reference)--> FittedOutliers, asked of each row by itself
-
-A fitted detector judges a row without looking at the others, so it is a check of rows: it has a mask and acts at once,
-at every door, whatever the size of a batch.
+A fitted detector judges a row without looking at the others, so its check has a mask and acts at once, at every
+boundary, whatever the size of a batch.
 """
 
 from __future__ import annotations

@@ -168,19 +168,19 @@ class StreamGuard:
             self._n_open = 0 if table is None else table.num_rows
 
     def _checked(self, state: Mapping[str, Any]) -> tuple[int, int, int, dict[str, int], pa.Table | None]:
-        told = dict(state) if isinstance(state, Mapping) else {}
-        numbers = [told.get(key) for key in ("seen", "bad", "windows")]
-        streaks, data = told.get("streaks"), told.get("rows")
-        is_state = all(type(n) is int and n >= 0 for n in numbers) and told.get("version") == VERSION
+        found = dict(state) if isinstance(state, Mapping) else {}
+        numbers = [found.get(key) for key in ("seen", "bad", "windows")]
+        streaks, data = found.get("streaks"), found.get("rows")
+        is_state = all(type(n) is int and n >= 0 for n in numbers) and found.get("version") == VERSION
         if not is_state or not isinstance(streaks, dict) or not isinstance(data, str):
             raise ResumeError(f"no state of a guard: {reprlib.repr(state)}; pass what state_dict() gave")
-        if told.get("suite") != self.suite.fingerprint:
+        if found.get("suite") != self.suite.fingerprint:
             raise ResumeError(
                 f"the state is of another suite than {self.suite.name!r}, or of an older form of it; begin without it"
             )
         if not all(isinstance(title, str) and type(n) is int for title, n in streaks.items()):
             raise ResumeError("a guard's streaks are numbers by check; pass what state_dict() gave")
-        if checksum_hex(data.encode("utf-8", "surrogatepass")) != told.get("checksum"):
+        if checksum_hex(data.encode("utf-8", "surrogatepass")) != found.get("checksum"):
             raise ResumeError(
                 "the rows in the state of a guard are damaged: their checksum is another; begin without it"
             )

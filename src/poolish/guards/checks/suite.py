@@ -239,7 +239,7 @@ class Suite:
     ) -> Self:
         """What doors do when a check of a severity fails: log, drop, skip, refuse or raise (guards/checks/verdicts.py).
 
-        Until told otherwise: ``error="refuse"``, ``warn="log"``, ``fatal="raise"``. ``persist=k``: a statistic, a drift
+        The defaults are ``error="refuse"``, ``warn="log"``, ``fatal="raise"``. ``persist=k``: a statistic, a drift
         or a share of outliers acts only when it has failed in k windows in a row, which is what tells a change from a
         bad hour; until then it is logged. Checks of rows always act at once: a bad row is bad.
         """

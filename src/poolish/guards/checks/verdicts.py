@@ -10,7 +10,7 @@ what a door does. From the mildest to the strictest:
     drop     the bad rows stay out, the others pass; where no row is to blame (a mean, a drift), the whole batch does
     skip     the whole batch stays out, and the run goes on
     refuse   the whole batch stays out; an error where a caller can act on it (append, a consumer), quarantine where
-             nobody can (a provider)
+             no caller can (a provider)
     raise    an error, everywhere
 
 If several checks fail, the strictest of their actions counts.
@@ -103,14 +103,14 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values; the mask is not part of it."""
-        told: dict[str, Any] = {
+        values: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("check", "severity", "level", "status", "n_rows", "n_bad", "detail", "action", "acts")
         }
-        told["columns"] = list(self.columns)
-        told["examples"] = [{"row": each.row, "id": each.id, "value": each.value} for each in self.examples]
-        told["measured"] = {name: _plain(value) for name, value in self.measured.items()}
-        return told
+        values["columns"] = list(self.columns)
+        values["examples"] = [{"row": each.row, "id": each.id, "value": each.value} for each in self.examples]
+        values["measured"] = {name: _plain(value) for name, value in self.measured.items()}
+        return values
 
 
 class Result:
@@ -191,9 +191,9 @@ class Result:
 
     def to_json(self) -> str:
         """The verdicts and the counts, as JSON text."""
-        return json.dumps(self.told(), allow_nan=False, indent=2)
+        return json.dumps(self.to_dict(), allow_nan=False, indent=2)
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The same as plain values."""
         return {
             "suite": self.name,
@@ -215,12 +215,12 @@ class Result:
         lines = [f"  {verdict.severity}: {verdict}" for verdict in self.failures]
         return "\n".join([printable(self._headline()), *lines])
 
-    def error(self, place: str = "", advice: str = "mend the rows, or change what the suite expects") -> DataRefused:
+    def error(self, place: str = "", advice: str = "fix the rows, or change what the suite expects") -> DataRefused:
         """The error with which a door refuses these rows."""
-        told = [str(verdict) for verdict in self.failures if verdict.action != "log"][:5]
-        more = len(self.failures) - len(told)
+        shown = [str(verdict) for verdict in self.failures if verdict.action != "log"][:5]
+        more = len(self.failures) - len(shown)
         rest = f"; and {more} more" if more > 0 else ""
-        error = DataRefused(f"{place}{': ' if place else ''}{'; '.join(told)}{rest}; {advice}")
+        error = DataRefused(f"{place}{': ' if place else ''}{'; '.join(shown)}{rest}; {advice}")
         error.result = self
         return error
 
@@ -249,7 +249,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> html.Html:
     """Verdicts as a table, the failures first."""
     ordered = sorted(verdicts, key=lambda verdict: verdict.ok)
     rows = [
-        (verdict.title, verdict.level, verdict.severity, verdict.status, verdict.n_bad, _told(verdict))
+        (verdict.title, verdict.level, verdict.severity, verdict.status, verdict.n_bad, _found(verdict))
         for verdict in ordered
     ]
     return html.table(("check", "level", "severity", "verdict", "bad rows", "what was found"), rows)
@@ -291,7 +291,7 @@ def _shown(example: Example) -> str:
     return f"row {example.row}{id_}: {example.value}" if example.value else f"row {example.row}{id_}"
 
 
-def _told(verdict: Verdict) -> str:
+def _found(verdict: Verdict) -> str:
     return "" if verdict.status == "ok" and not verdict.detail else str(verdict).partition(": ")[2]
 
 

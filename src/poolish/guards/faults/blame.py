@@ -8,7 +8,7 @@
 A ValueError may be a bug too, such as two shapes that do not fit; then most rows fail, and the budget ends the run
 after a few of them. Damaged files decide what else is on the list: thousands of bit flips in PNG, JPEG, GIF, TIFF,
 WebP, NPY, NPZ, JSON, WAV and safetensors were decoded, and what was raised is here, except the KeyError of a zip and
-the RuntimeError of a WAV, which are far more often somebody's bug; ``recoverable=`` can name them.
+the RuntimeError of a WAV, which are far more often bugs; ``recoverable=`` can name them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from poolish.errors import (
     UnknownColumn,
 )
 
-#: An error by its class, or by its dotted name where the library may not be loaded: nobody can raise it before.
+#: An error by its class, or by its dotted name where the library may not be loaded, and then nothing raises it.
 ErrorKind = type[Exception] | str
 
-#: What ``Faults`` takes for a fault of the data, unless told otherwise. CorruptDataError, SchemaError, LimitExceeded,
+#: What ``Faults`` takes for a fault of the data by default. CorruptDataError, SchemaError, LimitExceeded,
 #: UnicodeError, JSONDecodeError and Arrow's ArrowInvalid are ValueErrors; timeouts and broken connections are OSErrors.
 DATA_ERRORS: tuple[ErrorKind, ...] = (
     ValueError,
@@ -92,10 +92,10 @@ _NEVER_AGAIN = (CorruptDataError, DurabilityLost, BudgetSpent, CircuitOpen)
 _DAMAGED = ("PIL.UnidentifiedImageError",)
 
 
-def is_machines(error: BaseException) -> bool:
+def is_resource_error(error: BaseException) -> bool:
     """Whether the machine is out of space, memory or files, or lost a sync: neither the data nor waiting helps.
 
-    >>> is_machines(OSError(codes.ENOSPC, "no space left")), is_machines(OSError(codes.EIO, "bad sector"))
+    >>> is_resource_error(OSError(codes.ENOSPC, "no space left")), is_resource_error(OSError(codes.EIO, "bad sector"))
     (True, False)
     """
     if isinstance(error, (MemoryError, DurabilityLost)):
@@ -103,28 +103,28 @@ def is_machines(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _OUT_OF
 
 
-def is_datas(error: BaseException, recoverable: Iterable[ErrorKind] = DATA_ERRORS) -> bool:
+def is_data_error(error: BaseException, recoverable: Iterable[ErrorKind] = DATA_ERRORS) -> bool:
     """Whether a policy for bad data applies to this error.
 
-    >>> is_datas(ValueError("no number: 12x")), is_datas(IndexError("row 12"))
+    >>> is_data_error(ValueError("no number: 12x")), is_data_error(IndexError("row 12"))
     (True, False)
     """
-    if isinstance(error, PROGRAM_ERRORS) or is_machines(error):
+    if isinstance(error, PROGRAM_ERRORS) or is_resource_error(error):
         return False
     return any(is_of(error, kind) for kind in recoverable)
 
 
-def is_passing(error: BaseException, retry_on: tuple[ErrorKind, ...]) -> bool:
+def is_transient(error: BaseException, retry_on: tuple[ErrorKind, ...]) -> bool:
     """Whether asking again may help.
 
     What is an answer or a bug is asked for again only if ``retry_on`` names exactly that class.
 
-    >>> is_passing(TimeoutError(), (OSError,)), is_passing(FileNotFoundError(), (OSError,))
+    >>> is_transient(TimeoutError(), (OSError,)), is_transient(FileNotFoundError(), (OSError,))
     (True, False)
-    >>> is_passing(FileNotFoundError(), (OSError, FileNotFoundError))
+    >>> is_transient(FileNotFoundError(), (OSError, FileNotFoundError))
     True
     """
-    if isinstance(error, _NEVER_AGAIN) or is_machines(error) or any(is_of(error, name) for name in _DAMAGED):
+    if isinstance(error, _NEVER_AGAIN) or is_resource_error(error) or any(is_of(error, name) for name in _DAMAGED):
         return False
     unlikely = tuple(kind for kind in (*ANSWERS, *PROGRAM_ERRORS) if kind not in retry_on)
     return not isinstance(error, unlikely) and any(is_of(error, kind) for kind in retry_on)

@@ -13,7 +13,7 @@ source nor the caller waits. half-open: ``probes`` calls are let through, the ot
 
 Written by hand: it judges a rate over the last calls, and a call that succeeds may cost no more than an append. The
 outcomes of one closed period live in one deque, and a call remembers which it began with: what comes back late, from
-before the breaker opened, lands in a deque that nobody looks at any more.
+before the breaker opened, lands in a deque that is no longer read.
 """
 
 from __future__ import annotations

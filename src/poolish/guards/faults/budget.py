@@ -1,4 +1,4 @@
-"""Tally: how many samples failed, of which kinds, what was done about it, and whether the budget still holds.
+"""FaultCounts: how many samples failed, of which kinds, what was done about it, and whether the budget still holds.
 
 The budget is a count of failures, or a fraction of the samples seen. A fraction has to be judged while few samples have
 been seen and chance plays a large part, so with an expected ``m = fraction * seen`` failures, ``ceil(m + sqrt(m))`` are
@@ -52,13 +52,13 @@ def check_budget(budget: float) -> float:
     return budget
 
 
-class Tally:
+class FaultCounts:
     """Counts that all threads share, small and JSON however much fails.
 
-    >>> tally = Tally(budget=1)
-    >>> tally.count(64, [(17, OSError("no such picture"))])
-    >>> tally.did("skip", 1)
-    >>> print(tally.summary())
+    >>> counts = FaultCounts(budget=1)
+    >>> counts.count(64, [(17, OSError("no such picture"))])
+    >>> counts.did("skip", 1)
+    >>> print(counts.summary())
     1 of 64 samples failed (1.6 %, budget 1): 1 OSError; skip 1
       OSError: row 17: no such picture
     """
@@ -125,8 +125,8 @@ class Tally:
             news = [kind for kind in dict.fromkeys(self._add(*failure) for failure in failures) if self._is_new(kind)]
             examples = {kind: list(self._examples.get(kind, ())) for kind in news}
         for kind in news:
-            told = "; ".join(examples[kind]) or "see the summary"
-            logger.warning("%s: %s (more of this kind are counted and not logged)", kind, printable(told))
+            lines = "; ".join(examples[kind]) or "see the summary"
+            logger.warning("%s: %s (more of this kind are counted and not logged)", kind, printable(lines))
 
     def check(self, error: Exception) -> None:
         """Raise ``BudgetSpent`` if more failed than was allowed; ``error`` is the one that was too much."""
@@ -135,7 +135,7 @@ class Tally:
         if n_failed > n_allowed(self.budget, n_seen):
             raise BudgetSpent(
                 f"{self.summary()}\n{n_failed:,} failures are more than the {n_allowed(self.budget, n_seen):,} that "
-                f"budget={self.budget} allows among {n_seen:,} samples; mend the rows above, or raise budget="
+                f"budget={self.budget} allows among {n_seen:,} samples; fix the rows above, or raise budget="
             ) from error
 
     def counts(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Tally:
                 "seen": self.n_seen,
                 "failed": self.n_failed,
                 "kinds": dict(self._kinds),
-                "examples": {kind: list(told) for kind, told in self._examples.items()},
+                "examples": {kind: list(lines) for kind, lines in self._examples.items()},
                 "done": dict(self._done),
             }
 
@@ -156,10 +156,10 @@ class Tally:
             for key in ("seen", "failed", "kinds", "examples", "done")
         )
         numbers = [seen, failed, *(_values(kinds)), *(_values(done))]
-        told = [line for lines in _values(examples) for line in (lines if isinstance(lines, list) else [None])]
-        # No count is larger; a share of what is beyond float64 could not be told.
+        texts = [line for lines in _values(examples) for line in (lines if isinstance(lines, list) else [None])]
+        # No count is larger; a share of what is beyond float64 could not be computed.
         are_counts = all(type(n) is int and 0 <= n < 2**63 for n in numbers)
-        if not are_counts or not all(isinstance(line, str) for line in told):
+        if not are_counts or not all(isinstance(line, str) for line in texts):
             raise ResumeError(f"Faults: no state of faults in {reprlib.repr(state)}; pass what state_dict() gave")
         with self._lock:
             self.n_seen, self.n_failed = int(seen or 0), int(failed or 0)
@@ -171,11 +171,11 @@ class Tally:
         counts = self.counts()
         seen, failed = counts["seen"], counts["failed"]
         budget = f"budget {self.budget:,}" if isinstance(self.budget, int) else f"budget {100 * self.budget:g} %"
-        told = f"{failed:,} of {seen:,} samples failed ({100 * failed / max(seen, 1):.2g} %, {budget})"
+        summary = f"{failed:,} of {seen:,} samples failed ({100 * failed / max(seen, 1):.2g} %, {budget})"
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts["kinds"].items(), key=lambda kind: -kind[1]))
         done = ", ".join(f"{policy} {n:,}" for policy, n in counts["done"].items())
         lines = [f"  {kind}: {line}" for kind, examples in counts["examples"].items() for line in examples]
-        head = told + (f": {kinds}" if kinds else "") + (f"; {done}" if done else "")
+        head = summary + (f": {kinds}" if kinds else "") + (f"; {done}" if done else "")
         return "\n".join(map(printable, [head, *lines]))
 
     def __getstate__(self) -> dict[str, Any]:

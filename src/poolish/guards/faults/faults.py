@@ -28,11 +28,11 @@ from poolish.guards.faults.blame import (
     PROGRAM_ERRORS,
     ErrorKind,
     error_kinds,
-    is_datas,
-    is_machines,
+    is_data_error,
+    is_resource_error,
     name_of,
 )
-from poolish.guards.faults.budget import Tally
+from poolish.guards.faults.budget import FaultCounts
 from poolish.guards.faults.substitutes import Sample, Synthesizer, between, copied, placeholder_of
 from poolish.health import Health
 from poolish.seeds import check_seed
@@ -89,7 +89,7 @@ class Faults:
         self.on_batch: OnBatch = _one_of("on_batch", on_batch, get_args(OnBatch))
         self.recoverable = _recoverable(recoverable)
         self.interpolate = interpolate
-        self._tally = Tally(budget)
+        self._counts = FaultCounts(budget)
         self._placeholder = copied(placeholder)
         self._seed, self._profile = check_seed(seed), profile
         self._last_good: list[Sample] = []
@@ -100,17 +100,17 @@ class Faults:
     @property
     def budget(self) -> float:
         """How many samples may fail: a count, or a fraction of those seen."""
-        return self._tally.budget
+        return self._counts.budget
 
     @property
     def n_seen(self) -> int:
         """Samples asked for so far."""
-        return self._tally.n_seen
+        return self._counts.n_seen
 
     @property
     def n_failed(self) -> int:
         """Samples that could not be read so far."""
-        return self._tally.n_failed
+        return self._counts.n_failed
 
     def expect(self, schema: Any) -> None:
         """Tell the schema of the samples, for placeholders: what was given before is kept, None tells nothing.
@@ -149,7 +149,7 @@ class Faults:
             first = error
         else:
             self._remember(samples)
-            self._tally.saw(len(ids))
+            self._counts.saw(len(ids))
             return samples, np.ones(len(ids), np.bool_)
         try:
             return self._read_singly(ids, get_one, is_neighbour, first)
@@ -158,27 +158,27 @@ class Faults:
 
     def handles(self, error: BaseException) -> bool:
         """Whether the policies apply to this error; others always stop."""
-        return is_datas(error, self.recoverable)
+        return is_data_error(error, self.recoverable)
 
     def health(self) -> Health:
         """Whether every sample could be read, since when not, and how much of the budget is left."""
-        return self._tally.health()
+        return self._counts.health()
 
     def summary(self) -> str:
         """What failed and what was done about it, for people."""
-        return self._tally.summary()
+        return self._counts.summary()
 
     def counts(self) -> dict[str, Any]:
         """The same for programs: ``seen``, ``failed``, ``kinds``, ``examples``, ``done``."""
-        return self._tally.counts()
+        return self._counts.counts()
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, small and JSON; a cached batch and learned moments are not part of it, they are met again."""
-        return self._tally.counts()
+        return self._counts.counts()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with these counts, towards the same budget."""
-        self._tally.restore(state)
+        self._counts.restore(state)
 
     def __repr__(self) -> str:
         return f"Faults(on_sample={self.on_sample!r}, on_batch={self.on_batch!r}, budget={self.budget})"
@@ -205,7 +205,7 @@ class Faults:
                 if self.on_sample == self.on_batch == "raise":
                     break  # nothing that is read after it would be used
         if not failures:  # what failed together succeeds alone: nothing is lost
-            self._tally.reread(len(ids), first)
+            self._counts.reread(len(ids), first)
             self._remember(list(found.values()))
             return list(found.values()), np.ones(len(ids), np.bool_)
         return self._replace(ids, found, failures, get_one, is_neighbour)
@@ -218,10 +218,10 @@ class Faults:
         get_one: Callable[[int], Sample],
         is_neighbour: Callable[[int], bool] | None,
     ) -> tuple[list[Sample], NDArray[np.bool_]]:
-        self._tally.count(len(ids), [(int(ids[place]), error) for place, error in failures.items()])
+        self._counts.count(len(ids), [(int(ids[place]), error) for place, error in failures.items()])
         place, error = next(reversed(failures.items()))
         if self.on_sample != "raise" or self.on_batch != "raise":
-            self._tally.check(error)
+            self._counts.check(error)
         # A batch of one sample has failed no more than that sample has.
         if self.on_sample == "raise" or (not found and len(ids) > 1):
             return self._replace_batch(ids, found, int(ids[place]), error, "")
@@ -233,7 +233,7 @@ class Faults:
                 if substitute is _NOTHING:
                     return self._replace_batch(ids, found, row, error, f"no good row within {MAX_DISTANCE} of it")
                 substitutes[place] = substitute
-        self._tally.did(self.on_sample, len(failures))
+        self._counts.did(self.on_sample, len(failures))
         return _in_order(found | substitutes, len(ids))
 
     def _substitute(
@@ -276,32 +276,32 @@ class Faults:
     ) -> tuple[list[Sample], NDArray[np.bool_]]:
         n = len(ids)
         if self.on_batch == "shrink":
-            self._tally.did("shrink", 1)
+            self._counts.did("shrink", 1)
             return _in_order(found, n)
         if self.on_batch == "cached" and (last := self._last_good):
-            self._tally.did("cached", 1)
+            self._counts.did("cached", 1)
             return [copied(last[i % len(last)]) for i in range(n)], np.ones(n, np.bool_)
         if self.on_batch == "synthetic":
             if found:
                 self._synthesizer.learn(list(found.values()))
             if self._synthesizer.knows_enough:
-                self._tally.did("synthetic", 1)
+                self._counts.did("synthetic", 1)
                 return [self._synthesizer.draw(row) for row in ids.tolist()], np.ones(n, np.bool_)
-        self._tally.did("raise", 1)
+        self._counts.did("raise", 1)
         error.add_note(self._explanation(row, n, why))
         raise error
 
     def _explanation(self, row: int, n: int, why: str) -> str:
         next_action = {
-            "raise": "mend the row, or choose another on_sample= or on_batch= to go on without it",
-            "cached": "no good batch has been read yet that on_batch='cached' could repeat; mend the first rows",
+            "raise": "fix the row, or choose another on_sample= or on_batch= to continue without it",
+            "cached": "no good batch has been read yet that on_batch='cached' could repeat; fix the first rows",
             "synthetic": "nothing is known yet that on_batch='synthetic' could draw from; pass profile= and schema=",
         }[self.on_batch]
         return f"row {row}, in a batch of {n}{': ' if why else ''}{why}; {next_action}"
 
     def _remember(self, samples: list[Sample]) -> None:
         if self.on_batch == "cached" and samples:
-            # A copy: whoever is given the samples may change them, and a source may use their memory again.
+            # A copy: the receiver of the samples may change them, and a source may reuse their memory.
             self._last_good = [copied(sample) for sample in samples]
         elif self.on_batch == "synthetic":
             self._synthesizer.learn(samples)
@@ -317,7 +317,7 @@ def _in_order(by_place: dict[int, Sample], n: int) -> tuple[list[Sample], NDArra
 
 
 def _explain(error: Exception, where: str) -> None:
-    if isinstance(error, PROGRAM_ERRORS) or is_machines(error):
+    if isinstance(error, PROGRAM_ERRORS) or is_resource_error(error):
         error.add_note(f"{where}: not a fault of the data, so no policy of Faults applies")
         return
     kind = name_of(error)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from poolish.errors import ConfigError
-from poolish.guards.faults.blame import ErrorKind, error_kinds, is_passing, name_of
+from poolish.guards.faults.blame import ErrorKind, error_kinds, is_transient, name_of
 from poolish.health import Health, Problem, wall_time
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Retry:
 
     def is_retried(self, error: BaseException) -> bool:
         """Whether this error may pass, by the rules above."""
-        return is_passing(error, self.retry_on)
+        return is_transient(error, self.retry_on)
 
     def call(self, fn: Callable[Asked, Answer], /, *args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
         """The answer of ``fn(*args, **kwargs)``, asked again while its errors may pass."""

@@ -1,15 +1,14 @@
-"""What may stand in for a sample: nothing of a schema, something between two neighbours, a copy.
+"""Substitutes for a sample that could not be read: a placeholder, an interpolation, a copy, or a synthetic one.
 
 A sample is a dict, a tuple or list, or a single value; its *columns* are the values one level down. Numbers that
 measure (floats) can be averaged. Integers are as often names (a class, a token, an id) as amounts, and the class
 between cat and dog is no animal; so integers, text and all the rest are taken over from one sample as they are.
 
-Samples drawn from statistics, for a batch of which nothing could be read.
-
-Each number is drawn by itself from a normal distribution with the mean and variance of its column, cut to the range
-that is known; integers are rounded, what is not a number is that of a good sample. That keeps shapes, types and scales,
-and nothing else: no relation between columns survives. The statistics are a profile's, or the moments of the first
-good samples, element by element where all have the same shape.
+Synthetic samples are drawn from statistics, for a batch of which nothing could be read. Each number is drawn by itself
+from a normal distribution with the mean and variance of its column, cut to the range that is known; integers are
+rounded, and other values are those of a good sample. That keeps shapes, types and scales, and nothing else: no relation
+between columns survives. The statistics are a profile's, or the moments of the first good samples, element by element
+where all have the same shape.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Sample = Any
 
 
 def copied(sample: Sample) -> Sample:
-    """A copy that shares no memory with the sample: whoever holds that may change it in place."""
+    """A copy that shares no memory with the sample: its owner may change it in place."""
     if type(sample) in _UNCHANGING:
         return sample
     if type(sample) is dict:  # spelled out for the usual samples: deepcopy takes three times as long
@@ -148,19 +147,19 @@ def _zero(type_: Any, name: str) -> Any:
 def _media(feature: str | None) -> str | None:
     """``Image``, ``Audio`` or ``Video`` where that is what Hugging Face makes of a column."""
     try:
-        told = json.loads(feature or "null")
+        described = json.loads(feature or "null")
     except ValueError:
         return None
-    kind = told.get("_type") if isinstance(told, dict) else None
+    kind = described.get("_type") if isinstance(described, dict) else None
     return kind if kind in ("Image", "Audio", "Video") else None
 
 
-#: Moments of so many samples are good to 3 % of a standard deviation; after them reading costs nothing extra again.
+#: Moments of this many samples are good to 3 % of a standard deviation; after them reading costs nothing extra again.
 N_LEARNED = 1_000
 
 
 @dataclass
-class Moments:
+class ElementMoments:
     """Count, mean, variance and range of a column, merged batch by batch."""
 
     n: int
@@ -175,22 +174,22 @@ class Moments:
         return self.squares / self.n
 
     @classmethod
-    def of(cls, values: NDArray[Any]) -> Moments:
+    def of(cls, values: NDArray[Any]) -> ElementMoments:
         """Of the samples in the first dimension.
 
-        >>> Moments.of(np.array([[1.0, 0.0], [2.0, 0.0], [6.0, 0.0]])).mean
+        >>> ElementMoments.of(np.array([[1.0, 0.0], [2.0, 0.0], [6.0, 0.0]])).mean
         array([3., 0.])
         """
         values = values.astype(np.float64)
         mean = values.mean(axis=0)
         return cls(len(values), mean, ((values - mean) ** 2).sum(axis=0), values.min(axis=0), values.max(axis=0))
 
-    def merge(self, other: Moments) -> Moments:
+    def merge(self, other: ElementMoments) -> ElementMoments:
         """The moments of both, numerically stable (Chan)."""
         n, apart = self.n + other.n, other.mean - self.mean
         squares = self.squares + other.squares + apart**2 * (self.n * other.n / n)
         lowest, highest = np.minimum(self.min, other.min), np.maximum(self.max, other.max)
-        return Moments(n, self.mean + apart * (other.n / n), squares, lowest, highest)
+        return ElementMoments(n, self.mean + apart * (other.n / n), squares, lowest, highest)
 
 
 class Synthesizer:
@@ -207,7 +206,7 @@ class Synthesizer:
         self._seed, self._profile = seed, profile
         self._template: Sample | None = None
         self._expected: Sample | None = None
-        self._moments: dict[Any, Moments | None] = {}
+        self._moments: dict[Any, ElementMoments | None] = {}
         self._n_left = N_LEARNED
         self._lock = threading.Lock()
 
@@ -281,15 +280,15 @@ class Synthesizer:
 _NEEDED = ("mean", "variance")
 
 
-def _moments(values: list[Any]) -> Moments | None:
+def _moments(values: list[Any]) -> ElementMoments | None:
     """The moments of a column; None if it holds no numbers, or not of one shape."""
     if any(_numbers(value) is None for value in values) or len({np.shape(value) for value in values}) != 1:
         return None
     stacked = np.stack([np.asarray(value) for value in values])
-    return Moments.of(stacked) if np.isfinite(stacked).all() else None
+    return ElementMoments.of(stacked) if np.isfinite(stacked).all() else None
 
 
-def _merged(known: Mapping[Any, Moments | None], name: Any, new: Moments | None) -> Moments | None:
+def _merged(known: Mapping[Any, ElementMoments | None], name: Any, new: ElementMoments | None) -> ElementMoments | None:
     old = known.get(name, new)
     if old is new or new is None or old is None or np.shape(old.mean) != np.shape(new.mean):
         return old

@@ -27,7 +27,7 @@ from poolish.guards.stats.serialization import MAX_COUNT, decode_array, decode_f
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
-#: Numbers with at most so many different values get a bin for each.
+#: Numbers with at most this many distinct values get a bin for each.
 MAX_DISCRETE = 20
 #: The most values of text that get a bin of their own.
 MAX_VALUES = 100

@@ -1,24 +1,16 @@
-"""What the fitted detectors share: rows to numbers, a threshold by contamination, and files without pickle.
+"""Fitted outlier detectors: isolation forest, one-class SVM, autoencoder; scores, thresholds, files without pickle.
 
 A detector learns what usual rows look like and gives each row a score, higher for stranger ones. The threshold is the
-score that a share ``contamination`` of the rows it was fitted on exceeds; one in a hundred, unless told, because what
-the libraries assume (14 % or half of all rows) would bury who has to look at them. A row with a number that is missing
+score that a share ``contamination`` of the rows it was fitted on exceeds; by default one in a hundred, because what
+the libraries assume (14 % or half of all rows) is more than anyone can look at. A row with a number that is missing
 or infinite cannot be scored: it is infinitely strange, and not learnt from.
 
-IsolationForestOutliers: rows that random cuts set apart quickly are strange.
+scikit-learn or torch fits; what they learn (trees, support vectors, weights) is kept as arrays and scored here in
+NumPy, so a saved detector needs neither library nor pickle, and scores on every machine as it did when it was fitted.
 
-scikit-learn grows the trees; what they are made of is kept as arrays and followed here in NumPy, so that a saved forest
-needs neither scikit-learn nor pickle, and scores as it did on the day it was fitted.
-
-OneClassSVMOutliers: rows outside of a smooth border around the usual ones are strange.
-
-scikit-learn finds the border. Kept are its support vectors and their weights, and the distance is computed here, so
-that a saved detector needs neither scikit-learn nor pickle. Columns are standardized first: the kernel sees distances.
-
-AutoencoderOutliers: rows that a small network cannot rebuild from a few numbers are strange.
-
-torch trains it; the weights are kept as arrays and used here in NumPy, so that a saved detector needs neither torch nor
-pickle, and scores the same on every machine that has NumPy.
+    isolation forest   rows that random cuts set apart quickly are strange
+    one-class SVM      rows outside of a smooth border around the usual ones are strange; columns are standardized first
+    autoencoder        rows that a small network cannot rebuild from a few numbers are strange
 """
 
 from __future__ import annotations
@@ -281,7 +273,7 @@ def as_arrays(forest: Any, width: int) -> Arrays:
 
 
 def usual_depth(n_rows: NDArray[Any]) -> Floats:
-    """How deep a search among so many rows goes that finds nothing, on average.
+    """The average depth of an unsuccessful search among this many rows.
 
     >>> usual_depth(np.array([1, 2, 256])).round(4)
     array([ 0.    ,  1.    , 10.2448])

@@ -1,10 +1,8 @@
-"""DriftReport: every column of two tables compared, with one error rate for all of them.
+"""Drift: every column of two tables compared, with one error rate for all of them.
 
 Each column gets a p-value from its tests (Simes' rule joins them: the least p-value times the number of tests over its
 place among them), then Benjamini and Hochberg's rule holds the share of false alarms among all alarms at ``alpha``,
 however many columns there are. A changed share of missing values is a test of its own.
-
-The function ``drift``. What it does is in ``drift_report``, which is loaded, with Arrow, when it is first called.
 """
 
 from __future__ import annotations

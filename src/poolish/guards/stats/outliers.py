@@ -54,8 +54,8 @@ class Outliers:
         return len(self.mask)
 
     def __repr__(self) -> str:
-        told = "".join(f"; {note}" for note in self.notes)
-        return f"Outliers({self.count:,} of {len(self):,} by {self.method}, threshold {self.threshold:g}{told})"
+        notes = "".join(f"; {note}" for note in self.notes)
+        return f"Outliers({self.count:,} of {len(self):,} by {self.method}, threshold {self.threshold:g}{notes})"
 
 
 def zscore(values: Any, *, threshold: float = 3.0, convention: str = "poolish") -> Outliers:

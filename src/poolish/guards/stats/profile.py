@@ -2,8 +2,6 @@
 
 A profile of a reference freezes the bins of each column. Profiles made on it (``reference=``) count on those bins, so a
 window of a stream is compared with it without the reference's rows, and windows are merged and subtracted exactly.
-
-Making the profile of a column: one pass over its numbers, and what must be kept while the values are known.
 """
 
 from __future__ import annotations
@@ -126,8 +124,8 @@ class Profile(Mapping[str, ColumnProfile]):
     def to_json(self) -> str:
         """The profile as text that ``from_json`` takes."""
         columns = {name: column.to_json() for name, column in self._columns.items()}
-        told = {"poolish_profile": VERSION, "checksum": checksum_of(columns), "columns": columns}
-        return json.dumps(told, allow_nan=False, ensure_ascii=False)
+        state = {"poolish_profile": VERSION, "checksum": checksum_of(columns), "columns": columns}
+        return json.dumps(state, allow_nan=False, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
@@ -213,7 +211,7 @@ def _drawn(column: ColumnProfile) -> object:
     return html.sparkline([0, *found.counts.tolist(), 0], title=repr(found))
 
 
-#: What a column of rows is told to keep of its quantiles.
+#: What a profile keeps for quantiles.
 SKETCHES = ("auto", "exact", "none")
 
 
@@ -277,7 +275,7 @@ def _of_numbers(column: ColumnSample, given: Bins | None, n_bins: int, sketch: s
 
 
 def _ordered(column: ColumnSample, n_bins: int, sketch: str, *, has_bins: bool) -> tuple[Quantiles | None, Bins | None]:
-    """What is kept of the order, and the bins that must be made now, because later nobody knows the values any more."""
+    """What is kept of the order, and the bins that must be made now, because the values are not kept."""
     if sketch == "none":
         return None, None if has_bins else _order_of(column, n_bins, sketch)[1]
     quantiles, own = _order_of(column, n_bins, sketch)

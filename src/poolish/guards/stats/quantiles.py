@@ -12,7 +12,7 @@ these steps moves a rank by a known number of rows at most; their sum is kept, s
 Written by hand: the well-kept KLL (datasketches) tosses coins that cannot be seeded, so a profile could not be made
 twice, and takes three times as long as the one sort, which also gives the exact edges of a histogram.
 
-Ranks: which values lie at given places of an order, without sorting millions to find a few thousand.
+``Ranks`` finds the values at given places of an order without sorting millions to find a few thousand::
 
     sample --> range of nearly all values, in 65,536 buckets of equal width
     pass 1     count each bucket, keep one value of it
@@ -37,7 +37,7 @@ from poolish.kernels import fill_buckets, pick_buckets, scatter, sort
 
 Floats = NDArray[np.float64]
 
-#: So many values are kept as they are.
+#: Up to this many values are kept as they are.
 N_EXACT = 10_000
 #: The most values on the top level of a summary.
 N_TOP = 2_048
@@ -80,7 +80,7 @@ class Quantiles:
 
     @classmethod
     def of_places(cls, n: int, at: Callable[[NDArray[np.int64]], Floats], slack: float) -> Quantiles:
-        """Of so many values, too many to keep, where ``at`` gives those at places in their order, or near by."""
+        """Of ``n`` values, too many to keep, where ``at`` gives those at or near places in their order."""
         levels, own = _batch(n, at)
         return cls(levels, n=n, slack=own + slack)
 
@@ -225,7 +225,7 @@ class Ranks:
 
     @classmethod
     def of(cls, numbers: NDArray[Any], exact: Any) -> Ranks | None:
-        """Of so many numbers that sorting them is slow; None where it would not be quicker.
+        """Of many numbers, which are slow to sort; None where this would not be quicker.
 
         ``exact`` are shares from 0 to 1 whose quantiles will be asked for.
         """

@@ -1,11 +1,11 @@
-"""Numbers in JSON: whole arrays as text, and floats that JSON has no word for.
+"""Arrays and numbers in files: exact floats and base64 arrays in JSON, and named arrays in safetensors files.
 
-Named arrays and a few words in one file, in the layout of safetensors: any tool reads it, and nothing in it can run.
+A file of named arrays has settings and a checksum in its header; any tool reads it, and nothing in it can run::
 
-8 bytes   length of the header, little-endian
-header    JSON: "__metadata__": a checksum, what the file is, and its settings as JSON text;
-          name -> dtype, shape, begin and end
-data      the arrays, one behind the other
+    8 bytes   length of the header, little-endian
+    header    JSON: "__metadata__": a checksum, what the file is, and its settings as JSON text;
+              name -> dtype, shape, begin and end
+    data      the arrays, one behind the other
 
 The checksum is that of the whole file, taken while its own sixteen digits were zeros; it comes first, so it is found
 and checked before anything else is believed.
@@ -114,10 +114,10 @@ def is_arrays_file(path: str | os.PathLike[str]) -> bool:
 
 def sealed(data: bytes) -> bytes:
     """The bytes of a file with the checksum that they should have."""
-    told = bytearray(data)
-    told[_DIGITS] = _ZEROS
-    told[_DIGITS] = checksum_hex(told).encode()
-    return bytes(told)
+    whole = bytearray(data)
+    whole[_DIGITS] = _ZEROS
+    whole[_DIGITS] = checksum_hex(whole).encode()
+    return bytes(whole)
 
 
 def load_arrays(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -145,9 +145,9 @@ def _parsed(data: bytes, kind: str, path: str) -> tuple[dict[str, Any], dict[str
     if sealed(data) != data:
         raise CorruptDataError(f"{path}: its checksum is not that of its bytes, so it is damaged; save it again")
     header = parse_json(data[8 : 8 + length].decode("utf-8"), path)
-    told = header.pop("__metadata__")
-    if told[_KIND] != kind:
-        raise CorruptDataError(f"{path}: holds {told[_KIND]!r:.60}, not {kind}")
+    about = header.pop("__metadata__")
+    if about[_KIND] != kind:
+        raise CorruptDataError(f"{path}: holds {about[_KIND]!r:.60}, not {kind}")
     arrays = {}
     body = memoryview(data)[8 + length :]
     for name, entry in header.items():
@@ -157,4 +157,4 @@ def _parsed(data: bytes, kind: str, path: str) -> tuple[dict[str, Any], dict[str
         if not are_whole or end > len(body) or end - begin != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
             raise CorruptDataError(f"{path}: array {name!r:.60} does not lie in the file")
         arrays[name] = np.frombuffer(body[begin:end], dtype).reshape(shape).astype(dtype.newbyteorder("="))
-    return parse_json(told[_SETTINGS], path), arrays
+    return parse_json(about[_SETTINGS], path), arrays

@@ -1,10 +1,8 @@
-"""Comparison: what a statistic says of two samples, and whether that means anything.
+"""Comparison: the value of a statistic for two samples, its threshold, its p-value and its verdict.
 
 Two questions are kept apart. *Significant*: would samples of this size differ as much if nothing had changed, less
 often than ``alpha``? *Material*: is the difference as large as the user cares about (``effect_min``)? The verdict is
 "drift" when the first is answered yes, and the second too where it was asked.
-
-From the value of a statistic to a verdict: its threshold, its p-value, and what the convention makes of them.
 
 Under no drift PSI is about ``(1/n + 1/m) chi2`` with one degree of freedom less than bins (Yurdakul 2018); KL is half
 of that and JS an eighth, so one table gives all three thresholds. A fixed mark like 0.1 instead alarms on 76 % of
@@ -161,7 +159,7 @@ class Rule:
         is_constant: bool | None = None,
         **extra: Any,
     ) -> Result:
-        """The result; ``size`` is what ``effect_min`` is measured against, the value unless told."""
+        """The result; ``size`` is what ``effect_min`` is measured against, by default the value."""
         if significant is None:
             significant = p is not None and p < self.alpha
         if self.convention == EVIDENTLY:

@@ -1,14 +1,14 @@
-"""Moments: mean, variance, skewness and kurtosis, from five numbers that merge.
+"""Sketches that merge: moments in five numbers, and the number of distinct values.
 
-Kept are the count, the mean, and the sums of the 2nd, 3rd and 4th powers of the distances from it. Two sets are joined,
-and one taken out of another, by Pebay's formulas, so nothing cancels as it would in sums of plain squares. What is
-beyond float64 is infinite or NaN, and never a warning: fourth powers are, from distances of about 1e77.
+*Moments* give mean, variance, skewness and kurtosis. Kept are the count, the mean, and the sums of the 2nd, 3rd and 4th
+powers of the distances from it. Two sets are joined, and one taken out of another, by Pebay's formulas, so nothing
+cancels as it would in sums of plain squares. What is beyond float64 is infinite or NaN, and never a warning: fourth
+powers are, from distances of about 1e77.
 
-How many different values: exactly while they are few, and beyond that by HyperLogLog.
-
-Values are seen as 64-bit words. Up to a thousand different ones are kept; then 4,096 registers take their place, each
-holding the longest run of zero bits among the hashes that fell to it. Registers merge by their maximum, so the order of
-merging never matters. The estimate is Ertl's (2017), which needs no corrections for small or large counts.
+*Distinct values* are counted exactly while they are few, and beyond that by HyperLogLog. Values are seen as 64-bit
+words. Up to a thousand different ones are kept; then 4,096 registers take their place, each holding the longest run of
+zero bits among the hashes that fell to it. Registers merge by their maximum, so the order of merging never matters. The
+estimate is Ertl's (2017), which needs no corrections for small or large counts.
 
 Written by hand: datasketches takes one Python call per value, 300 times what the kernel takes.
 """
@@ -132,7 +132,7 @@ def _divide(a: float, b: float) -> float:
 Words = NDArray[np.uint64]
 Registers = NDArray[np.uint8]
 
-#: So many different values are counted exactly.
+#: Up to this many distinct values are counted exactly.
 N_EXACT = 1_000
 _BITS = 12
 
