@@ -43,9 +43,10 @@ _AHEAD_ON_CUDA = 3
 class DatasetConsumer:
     """Hands out the batches of a queue, each once, in the one order that all ranks share.
 
-    ``path`` is the dataset's directory (``data/<dataset>``) or its ``queue``. ``get_batch`` gives ``(X, Y)`` where the
-    schema is x and y, else a dict of tensors (``output="numpy"``: arrays), whose memory is yours to change. Rank r of
-    ``world_size`` gets every ``world_size``-th batch; both come from RANK and WORLD_SIZE if they are not given.
+    ``path`` is the dataset's directory (``data/<dataset>``) or its ``queue``, or ``memory://NAME`` for a provider in
+    this process. ``get_batch`` returns ``(X, Y)`` where the schema is x and y, else a dict of tensors
+    (``output="numpy"``: arrays), whose memory is yours to change. Rank r of ``world_size`` gets every
+    ``world_size``-th batch; both come from RANK and WORLD_SIZE if they are not given.
 
     All ranks of one training share a ``run`` id, which the state carries through restarts: pass it, or start them with
     torchrun or after ``torch.distributed`` is initialised. One rank needs none. While ranks of a run read, those of

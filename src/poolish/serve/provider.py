@@ -205,6 +205,11 @@ class DataProviderBase:
     def _checked_guard(self) -> Guard:
         from poolish.guards.checks.guard import check_guard
 
+        if has_transport(str(self._place)):
+            raise ConfigError(
+                f"{self._place}: a guard quarantines rows in files; give the provider the path of a directory, or "
+                "guard the consumer"
+            )
         guard = check_guard(self.guard, f"{type(self).__name__}.guard")
         assert guard is not None
         return guard
@@ -213,11 +218,6 @@ class DataProviderBase:
         if split not in self._guards:
             from poolish.serve.guarding import ProviderGuard, check_max_rejected
 
-            if has_transport(str(self._place)):
-                raise ConfigError(
-                    f"{self._place}: a guard quarantines rows in files; give the provider the path of a directory, or "
-                    "guard the consumer"
-                )
             folder = self.dataset_path / "quarantine" / split
             self._guards[split] = ProviderGuard(self._checked_guard(), folder, check_max_rejected(self.max_rejected))
         return self._guards[split]

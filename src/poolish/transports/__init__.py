@@ -2,6 +2,7 @@
 
     protocols    what every transport provides: Place, Log, Marks, Providers, Waker
     directory    the queue in a directory: log (batches), records (ranks and providers), watch (inotify)
+    memory       queues in one process, ``memory://NAME``, without files
     batch_file   one batch as safetensors bytes
     meta         the description of a queue, and the validator of its batches
 
@@ -17,13 +18,15 @@ from pathlib import Path
 
 from poolish.files import local_path
 from poolish.transports.directory import DirectoryPlace
+from poolish.transports.memory import SCHEME, MemoryPlace
+from poolish.transports.meta import not_found
 from poolish.transports.protocols import Place
 
 __all__ = ["Place", "has_transport", "place_to_fill", "place_to_read", "register_transport"]
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
 #: Scheme -> opens the place of an address.
-_TRANSPORTS: dict[str, Callable[[str], Place]] = {}
+_TRANSPORTS: dict[str, Callable[[str], Place]] = {SCHEME: MemoryPlace}
 
 
 def register_transport(scheme: str, open_place: Callable[[str], Place]) -> None:
@@ -44,7 +47,12 @@ def place_to_fill(address: str | os.PathLike[str]) -> Place:
 
 def place_to_read(address: str | os.PathLike[str]) -> Place:
     """Where a consumer reads, given a dataset or its queue; ``QueueNotFound`` if there is none."""
-    return _registered(address) or DirectoryPlace.find(_local(address, "DatasetConsumer path"))
+    place = _registered(address)
+    if place is None:
+        return DirectoryPlace.find(_local(address, "DatasetConsumer path"))
+    if not place.splits():
+        raise not_found(str(place))
+    return place
 
 
 def _registered(address: str | os.PathLike[str]) -> Place | None:
