@@ -7,7 +7,7 @@
 
 The checksum is that of the line, and the line has that of all behind it, so a look at the line alone can be believed
 too. The name is a hash of everything that decides the content: the fragment's own fingerprint, the ingredient, the
-filter, the seed and each step. So a changed filter or file never finds an old result; what nobody asks for is only old.
+filter, the seed and each step. So a changed filter or file never finds an old result; unused entries do no harm.
 What is done with rows that fail is not part of it: where none did, that makes no difference.
 """
 
@@ -116,10 +116,10 @@ class Cache:
         place = self._place(key)
         try:
             with open(place, "rb") as file:
-                told = _told(file.readline(_MAX_LINE), place, key)
-            if told["n_rejects"] and not with_rejects:
+                header = _header(file.readline(_MAX_LINE), place, key)
+            if header["n_rejects"] and not with_rejects:
                 return None
-            return int(told["threshold"]), not told["n_rejects"] and is_one_to_one(told["counts"])
+            return int(header["threshold"]), not header["n_rejects"] and is_one_to_one(header["counts"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -147,7 +147,7 @@ def _encode(baked: BakedFragment, key: str) -> tuple[bytes, bytes, pa.Buffer]:
         # In one chunk: it is read more often than it is written, and each chunk of a column costs who reads it 10 us.
         writer.write_table(table.combine_chunks())
     rejects, rows = _padded(json.dumps(baked.rejects).encode()), sink.getvalue()
-    told = {
+    header = {
         "key": key,
         "checksum": checksum_hex(rejects, rows),
         "rejects": len(rejects),
@@ -159,7 +159,7 @@ def _encode(baked: BakedFragment, key: str) -> tuple[bytes, bytes, pa.Buffer]:
         "counts": baked.counts,
         "threshold": str(baked.threshold),
     }
-    line = _padded(b" " * (_DIGITS + 1) + json.dumps(told).encode())
+    line = _padded(b" " * (_DIGITS + 1) + json.dumps(header).encode())
     return checksum_hex(line[_DIGITS:]).encode() + line[_DIGITS:], rejects, rows
 
 
@@ -172,14 +172,14 @@ def _padded(line: bytes) -> bytes:
     return line + b" " * (63 - len(line) % 64) + b"\n"
 
 
-def _told(line: bytes, place: str, key: str) -> Any:
+def _header(line: bytes, place: str, key: str) -> Any:
     """What the first line says, if that is what was written, and under this key."""
     if not line.endswith(b"\n") or checksum_hex(line[_DIGITS:]).encode() != line[:_DIGITS]:
         raise CorruptDataError(f"{place}: damaged")
-    told = json.loads(line[_DIGITS:])  # ours: parse_json, which looks for traps first, takes as long as all the rest
-    if told["key"] != key:
-        raise CorruptDataError(f"{place}: the entry of {told['key']}")
-    return told
+    header = json.loads(line[_DIGITS:])  # ours: parse_json, which looks for traps first, takes as long as all the rest
+    if header["key"] != key:
+        raise CorruptDataError(f"{place}: the entry of {header['key']}")
+    return header
 
 
 def _mapped(place: str) -> pa.Buffer:
@@ -191,20 +191,22 @@ def _mapped(place: str) -> pa.Buffer:
 def _decode(data: pa.Buffer, place: str, key: str) -> BakedFragment:
     view = memoryview(data)
     end = bytes(view[:_USUAL_LINE]).find(b"\n") + 1 or bytes(view[:_MAX_LINE]).find(b"\n") + 1
-    told = _told(bytes(view[:end]), place, key)
-    if checksum_hex(view[end:]) != told["checksum"]:
+    header = _header(bytes(view[:end]), place, key)
+    if checksum_hex(view[end:]) != header["checksum"]:
         raise CorruptDataError(f"{place}: damaged")
-    begin = end + told["rejects"]
+    begin = end + header["rejects"]
     rejects = json.loads(bytes(view[end:begin]))
     table = pa.ipc.open_stream(data.slice(begin)).read_all()
-    alike = told["alike"]
+    alike = header["alike"]
     behind = [name for name in _HIDDEN if name not in alike]
     n_columns = table.num_columns - len(behind)
     hidden = {name: table.column(n_columns + i).to_numpy() for i, name in enumerate(behind)}
     hidden |= {name: np.full(table.num_rows, value) for name, value in alike.items()}
     rows = table.select(list(range(n_columns)))
-    piece = FragmentRows(told["ingredient"], told["name"], rows, hidden["rows"], hidden["subs"], hidden["steps"])
-    return BakedFragment(piece, told["counts"], rejects, int(told["threshold"]), is_cached=True, given=told["given"])
+    piece = FragmentRows(header["ingredient"], header["name"], rows, hidden["rows"], hidden["subs"], hidden["steps"])
+    return BakedFragment(
+        piece, header["counts"], rejects, int(header["threshold"]), is_cached=True, given=header["given"]
+    )
 
 
 def is_one_to_one(counts: Sequence[dict[str, int]]) -> bool:

@@ -28,7 +28,7 @@ from poolish.recipes.steps.registry import is_registered, registered
 from poolish.recipes.steps.suites import is_suite
 
 #: For each instruction, and for the recipe itself, what is said about it in words.
-Told = dict[str, dict[str, str]]
+RecipeDescription = dict[str, dict[str, str]]
 
 #: Rows that are compared at a time, so that two large tables are never copied as a whole.
 COMPARED_ROWS = 262_144
@@ -40,10 +40,10 @@ Mask = NDArray[np.bool_]
 # Recipes ------------------------------------------------------------------------------------------------------------
 
 
-def told(recipe: Any) -> Told:
+def describe_recipe(recipe: Any) -> RecipeDescription:
     """All that decides what a recipe bakes, but for what its sources hold: in words, by instruction."""
     whole = {"seed": str(recipe.seed), "total": str(recipe.total), "unit": recipe.unit, "tokens": str(recipe.tokens)}
-    found: Told = {_RECIPE: whole}
+    found: RecipeDescription = {_RECIPE: whole}
     seen: Counter[str] = Counter()
     for instruction in recipe.instructions:
         name = f"{'ingredient' if isinstance(instruction, AddIngredient) else 'step'} {instruction.name}"
@@ -77,7 +77,7 @@ def _where(where: Any) -> str:
 
 def _source(source: Any) -> str:
     if hasattr(source, "instructions") and hasattr(source, "bake"):
-        return f"recipe {source.name!r} {told(source)}"
+        return f"recipe {source.name!r} {describe_recipe(source)}"
     if isinstance(source, (list, tuple)) and all(
         isinstance(each, str) or hasattr(each, "__fspath__") for each in source
     ):
@@ -134,7 +134,7 @@ def _change(what: str, before: str, after: str) -> str:
     return f"{what} {before} -> {after}" if is_short else f"other {what}"
 
 
-def recipe_difference(mine: Told, previous: Told) -> RecipeDifference:
+def recipe_difference(mine: RecipeDescription, previous: RecipeDescription) -> RecipeDifference:
     """From the previous recipe to this one."""
     changed = {}
     for name in (name for name in mine if name in previous):
@@ -147,7 +147,9 @@ def recipe_difference(mine: Told, previous: Told) -> RecipeDifference:
     return RecipeDifference(added, removed, changed, orders[0] != orders[1])
 
 
-def _both_ways(one: Told, other: Told) -> tuple[tuple[Told, Told], tuple[Told, Told]]:
+def _both_ways(
+    one: RecipeDescription, other: RecipeDescription
+) -> tuple[tuple[RecipeDescription, RecipeDescription], tuple[RecipeDescription, RecipeDescription]]:
     return (one, other), (other, one)
 
 

@@ -5,8 +5,8 @@ process: Arrow and NumPy work outside of Python's lock.
 
     task --> waiting --> running --> done --> taken, in order
                 |           |
-                |           `------> failed: raised at once, whoever else is still running
-                `-> never begun, once a task has failed or nobody takes results any more
+                |           `------> failed: raised at once, while others are still running
+                `-> never begun, once a task has failed or the results are closed
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ GRACE_S = 1.0
 
 
 class Engine(Protocol):
-    """Whoever bakes fragments.
+    """Runs the tasks of a bake.
 
     One that also has ``start``, with the same arguments, can begin before the first result is asked for.
     """
 
     def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterable[Result]:
-        """Results in the order of tasks; where the answer can be closed, that means that nobody takes any more."""
+        """Results in the order of tasks; where the answer can be closed, closing it ends the run."""
 
 
 class LocalEngine:
@@ -47,7 +47,7 @@ class LocalEngine:
         self.n_workers = n_workers or os.cpu_count() or 1
 
     def run(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Generator[Result, None, None]:
-        """A few tasks ahead of whoever takes the results, so that memory does not grow with the number of tasks.
+        """Run a few tasks ahead of the consumer of the results, so that memory does not grow with the number of tasks.
 
         An error is raised as soon as it happens; a task that is running then ends by itself, and its result is dropped.
         """
@@ -70,7 +70,7 @@ class LocalEngine:
 
 @contextlib.contextmanager
 def taken(results: Iterable[Result]) -> Iterator[Iterator[Result]]:
-    """Take the results of an engine one by one; who stops before the end lets it know, if it can be told."""
+    """Iterate over the results of an engine; leaving early closes the run, if it can be closed."""
     try:
         yield iter(results)
     finally:

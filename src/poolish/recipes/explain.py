@@ -483,7 +483,7 @@ def _together(parts: Sequence[Estimate | None]) -> Estimate | None:
 
 
 def _chosen_otherwise(threshold: int, kept: int, holds_for_fewer: bool, *, is_known: bool) -> str | None:
-    """Why a kept result does not hold for this choice: too few rows, or more than can be told apart."""
+    """Why a kept result does not hold for this choice: it has too few rows, or more that cannot be separated."""
     if kept < threshold:
         return "more rows asked for"
     return "fewer rows asked for" if kept > threshold and is_known and not holds_for_fewer else None
@@ -492,7 +492,7 @@ def _chosen_otherwise(threshold: int, kept: int, holds_for_fewer: bool, *, is_kn
 # Samples of a source ------------------------------------------------------------------------------------------------
 
 
-#: What is read of an ingredient: whole fragments until so many rows, or so many bytes, were looked at.
+#: What is read of an ingredient: whole fragments up to this many rows or bytes.
 READ_ROWS, READ_BYTES, READ_FRAGMENTS = 262_144, 64 << 20, 256
 
 

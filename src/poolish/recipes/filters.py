@@ -1,7 +1,7 @@
-"""Asking a filter about rows whose place is known: a row that it fails for is an error that names it, or is rejected.
+"""Filters on the rows of a fragment: expressions, and functions of a row with the interface of an expression.
 
-An expression is asked about all rows at once. Only where that fails, the rows that it fails for are found by halving;
-what fails for no rows at all (an unknown column) is no row's fault, and an error whatever ``on_error`` says.
+An expression is evaluated on all rows at once. Only if that fails, halving finds the rows that it fails for: each is an
+error that names its place, or a rejected row. What fails without any rows (an unknown column) is always an error.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FilterResult(NamedTuple):
 class RowPredicate:
     """``where`` as a function: called with each row as a dict. A version may stand in its attribute ``version``."""
 
-    #: Nobody knows which columns a function looks at, so all are read.
+    #: The columns that a function reads are unknown, so all are read.
     columns: tuple[str, ...] = ()
 
     def __init__(self, function: Callable[[dict[str, Any]], Any], what: str = "") -> None:
@@ -156,7 +156,7 @@ class RowPredicate:
 
 
 def as_filter(where: Any, what: str = "") -> Any:
-    """What ``where=`` says as something that gives a mask, None if it says nothing; ``what`` it filters is told."""
+    """A filter as an expression or predicate that gives a mask; ``what`` names what it filters in errors."""
     if where is None:
         return None
     if callable(where) and not isinstance(where, Expression):

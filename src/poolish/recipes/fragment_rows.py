@@ -40,7 +40,7 @@ class Origin(NamedTuple):
 class FragmentRows:
     """Rows of one part of one ingredient, with their ``Origin``.
 
-    Rows where ``mask`` is false are not meant: who has no use for a mask takes the piece ``settled``.
+    Rows where ``mask`` is false are pending removal; ``apply_mask`` removes them.
     """
 
     ingredient: str
@@ -74,7 +74,7 @@ class FragmentRows:
         return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
 
     def apply_mask(self) -> FragmentRows:
-        """Without the rows that are not meant."""
+        """Apply the pending row mask."""
         return self if self.mask is None else replace(self, mask=None).keep(self.mask)
 
     def take(self, numbers: Int64) -> FragmentRows:
@@ -83,7 +83,7 @@ class FragmentRows:
         return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
 
     def rows_of(self, numbers: Int64) -> FragmentRows:
-        """Where these rows came from; their columns are somebody else's business."""
+        """The origins of these rows; the caller replaces the table."""
         return replace(self, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
 
     def with_table(self, table: pa.Table) -> FragmentRows:
@@ -123,9 +123,9 @@ def canonical(piece: FragmentRows) -> FragmentRows:
     for name, column in zip(table.column_names, table.columns, strict=True):
         if kinds.is_large_string(column.type):
             try:
-                column.validate(full=True)  # nobody has looked yet whether it is text: 5 GB/s
+                column.validate(full=True)  # not validated before: 5 GB/s
             except pa.ArrowInvalid as error:
-                raise CorruptDataError(f"{where}, column {name!r}: {error}; mend or leave it out") from None
+                raise CorruptDataError(f"{where}, column {name!r}: {error}; fix it or leave it out") from None
     return piece.with_table(table)
 
 

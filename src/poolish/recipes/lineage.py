@@ -56,8 +56,8 @@ class Lineage:
     def __init__(self, rows: BakedRows, step_names: Sequence[str], sources: Sequence[Source]) -> None:
         self.rows, self.step_names = rows, list(step_names)
         self._sources = list(sources)
-        # Told now: a buffer may have grown by the time that somebody asks.
-        self._told = [source.describe() for source in sources]
+        # Described now: a buffer may grow later.
+        self._descriptions = [source.describe() for source in sources]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -67,14 +67,16 @@ class Lineage:
         i = operator.index(row)
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} of a bake of {len(self):,} rows; they are counted from 0")
-        told, bits, kind = self.rows, int(self.rows.steps[i]), int(self.rows.ingredients[i])
+        baked, bits, kind = self.rows, int(self.rows.steps[i]), int(self.rows.ingredients[i])
         steps = tuple(name for bit, name in enumerate(self.step_names) if bits >> bit & 1)
-        number, inner = int(told.rows[i]), None
+        number, inner = int(baked.rows[i]), None
         if kind in self._nested:
             number = int(self._nested[kind].places_of(np.array([number]))[0])
             inner = self._nested[kind].lineage.why(number)
-        file = told.part_names[int(told.names[i])]
-        return Why(told.ingredient_names[kind], self._told[kind], file, number, int(told.subs[i]), steps, inner)
+        file = baked.part_names[int(baked.names[i])]
+        return Why(
+            baked.ingredient_names[kind], self._descriptions[kind], file, number, int(baked.subs[i]), steps, inner
+        )
 
     @cached_property
     def _nested(self) -> dict[int, Nested]:
@@ -90,18 +92,18 @@ class Lineage:
 
         The row of a nested recipe is that of its result, as ``why`` tells it.
         """
-        told, rows = self.rows, self.rows.rows
+        baked, numbers = self.rows, self.rows.rows
         for kind, nested in self._nested.items():
-            mine = np.flatnonzero(told.ingredients == kind)
-            rows = rows.copy()
-            rows[mine] = nested.places_of(rows[mine])
+            mine = np.flatnonzero(baked.ingredients == kind)
+            numbers = numbers.copy()
+            numbers[mine] = nested.places_of(numbers[mine])
         return pa.table(
             {
-                "ingredient": _named(told.ingredient_names, told.ingredients),
-                "file": _named(told.part_names, told.names),
-                "row": rows,
-                "part": told.subs,
-                "steps": _steps(told.steps, self.step_names),
+                "ingredient": _named(baked.ingredient_names, baked.ingredients),
+                "file": _named(baked.part_names, baked.names),
+                "row": numbers,
+                "part": baked.subs,
+                "steps": _steps(baked.steps, self.step_names),
             }
         )
 
@@ -140,7 +142,7 @@ class BakedRows:
     """A table, and for each of its rows the ingredient, the part of the source, the number there, and the steps.
 
     ``order`` are the places of the rows among those of all ``origins``, where they are not these in their order. Where
-    there is a ``mask``, the table still has rows that are not meant.
+    there is a ``mask``, the table still has rows that it leaves out.
     """
 
     table: pa.Table

@@ -1,4 +1,4 @@
-"""One fragment from its source through its filter, its choice and the steps that look at one row at a time."""
+"""The pipeline of a fragment: source, filter, selection and row-local steps, with cached results."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class FragmentPipeline:
     def _fewer(self, found: BakedFragment) -> BakedFragment | None:
         """A kept result for a lower threshold: the same rows, of which those that are not chosen any more are masked.
 
-        Where steps dropped or added rows, nobody knows any more how many of those would have been chosen, and where a
+        Where steps dropped or added rows, it is unknown how many of those would have been chosen, and where a
         step made a column of which the rows that are left do not tell the type, they would have made another: both are
         baked again.
         """
@@ -212,19 +212,19 @@ class FragmentPipeline:
                 mask = filtered(whole, self.where, self.on_error, [])[0]
                 # Columns that only the filter looks at are not needed any more.
                 table, kept = table.select(list(dict.fromkeys(asked))).filter(pa.array(mask)), rows[mask]
-            told = {as_: table.column(name) for as_, name in needed.items() if name is not None}
+            columns = {as_: table.column(name) for as_, name in needed.items() if name is not None}
             if tokens is not None:
-                told["tokens"] = _counts(told["tokens"], tokens, self.ingredient)
+                columns["tokens"] = _counts(columns["tokens"], tokens, self.ingredient)
             # A table without columns has no rows either, so there is always one.
-            told = told or {"value": pa.nulls(len(kept))}
-            pieces.append(FragmentRows.read(self.ingredient, fragment.name, canonical_table(pa.table(told)), kept))
+            columns = columns or {"value": pa.nulls(len(kept))}
+            pieces.append(FragmentRows.read(self.ingredient, fragment.name, canonical_table(pa.table(columns)), kept))
         if pieces:
             return joined(pieces)
         empty = pa.table({"value": pa.nulls(0), "tokens": pa.array([], pa.int64())})
         return FragmentRows.read(self.ingredient, fragment.name, empty, np.empty(0, np.int64))
 
     def _with_filter(self, names: list[str]) -> list[str] | None:
-        """These columns and those that the filter looks at; None for all, where nobody knows which those are."""
+        """These columns and those that the filter looks at; None for all, where those are unknown."""
         if self.where is None:
             return names
         if not isinstance(self.where, Expression):
@@ -238,7 +238,7 @@ def fragment_key(fragment: Fragment) -> str:
 
 
 def _tells_types(found: BakedFragment, mask: Mask) -> bool:
-    """Whether any of the rows that are meant would give the columns the types they have."""
+    """Whether the remaining rows alone would give the columns the types they have."""
     table = found.piece.table
     return all(
         found.given.get(field.name) == str(field.type) or _tells_its_type(table.column(i), mask)

@@ -20,7 +20,7 @@ from poolish.printable import printable
 from poolish.recipes import serialization
 from poolish.recipes.baking import Bake, BakeOptions, Progress
 from poolish.recipes.cache import Cache, LastBake
-from poolish.recipes.differences import RecipeDifference, recipe_difference, told
+from poolish.recipes.differences import RecipeDifference, describe_recipe, recipe_difference
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explain import explain
 from poolish.recipes.explanation import Explanation
@@ -50,7 +50,7 @@ ON_ERROR = ("raise", "skip", "quarantine")
 class DatasetRecipe:
     """A list of instructions: ingredients that are added, and steps that prepare what is there so far.
 
-    The same recipe with the same sources and the same seed gives the same rows, whoever bakes it. A step does not touch
+    The same recipe with the same sources and the same seed gives the same rows. A step does not touch
     ingredients that are added after it.
 
     >>> from poolish import DatasetRecipe, col
@@ -217,7 +217,7 @@ class DatasetRecipe:
         """Make the dataset; ``into`` appends it to a buffer that lives on.
 
         ``budget`` is how many rows may be rejected: a count, or a fraction of those that are read. What a guard of
-        ``into`` keeps out is told in the report, and is not among the rows of the result.
+        ``into`` rejects is counted in the report, and is not among the rows of the result.
         """
         if on_error not in ON_ERROR:
             raise ConfigError(f"on_error={on_error!r}: one of {', '.join(map(repr, ON_ERROR))}")
@@ -234,7 +234,7 @@ class DatasetRecipe:
         if kept is not None:
             about = {state.name: state.pipeline.describe(state.fragments) for state in outcome.ingredients}
             LastBake(kept, self.name).write(about)
-        return BakeResult.of(outcome, self.name, self._known_fingerprint(), told(self), seconds)
+        return BakeResult.of(outcome, self.name, self._known_fingerprint(), describe_recipe(self), seconds)
 
     def explain(self, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
         """What baking will do, before it is done: rows, tokens, bytes, seconds, and what is cached and why not.
@@ -250,7 +250,7 @@ class DatasetRecipe:
         return explain(self, cache, on_error=on_error)
 
     def _known_fingerprint(self) -> str:
-        """The fingerprint; nothing where a function cannot be told from another, which only a cache needs to know."""
+        """The fingerprint; empty if a function cannot be fingerprinted, which only a cache needs."""
         try:
             return self.fingerprint
         except RecipeError:
@@ -264,7 +264,7 @@ class DatasetRecipe:
         changed  recipe: seed 0 -> 1
         changed  ingredient rye: quantity 100 -> 200
         """
-        return recipe_difference(told(self), told(other))
+        return recipe_difference(describe_recipe(self), describe_recipe(other))
 
     def __repr__(self) -> str:
         n_ingredients = sum(isinstance(each, AddIngredient) for each in self.instructions)

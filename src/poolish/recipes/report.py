@@ -1,6 +1,6 @@
 """What a bake did: what each instruction was asked and did, what was rejected, and what the rows look like.
 
-Distributions are made when somebody looks, of a sample where there are many rows, so that baking does not pay for them.
+Distributions are computed on first access, from a sample if there are many rows, so that baking does not pay for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from poolish.guards import ColumnProfile, Profile
 from poolish.guards.stats.bins import Bins
 from poolish.printable import printable
 from poolish.recipes.baking import BakeOutcome, InstructionStats
-from poolish.recipes.differences import Difference, Told, cause, is_other_order, matched, n_changed, recipe_difference
+from poolish.recipes.differences import (
+    Difference,
+    RecipeDescription,
+    cause,
+    is_other_order,
+    matched,
+    n_changed,
+    recipe_difference,
+)
 from poolish.recipes.fragment_rows import row_hashes
 from poolish.recipes.lineage import BakedRows, Lineage
 from poolish.rows import DatasetBuffer
@@ -31,8 +39,8 @@ from poolish.rows import DatasetBuffer
 PROFILED_ROWS = 100_000
 #: Bars of a histogram, values of a column and reasons of rejects that are shown.
 N_BARS, N_VALUES, N_REASONS = 20, 8, 50
-#: Reasons that are told where the whole report is a few lines.
-_TOLD_REASONS = 5
+#: Reasons shown where the whole report is a few lines.
+_SHOWN_REASONS = 5
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class Report:
     shares: dict[str, int]
     reasons: tuple[Reason, ...]
     contents: dict[str, str] = field(repr=False)
-    told: Told = field(repr=False)
+    description: RecipeDescription = field(repr=False)
     rows: BakedRows = field(repr=False, compare=False)
 
     @cached_property
@@ -84,11 +92,11 @@ class Report:
 
     def __str__(self) -> str:
         head = f"{self.recipe}: {self.n_rows:,} rows in {self.seconds:.2f} s, {self.n_rejected:,} rejected"
-        reasons = [f"  rejected {each.rows:,} by {each.step}: {each.reason}" for each in self.reasons[:_TOLD_REASONS]]
-        if len(self.reasons) > _TOLD_REASONS:
-            n_rest = sum(each.rows for each in self.reasons[_TOLD_REASONS:])
+        reasons = [f"  rejected {each.rows:,} by {each.step}: {each.reason}" for each in self.reasons[:_SHOWN_REASONS]]
+        if len(self.reasons) > _SHOWN_REASONS:
+            n_rest = sum(each.rows for each in self.reasons[_SHOWN_REASONS:])
             reasons.append(f"  rejected {n_rest:,} for other reasons: see report.reasons")
-        return "\n".join(map(printable, [head, *(f"  {_told(line)}" for line in self.lines), *reasons]))
+        return "\n".join(map(printable, [head, *(f"  {_line_text(line)}" for line in self.lines), *reasons]))
 
     def to_html(self) -> str:
         """As a page that needs nothing from elsewhere and runs nothing."""
@@ -147,7 +155,7 @@ def achieved(line: InstructionStats) -> int | float | None:
     return line.rows_out
 
 
-def _told(line: InstructionStats) -> str:
+def _line_text(line: InstructionStats) -> str:
     got = achieved(line)
     asked = "" if got is None else f", asked {_figure(line.asked)}, achieved {_figure(got)}"
     nulls = f", {line.nulls:,} unknown to the filter" if line.nulls else ""
@@ -173,7 +181,7 @@ def _lines_table(lines: Sequence[InstructionStats]) -> html.Html:
 
 
 def _cell(value: Any) -> object:
-    """A figure that is set to the right, with thousands told apart."""
+    """A figure set to the right, with thousands separated."""
     if isinstance(value, (int, float)):
         return html.element("div", _figure(value), style="text-align:right")
     return "" if value is None else value
@@ -183,7 +191,7 @@ def _cell(value: Any) -> object:
 
 
 def _samples(rows: BakedRows) -> dict[str, pa.Table]:
-    """Rows of each ingredient, at most so many: those with the smallest hashes of their places."""
+    """At most ``PROFILED_ROWS`` rows of each ingredient: those with the smallest hashes of their places."""
     found = {}
     for i, name in enumerate(rows.ingredient_names):
         mine = np.flatnonzero(rows.ingredients == i)
@@ -287,7 +295,9 @@ class BakeResult:
     table: pa.Table
 
     @classmethod
-    def of(cls, outcome: BakeOutcome, recipe: str, fingerprint: str, told: Told, seconds: float) -> BakeResult:
+    def of(
+        cls, outcome: BakeOutcome, recipe: str, fingerprint: str, description: RecipeDescription, seconds: float
+    ) -> BakeResult:
         """The result of a bake with its report and lineage."""
         rows, states = outcome.rows, outcome.ingredients
         report = Report(
@@ -300,7 +310,7 @@ class BakeResult:
             rows.shares(),
             reasons_of(outcome.rejects),
             {state.name: checksum_hex(*(each.fingerprint.encode() for each in state.fragments)) for state in states},
-            told,
+            description,
             rows,
         )
         lineage = Lineage(rows, outcome.step_names, [state.pipeline.source for state in states])
@@ -320,7 +330,7 @@ class BakeResult:
         added, removed = len(self.lineage) - len(mine), len(previous.lineage) - len(theirs)
         changed = n_changed(self.table, previous.table, mine, theirs)
         is_reordered = is_other_order(mine, theirs)
-        recipe = recipe_difference(self.report.told, previous.report.told)
+        recipe = recipe_difference(self.report.description, previous.report.description)
         now, before = self.report.contents, previous.report.contents
         # A source that is another one holds something else, of course: that is the recipe's doing.
         moved = {name for name, changes in recipe.changed.items() if "source" in changes}

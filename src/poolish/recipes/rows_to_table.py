@@ -1,4 +1,4 @@
-"""Rows that a function made, as a table: columns keep the types they had, and nothing is cast unless somebody asks.
+"""Rows that a function made, as a table: columns keep the types they had, and nothing is cast silently.
 
     column was there before    its old type; a value that it cannot hold is refused, with its row
     new column                 the type of its values, which is one: whole numbers and floats do not mix
@@ -43,8 +43,8 @@ class RowsRefused(Exception):
     def error(self, i: int, row: object) -> SchemaError | LimitExceeded:
         """What is wrong with row ``i``, which the user knows as ``row``."""
         column, rejection = self.why[i]
-        told = rejection.explained(0, column)
-        return type(told)(f"row {row}{str(told).removeprefix('row 0')}")
+        error = rejection.explained(0, column)
+        return type(error)(f"row {row}{str(error).removeprefix('row 0')}")
 
 
 class RowsDisagree(Exception):
@@ -306,8 +306,8 @@ def comparable_type(found_in: Mapping[pa.DataType, str], what: str, advice: str 
         return pa.unify_schemas([pa.schema([("value", type_)]) for type_ in found_in]).field("value").type
     except (pa.ArrowTypeError, pa.ArrowInvalid):
         pass
-    told = ", ".join(f"{type_} in {place}" if place else str(type_) for type_, place in found.items())
-    raise RecipeError(f"{what}: {told} cannot be compared with each other; {advice}")
+    found_types = ", ".join(f"{type_} in {place}" if place else str(type_) for type_, place in found.items())
+    raise RecipeError(f"{what}: {found_types} cannot be compared with each other; {advice}")
 
 
 def as_type(values: Any, type_: pa.DataType, what: str, advice: str = _ADVICE) -> Any:

@@ -128,7 +128,7 @@ def _low(hashes: Words, n: int) -> Words:
 
 
 class ByTokens:
-    """Rows by hash until they have so many tokens; the last one may go beyond."""
+    """Rows by hash until they reach a number of tokens; the last one may go beyond."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -134,8 +134,8 @@ class CalledStep:
             try:
                 return Prepared(table_of(made, known), np.array(parents, np.int64), rejected)
             except RowsDisagree as both:
-                told = both.error(*(piece.rows[parents[i]] for i in (both.first, both.other)))
-                raise SchemaError(f"{place_of(piece, self._name)}, {told}") from None
+                message = both.error(*(piece.rows[parents[i]] for i in (both.first, both.other)))
+                raise SchemaError(f"{place_of(piece, self._name)}, {message}") from None
             except RowsRefused as refused:
                 first = {parents[i]: i for i in sorted(refused.why, reverse=True)}
                 for parent in sorted(first):

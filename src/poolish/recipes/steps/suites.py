@@ -36,10 +36,10 @@ def needs_all_rows(suite: Any) -> bool:
     """
     if not hasattr(suite, "to_dict"):
         return True
-    told = suite.to_dict()
-    if any(told.get(part) for part in _OF_MANY_ROWS):
+    entries = suite.to_dict()
+    if any(entries.get(part) for part in _OF_MANY_ROWS):
         return True
-    return any(rule in entry for entry in told.get("expect", ()) for rule in _RULES_OF_MANY_ROWS)
+    return any(rule in entry for entry in entries.get("expect", ()) for rule in _RULES_OF_MANY_ROWS)
 
 
 class SuiteStep:
