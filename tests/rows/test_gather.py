@@ -126,3 +126,12 @@ def test_texts_in_lists_of_one_length_are_taken():
     array = pa.array([["a", "b"], ["c", "dd"], None, ["", "f"]], pa.list_(pa.large_string(), 2))
 
     assert gather_fn(array.slice(1))(np.array([2, 0, 1])).to_pylist() == [["", "f"], ["c", "dd"], None]
+
+
+def test_a_buffer_of_offsets_may_be_longer_than_its_offsets():
+    """Arrow accepts any size that is large enough, as a file that another program wrote may have."""
+    offsets = np.array([0, 3, 5], np.int64).tobytes() + b"tail"
+    texts = pa.Array.from_buffers(pa.large_string(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(b"ryebr")])
+    texts.validate(full=True)
+
+    assert gather_fn(texts)(np.array([1, 0])).to_pylist() == ["br", "rye"]

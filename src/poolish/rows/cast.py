@@ -33,6 +33,7 @@ from poolish.schema import (
     is_resolved,
     is_tensor,
     numpy_dtype,
+    offsets_of,
     tensor_type,
 )
 from poolish.schema.types import carrier, carriers_per_value, check_names, is_hf_array
@@ -87,7 +88,7 @@ def _nulls(n: int, type_: pa.DataType) -> pa.Array:
 
 def _cast_list(array: pa.Array, type_: pa.DataType) -> pa.Array:
     lists = _as_large_list(array, type_)
-    offsets = np.frombuffer(lists.buffers()[1], np.int64)[lists.offset : lists.offset + len(lists) + 1]
+    offsets = offsets_of(lists)
     elements = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
     try:
         fitted = cast_exact(elements, type_.value_type)
@@ -107,15 +108,13 @@ def _as_large_list(array: pa.Array, type_: pa.DataType) -> pa.Array:
         return array
     if kinds.is_map(given):
         pairs = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
-        offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset :][: len(array) + 1].astype(np.int64)
+        offsets = offsets_of(array).astype(np.int64)
         return _large_list(array, offsets, pairs)
     if kinds.is_list_view(given) or kinds.is_large_list_view(given):  # Arrow's own cast loses their values
         lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), array.sizes.to_numpy(), 0)
         return _large_list(array, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))), array.flatten())
     if kinds.is_list(given):  # nor does it slice the null columns of structs
-        if not len(array):  # which may leave its offsets out
-            return _large_list(array, np.zeros(1, np.int64), array.values)
-        offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset :][: len(array) + 1].astype(np.int64)
+        offsets = offsets_of(array).astype(np.int64)
         return _large_list(array, offsets, array.values)
     if kinds.is_fixed_size_list(given):
         numbers = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64)

@@ -18,6 +18,7 @@ import pyarrow.types as kinds
 from poolish import kernels
 from poolish.rows.gather import Positions, gather_fn
 from poolish.rows.memory import Bytes, Region
+from poolish.schema import offsets_of
 
 #: Rows that are chosen at a time where they are copied twice: the first copy stays in the processor's cache.
 CHOSEN_ROWS = 2048
@@ -244,14 +245,14 @@ class BinaryColumn(GrowableColumn):
         self._data = Region()
 
     def _extend_values(self, array: pa.Array) -> None:
-        first, last = self._offsets.extend(_offsets_of(array))
+        first, last = self._offsets.extend(offsets_of(array))
         self._data.append(_bytes_of(array.buffers()[2])[first:last])
 
     def extend_rows(self, array: pa.Array, positions: Positions) -> None:
         if array.null_count:
             super().extend_rows(array, positions)
             return
-        offsets, begins = _offsets_of(array), np.empty(len(positions) + 1, np.int64)
+        offsets, begins = offsets_of(array), np.empty(len(positions) + 1, np.int64)
         n_bytes = kernels.gather_offsets(offsets, positions, begins)
         kernels.gather_ranges(_bytes_of(array.buffers()[2]), 1, offsets, positions, self._data.tail(n_bytes))
         self._offsets.extend(begins)
@@ -279,7 +280,7 @@ class ListColumn(GrowableColumn):
         self._elements = column_of(type_.value_type)
 
     def _extend_values(self, array: pa.Array) -> None:
-        first, last = self._offsets.extend(_offsets_of(array))
+        first, last = self._offsets.extend(offsets_of(array))
         self._elements.extend(array.values.slice(first, last - first))
 
     def _view_values(self, valid: pa.Buffer | None, start: int, n: int, n_null: int) -> pa.Array:
@@ -410,10 +411,3 @@ class Bits:
 
 def _bytes_of(buffer: pa.Buffer | None) -> Bytes:
     return np.empty(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)
-
-
-def _offsets_of(array: pa.Array) -> np.ndarray[Any, Any]:
-    buffer = array.buffers()[1]
-    if buffer is None or buffer.size == 0:  # an empty array may leave its offsets out
-        return np.zeros(1, np.int64)
-    return np.frombuffer(buffer, np.int64)[array.offset : array.offset + len(array) + 1]

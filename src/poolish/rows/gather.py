@@ -13,7 +13,6 @@ back, 8,192 take 0.6 and 1.2 ms (``address_order`` in ``benchmarks.bench_rows``)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +20,7 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish import kernels
+from poolish.schema import offsets_of
 
 Positions = NDArray[np.int64]
 GatherFn = Callable[[Positions], pa.Array]
@@ -72,7 +72,7 @@ def _flags(array: pa.Array) -> GatherFn:
 
 
 def _blobs(array: pa.Array) -> GatherFn:
-    type_, valid, offsets, data = array.type, _validity(array), _offsets(array), _bytes(array, 2)
+    type_, valid, offsets, data = array.type, _validity(array), offsets_of(array), _bytes(array, 2)
 
     def take(positions: Positions) -> pa.Array:
         begins = pa.allocate_buffer(8 * len(positions) + 8)
@@ -84,7 +84,7 @@ def _blobs(array: pa.Array) -> GatherFn:
 
 
 def _lists(array: pa.Array) -> GatherFn:
-    type_, valid, offsets, take_elements = array.type, _validity(array), _offsets(array), gather_fn(array.values)
+    type_, valid, offsets, take_elements = array.type, _validity(array), offsets_of(array), gather_fn(array.values)
 
     def take(positions: Positions) -> pa.Array:
         buffer = pa.allocate_buffer(8 * len(positions) + 8)
@@ -168,8 +168,3 @@ def _items(values: NDArray[np.uint8], width: int, positions: Positions) -> pa.Bu
 def _bytes(array: pa.Array, which: int) -> NDArray[np.uint8]:
     buffer = array.buffers()[which]
     return np.empty(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)
-
-
-def _offsets(array: pa.Array) -> NDArray[np.int64]:
-    values: NDArray[Any] = _bytes(array, 1).view(np.int64)
-    return values[array.offset : array.offset + len(array) + 1] if len(values) else np.zeros(1, np.int64)

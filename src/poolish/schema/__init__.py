@@ -9,6 +9,7 @@ from poolish.schema.types import (
     is_resolved,
     is_tensor,
     numpy_dtype,
+    offsets_of,
     readable,
     tensor_type,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "is_resolved",
     "is_tensor",
     "numpy_dtype",
+    "offsets_of",
     "readable",
     "tensor_type",
 ]

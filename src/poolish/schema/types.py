@@ -441,3 +441,19 @@ def _is_taken_wrongly(type_: pa.DataType) -> bool:
     if kinds.is_fixed_size_list(type_) and kinds.is_fixed_size_list(inner[0]):
         return True
     return any(map(_is_taken_wrongly, inner))
+
+
+def offsets_of(array: pa.Array) -> NDArray[Any]:
+    """Where the texts or lists of an array begin and end, as int32 or int64 over Arrow's own memory.
+
+    The buffer may be longer than its offsets, also by a fraction of one; an empty array may leave it out.
+
+    >>> offsets_of(pa.array(["rye", "bread"]).slice(1))
+    array([3, 8], dtype=int32)
+    """
+    is_large = kinds.is_large_list(array.type) or kinds.is_large_string(array.type) or kinds.is_large_binary(array.type)
+    dtype = np.dtype(np.int64 if is_large else np.int32)
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(1, dtype)
+    return np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)
