@@ -191,7 +191,7 @@ def _with_null_rows(items: pa.Array, array: pa.Array, storage: pa.DataType) -> p
     if array.null_count == 0:
         return pa.Array.from_buffers(storage, len(array), [None], children=[items])
     size, is_valid = storage.list_size, array.is_valid().to_numpy(zero_copy_only=False)
-    place = np.maximum(np.cumsum(is_valid) - 1, 0)  # null rows repeat the one before; nobody looks at them
+    place = np.maximum(np.cumsum(is_valid) - 1, 0)  # null rows repeat the one before; they are never read
     spread = items.take(pa.array((place[:, None] * size + np.arange(size)).ravel()))
     return pa.Array.from_buffers(storage, len(array), [validity(array)], children=[spread])
 

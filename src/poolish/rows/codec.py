@@ -68,7 +68,7 @@ class RowCodec:
                 if self._takes_any_null:
                     return validated
             except (KeyError, ValueRejected):
-                pass  # told below, with its place
+                pass  # reported below, with its place
         return [self._validated(column, values, 0)[0] for column, values in enumerate(self.columns([row]))]
 
     def build(self, cells: Sequence[Encodable]) -> list[pa.Array]:
@@ -132,7 +132,7 @@ def columns_of(
         if all(len(row) == n_columns for row in rows):
             return [[row[name] for row in rows] for name in names]
     except KeyError:
-        pass  # told below, with its place
+        pass  # reported below, with its place
     aligned = [_aligned(row, names, may_be_missing, first_row + i) for i, row in enumerate(rows)]
     return [[row[name] for row in aligned] for name in names]
 
@@ -265,7 +265,7 @@ class Draft:
         self.n_rows = int(np.count_nonzero(mask))
 
     def _apply_mask(self) -> None:
-        """Rows that are not meant go now, for somebody who wants to see the others."""
+        """Apply the pending row mask to the chunks."""
         for i, positions in enumerate(self._chosen or ()):
             if positions is not None:
                 self._chunks[i] = [gather_fn(array)(positions) for array in self._chunks[i]]
@@ -273,7 +273,7 @@ class Draft:
 
     @property
     def chosen(self) -> Sequence[NDArray[np.int64] | None] | None:
-        """For each chunk which of its rows are meant, None for all; None where that holds for all chunks."""
+        """The row mask of each chunk, None where it keeps all rows; None if no chunk has a mask."""
         return self._chosen
 
     def check_kind(self, kind: str | None) -> None:

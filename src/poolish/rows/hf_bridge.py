@@ -23,7 +23,7 @@ MAX_OFFSET = 2**31 - 1
 
 
 def refuse_splits(value: object, i: int) -> None:
-    """A DatasetDict looks like a row whose cells are datasets; say what was meant."""
+    """Reject a DatasetDict, which looks like a row of datasets, and name its splits."""
     module = sys.modules.get("datasets")
     if module is not None and isinstance(value, (module.DatasetDict, module.IterableDatasetDict)):
         raise SchemaError(

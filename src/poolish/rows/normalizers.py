@@ -4,7 +4,7 @@ A normalizer turns one sample into a dict, or into several rows: dicts, or a tab
 first, the most specific class winning; then what is built in: dicts, tensors, arrays, images, dataclasses, named
 tuples; then ``vars(sample)``. The class whose normalizer was used is the *kind* of the sample: a buffer keeps to one.
 
-Libraries are recognised without being imported: nobody can hold their objects before they are loaded.
+Libraries are recognised without being imported: their objects cannot exist before they are loaded.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _parts_of_many(samples: Any) -> Iterator[Part]:
     kind = ""
     rows: list[Row] = []
     of: list[int] | None = None  # the sample of each row, from the first sample on that is not one row
-    are_kept = isinstance(samples, (list, tuple))  # whoever hands out samples one by one may use the same one again
+    are_kept = isinstance(samples, (list, tuple))  # an iterator may yield the same object again
     for i, sample in enumerate(samples):
         batches = batches_of(sample)
         next_kind, normalize = (TABLE, _as_it_is) if batches is not None else _normalizer_of(sample, i)
@@ -269,7 +269,7 @@ def _tabular(value: Any) -> Iterable[pa.RecordBatch] | None:
 
 
 def _imported(value: Any) -> Iterator[pa.RecordBatch]:
-    """The batches of another library's table, as they come; what it cannot export is told in our words."""
+    """The batches of another library's table, as they come; a failed export becomes our error."""
     _refuse_addresses(value)
     try:
         value = _with_index(value)
@@ -289,7 +289,7 @@ def _imported(value: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _refuse_addresses(value: Any) -> None:
-    """Polars exports Python objects as addresses in memory, which mean nothing once it has let go of them."""
+    """Polars exports Python objects as addresses in memory, which are invalid once it frees them."""
     polars = sys.modules.get("polars")
     if polars is None or not isinstance(value, polars.DataFrame):
         return

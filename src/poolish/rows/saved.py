@@ -41,7 +41,7 @@ _FRONT = MAGIC.ljust(64, b"\0")
 
 
 def write(path: str | os.PathLike[str], snapshot: Snapshot, settings: dict[str, Any]) -> None:
-    """Publish the file; whoever opens ``path`` sees the old one or the new one."""
+    """Publish the file; a reader of ``path`` sees the old one or the new one."""
     snapshot.check_file()
     with files.publish(files.local_path(path, "DatasetBuffer.save path", instead=_URLS)) as file:
         body = _Hashed(file)

@@ -20,7 +20,7 @@ from poolish.schema.types import carriers_per_value
 
 
 class ValueRejected(Exception):
-    """Raised where the rule is known; whoever knows the place turns it into the error a user sees.
+    """Raised where the rule is known; the caller that knows the place turns it into the user's error.
 
     ``{column}`` in the advice stands for the name of the column.
     """

@@ -80,7 +80,7 @@ def _name(key: object) -> str:
 
 
 def copy_mutable(value: Any, depth: int = 0) -> Any:
-    """The value, or a copy where somebody could still change it: generators hand out one array again and again."""
+    """The value, or a copy where the caller could still change it: generators hand out one array again and again."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if is_torch_tensor(value):
@@ -161,7 +161,7 @@ _DECODED_BYTES = {"1": 1, "L": 1, "P": 1, "LA": 2, "I;16": 2, "RGB": 4, "RGBA": 
 
 
 def is_image(value: object) -> bool:
-    """Whether this is a ``PIL.Image.Image``; nobody can hold one before PIL is loaded."""
+    """Whether this is a ``PIL.Image.Image``; none can exist before PIL is loaded."""
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(value, module.Image)
 
@@ -214,7 +214,7 @@ def _check_form(image: Any) -> None:
 
 
 def _load(image: Any) -> None:
-    """Decode now, and refuse a truncated file even where the process has told PIL to fill it with grey."""
+    """Decode now, and refuse a truncated file even where the process lets PIL fill it with grey."""
     from PIL import ImageFile
 
     lenient, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from poolish.schema.fields import Field
 
 
-#: No description of features is longer; whatever is belongs to somebody else.
+#: No description of features is longer; anything longer is not ours.
 MAX_HINT_BYTES = 1_000_000
 
 
 def is_features(value: object) -> bool:
-    """Whether this is a ``datasets.Features``; nobody can hold one before datasets is loaded."""
+    """Whether this is a ``datasets.Features``; none can exist before datasets is loaded."""
     module = sys.modules.get("datasets")
     return module is not None and isinstance(value, module.Features)
 
@@ -45,7 +45,7 @@ def arrow_schema(features: Mapping[str, Any]) -> pa.Schema:
 def features_in(schema: pa.Schema) -> dict[str, Any]:
     """The features that ``datasets`` left in the metadata of a schema, by column.
 
-    They are a hint for the way back to Hugging Face; what cannot be read as features is somebody else's note.
+    They are a hint for the way back to Hugging Face; anything else in the metadata is ignored.
     """
     try:
         told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")[:MAX_HINT_BYTES])
@@ -183,7 +183,7 @@ def _temporal_name(dtype: str) -> str:
 
 
 def is_dataset(value: object) -> bool:
-    """Whether this is a ``datasets.Dataset``; nobody can hold one before datasets is loaded."""
+    """Whether this is a ``datasets.Dataset``; none can exist before datasets is loaded."""
     module = sys.modules.get("datasets")
     return module is not None and isinstance(value, module.Dataset)
 

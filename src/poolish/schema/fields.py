@@ -122,7 +122,7 @@ class Field:
             (field.metadata or {}).get(key, b"").decode(errors="replace") or None
             for key in (b"poolish.role", b"poolish.feature", b"ARROW:extension:name")
         )
-        if unknown is not None:  # a type nobody here knows, of which only the storage came through
+        if unknown is not None:  # an unknown extension type, of which only the storage arrived
             raise SchemaError(f"column {field.name!r}: extension type {unknown} is unknown here; cast the column first")
         try:
             return cls(field.name, canonical(field.type), None, field.nullable, role, feature)
@@ -232,7 +232,7 @@ class Schema:
         try:
             # Both: equal schemas may differ in metadata, and equal bytes in which extension types are known.
             key = hash(schema), schema.serialize().to_pybytes()
-        except Exception:  # an extension type of somebody's that is no key; which it is, is told below
+        except Exception:  # an extension type that is not hashable; the error below names it
             return _from_arrow.__wrapped__(schema, None)
         return _from_arrow(schema, key)
 
