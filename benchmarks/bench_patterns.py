@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Figure, Measure, compare, needs, per_call
-from poolish.load.batches import RandomBatches, SequentialBatches, StratifiedBatches
+from poolish.load.batching import RandomBatches, SequentialBatches, StratifiedBatches
 from poolish.load.cached import CachedDataset
-from poolish.load.composite import CompositeDataset
 from poolish.load.dataset import Dataset, check_index
 from poolish.load.loader import Loader
-from poolish.load.transformed import TransformedDataset
+from poolish.load.views.composite import CompositeDataset
+from poolish.load.views.transformed import TransformedDataset
 from poolish.load.vision import ImageFolder
 from poolish.prefetch import Prefetcher, Workers
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from poolish.load.audio import AudioDataset
-from poolish.load.cifar import CIFAR10, FOLDER, RECORD, RECORDS
 from poolish.load.text import TextDataset
-from poolish.load.vision import ImageFolder
+from poolish.load.vision import CIFAR10, FOLDER, RECORD, RECORDS, ImageFolder
 
 
 def make_images(folder: Path, **options: Any) -> ImageFolder:
@@ -27,7 +26,7 @@ def make_images(folder: Path, **options: Any) -> ImageFolder:
 
 def make_cifar(folder: Path) -> Any:
     """The first rows of test files that are as long as they should be, but for the most part empty."""
-    from poolish.load.subsetted import SubsettedDataset
+    from poolish.load.views.reindexed import SubsettedDataset
 
     return SubsettedDataset(cifar_files(folder), range(8))
 

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from poolish import DatasetBuffer
-from poolish.load.adapted import AdaptedDataset
 from poolish.load.cached import CachedDataset
-from poolish.load.composite import CompositeDataset
 from poolish.load.dataset import Dataset, check_index
-from poolish.load.filtered import FilteredDataset
-from poolish.load.shuffled import ShuffledDataset
-from poolish.load.subsetted import SubsettedDataset
-from poolish.load.transformed import TransformedDataset
+from poolish.load.views.adapted import AdaptedDataset
+from poolish.load.views.composite import CompositeDataset
+from poolish.load.views.filtered import FilteredDataset
+from poolish.load.views.reindexed import ShuffledDataset, SubsettedDataset
+from poolish.load.views.transformed import TransformedDataset
 
 
 def row(n: int) -> dict[str, Any]:

@@ -263,7 +263,7 @@ def test_a_real_device_is_filled_and_halved():
 
 def test_free_memory_of_this_machine_is_used_by_default(monkeypatch):
     """Of the CPU where no device is named."""
-    monkeypatch.setattr(module.host_memory, "free_bytes", lambda: 1_000)
+    monkeypatch.setattr(module.materialised, "free_bytes", lambda: 1_000)
 
     for device in (None, "cpu"):
         assert len(next(AdaptiveBatches(device, 1.0, measure=lambda batch: 100).split(list(range(99))))) == 10

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.errors import ConfigError
-from poolish.load.batches import RandomBatches, SequentialBatches, StratifiedBatches
+from poolish.load.batching import RandomBatches, SequentialBatches, StratifiedBatches
 
 sizes = st.integers(1, 40)
 #: Where a length that is off by one shows: none, fewer than a batch, and around powers of two.

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from poolish.errors import ConfigError, CorruptDataError, LimitExceeded, SchemaError
 from poolish.load.cached import CachedDataset
-from poolish.load.composite import CompositeDataset
-from poolish.load.copies import keep, thaw
 from poolish.load.dataset import Dataset, check_index
-from poolish.load.frozen import freeze
-from poolish.load.sample_codec import decode, encode
-from poolish.load.transformed import TransformedDataset
+from poolish.load.disk_cache import decode, encode
+from poolish.load.frozen import snapshot_rows
+from poolish.load.structures import clone, freeze
+from poolish.load.views.composite import CompositeDataset
+from poolish.load.views.transformed import TransformedDataset
 from poolish.testing import same
 from poolish.testing.datasets import spoil
 from tests.effort import times
@@ -64,7 +64,7 @@ def test_rows_are_read_once(place):
     for _ in range(3):
         assert [cached[i]["n"] for i in range(10)] == list(range(10))
         assert [sample["n"] for sample in cached.__getitems__([3, 3, -1])] == [3, 3, 9]
-        assert [sample["n"] for sample in freeze(cached).fetch(np.arange(10))] == list(range(10))
+        assert [sample["n"] for sample in snapshot_rows(cached).fetch(np.arange(10))] == list(range(10))
 
     assert sorted(source.reads) == list(range(10))
     stats = cached.stats
@@ -181,7 +181,7 @@ def test_a_buffer_that_changes_never_serves_old_rows(place):
 
     rows.retain(0.5)
     assert [cached[i]["n"] for i in range(3)] == [3, 4, 5]
-    before = freeze(cached)
+    before = snapshot_rows(cached)
     rows.update([3], {"n": [33]})
 
     assert [cached[i]["n"] for i in range(3)] == [33, 4, 5]
@@ -268,11 +268,11 @@ values = st.recursive(
 def test_what_is_kept_is_nobody_elses(sample: Any):
     """Neither what was given nor what was handed out can change it."""
     expected = decode(encode(sample))
-    kept, how = keep(sample)
+    kept, how = freeze(sample)
     spoil(sample)
-    spoil(thaw(kept, how))
+    spoil(clone(kept, how))
 
-    assert same(thaw(kept, how), expected)
+    assert same(clone(kept, how), expected)
 
 
 @given(values)
@@ -289,13 +289,13 @@ def test_tensors_and_other_objects_are_copied():
     """In memory anything can be kept."""
     import torch
 
-    kept, how = keep({"x": torch.arange(3), "other": {1, 2}, "nested": [np.zeros(2)]})
-    one = thaw(kept, how)
+    kept, how = freeze({"x": torch.arange(3), "other": {1, 2}, "nested": [np.zeros(2)]})
+    one = clone(kept, how)
     one["x"] += 1
     one["other"].clear()
     one["nested"][0] += 1
 
-    other = thaw(kept, how)
+    other = clone(kept, how)
     assert other["x"].tolist() == [0, 1, 2]
     assert other["other"] == {1, 2}
     assert other["nested"][0].tolist() == [0, 0]

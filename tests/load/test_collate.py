@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.errors import SchemaError
-from poolish.load.collate import collate, empty_like
+from poolish.load.batch import collate, empty_like
 
 
 def test_numbers_and_arrays_are_stacked():

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish.load.composite import CompositeDataset, n_mixed
-from poolish.load.frozen import freeze, ids_of
-from poolish.load.mixture import Mixture, whole_weights
+from poolish.load.frozen import ids_of, snapshot_rows
+from poolish.load.views.composite import CompositeDataset, n_mixed
+from poolish.load.views.mixture import Mixture, whole_weights
 from tests.load.sources import Rows, buffer, row
 
 weights_of = st.lists(
@@ -81,7 +81,7 @@ def test_a_pass_repeats_nothing(lengths: list[int], data: st.DataObject):
     assert len(rows) == len(set(rows)) == len(mixed)
     part, nth = Mixture(weights).place(len(rows))
     assert nth == lengths[part]  # the next place asks for a row that is not there
-    assert rows == mixed.__getitems__(range(len(rows))) == freeze(mixed).fetch(np.arange(len(rows)))
+    assert rows == mixed.__getitems__(range(len(rows))) == snapshot_rows(mixed).fetch(np.arange(len(rows)))
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
@@ -158,7 +158,7 @@ def test_ids_say_which_part():
 
     assert (ids >> 48).tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2]
     assert (ids & (2**48 - 1)).tolist() == [0, 1, 2, *rows.ids.tolist(), 0, 1]
-    assert [sample["n"] for sample in freeze(outer).fetch(ids[::-1])] == [sample["n"] for sample in outer][::-1]
+    assert [sample["n"] for sample in snapshot_rows(outer).fetch(ids[::-1])] == [sample["n"] for sample in outer][::-1]
 
 
 def test_rows_that_leave_a_part_are_dead_by_their_ids():
@@ -168,7 +168,7 @@ def test_rows_that_leave_a_part_are_dead_by_their_ids():
     ids = ids_of(joined, range(5))
 
     rows.append([row(4), row(5)], retain_prior=0.5)
-    frozen = freeze(joined)
+    frozen = snapshot_rows(joined)
 
     assert frozen.alive(ids).tolist() == [False, False, True, True, True]
     assert frozen.spans() == [(2, 6), (2**48, 2**48 + 1)]
@@ -178,17 +178,17 @@ def test_rows_that_leave_a_part_are_dead_by_their_ids():
 def test_tables_of_equal_parts_are_joined():
     """So a loader can read columns; parts without columns, or with others, are read as samples."""
     a, b = buffer(3, holes=False), buffer(4, holes=False)
-    frozen = freeze(CompositeDataset([a, b]))
+    frozen = snapshot_rows(CompositeDataset([a, b]))
     ids = np.array([2**48 + 3, 0, 2**48, 2])
 
     assert frozen.table(ids)["n"].to_pylist() == [3, 0, 0, 2]
-    assert freeze(CompositeDataset([a, Rows(2)])).table(np.array([0, 2**48])) is None
+    assert snapshot_rows(CompositeDataset([a, Rows(2)])).table(np.array([0, 2**48])) is None
 
 
 def test_too_many_spans_are_refused():
     """The upper bits of an id can name so many parts and no more."""
     with pytest.raises(ValueError, match="the most is 32,768"):
-        freeze(CompositeDataset([[0]] * 32_769))
+        snapshot_rows(CompositeDataset([[0]] * 32_769))
 
 
 # Which dataset a row is from ------------------------------------------------------------------------------------

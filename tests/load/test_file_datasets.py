@@ -11,11 +11,10 @@ import pytest
 
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
 from poolish.load.audio import AudioDataset
-from poolish.load.cifar import CIFAR10, CLASSES, FOLDER, RECORD, RECORDS
 from poolish.load.dataset import check_index, identity_of
-from poolish.load.frozen import freeze
+from poolish.load.frozen import snapshot_rows
 from poolish.load.text import TextDataset
-from poolish.load.vision import ImageFolder, VisionDataset
+from poolish.load.vision import CIFAR10, CLASSES, FOLDER, RECORD, RECORDS, ImageFolder, VisionDataset
 from tests.load.files import cifar_files, make_audio, make_images
 
 
@@ -201,7 +200,9 @@ def test_a_vision_dataset_may_be_written_with_getitem(tmp_path: Path):
     assert custom[-1] == ({"n": 5}, 0)
     assert custom.__getitems__([2, 3]) == [({"n": 2}, 0), ({"n": 3}, 0)]
     assert (custom.asked, len(custom.version)) == ([-1, 2, 3], 32)
-    assert all(sample["loud"] for sample in [loud[0], *loud.__getitems__([0, -1]), *freeze(loud).fetch(np.arange(2))])
+    assert all(
+        sample["loud"] for sample in [loud[0], *loud.__getitems__([0, -1]), *snapshot_rows(loud).fetch(np.arange(2))]
+    )
     assert LoudText(tmp_path / "text").__getitems__([1, 0]) == ["b!", "a!"]
     with pytest.raises(TypeError, match="no read; call dataset"):
         custom.read(0)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from poolish.errors import ResumeError
 from poolish.load.cached import CachedDataset
-from poolish.load.composite import CompositeDataset
-from poolish.load.filtered import SCAN_ROWS, FilteredDataset
-from poolish.load.frozen import freeze, ids_of
-from poolish.load.transformed import TransformedDataset
-from poolish.load.verdicts import BLOCK, UNKNOWN, YES, Verdicts
+from poolish.load.frozen import ids_of, snapshot_rows
+from poolish.load.views.composite import CompositeDataset
+from poolish.load.views.filtered import SCAN_ROWS, FilteredDataset
+from poolish.load.views.predicate_cache import BLOCK, UNKNOWN, YES, PredicateCache
+from poolish.load.views.transformed import TransformedDataset
 from tests.effort import times
 from tests.load.sources import Rows, buffer, row
 
@@ -72,7 +72,7 @@ def test_each_row_is_looked_at_once():
         filtered = FilteredDataset(source, likes)
         for _ in range(2):
             n_rows = len(filtered)
-            assert len(list(filtered)) == n_rows == len(freeze(filtered))
+            assert len(list(filtered)) == n_rows == len(snapshot_rows(filtered))
             ids_of(filtered, range(n_rows))
 
         assert len(likes.asked) == 50
@@ -191,14 +191,14 @@ def test_rows_that_are_updated_are_looked_at_again():
     """The answer may be another one; what was frozen before keeps the old answer."""
     rows = buffer(4, holes=False)
     filtered = FilteredDataset(rows, Likes())
-    before = freeze(filtered)
+    before = snapshot_rows(filtered)
     assert len(before) == 2
 
     rows.update([0, 1], {"n": [7, 8]})
 
     assert [sample["n"] for sample in filtered] == [8, 2]
     assert before.alive(np.arange(4)).tolist() == [True, False, True, False]
-    assert freeze(filtered).alive(np.arange(4)).tolist() == [False, True, True, False]
+    assert snapshot_rows(filtered).alive(np.arange(4)).tolist() == [False, True, True, False]
 
 
 def test_an_epoch_that_changes_samples_changes_the_choice():
@@ -235,19 +235,19 @@ def test_threads_share_one_scan():
 @given(st.dictionaries(st.integers(0, 2**60), st.booleans(), max_size=30))
 def test_verdicts_are_a_dict(model: dict[int, bool]):
     """Whatever ids there are, and through a state."""
-    verdicts = Verdicts()
+    verdicts = PredicateCache()
     for id_, verdict in model.items():
         verdicts.put(id_, verdict)
 
-    for known in (verdicts, Verdicts.of_state(verdicts.state())):
+    for known in (verdicts, PredicateCache.of_state(verdicts.state())):
         ids = np.array([*model, 2**61], np.int64)
         assert known.get(ids).tolist() == [1 + verdict for verdict in model.values()] + [UNKNOWN]
-    assert Verdicts().n_known() == 0
+    assert PredicateCache().n_known() == 0
 
 
 def test_known_ids_are_counted_over_blocks():
     """Up to the first gap."""
-    verdicts = Verdicts()
+    verdicts = PredicateCache()
     for id_ in range(BLOCK + 3):
         verdicts.put(id_, True)
     verdicts.put(BLOCK + 4, True)
@@ -265,7 +265,7 @@ def test_reading_while_another_thread_scans():
     def read():
         try:
             while not is_over.is_set():
-                rows = even.freeze()
+                rows = even.snapshot_rows()
                 assert rows.fetch(np.arange(3)) == [0, 2, 4]
                 assert even[1] == 2
         except BaseException as error:

@@ -19,21 +19,19 @@ from poolish import DatasetBuffer, DatasetRecipe, StreamStore
 from poolish.errors import ConfigError, CorruptDataError, ResumeError, Unfingerprintable
 from poolish.guards import Faults
 from poolish.load import Loader
-from poolish.load.adapted import AdaptedDataset
 from poolish.load.audio import AudioDataset
 from poolish.load.base import BaseDataset
 from poolish.load.cached import CachedDataset
-from poolish.load.cifar import CIFAR10
-from poolish.load.composite import CompositeDataset
 from poolish.load.dataset import Dataset, check_index
-from poolish.load.filtered import FilteredDataset
-from poolish.load.resilient import ResilientDataset
 from poolish.load.shards import HorizontalShard, VerticalShard
-from poolish.load.shuffled import ShuffledDataset
-from poolish.load.subsetted import SubsettedDataset
 from poolish.load.text import TextDataset
-from poolish.load.transformed import TransformedDataset
-from poolish.load.vision import ImageFolder
+from poolish.load.views.adapted import AdaptedDataset
+from poolish.load.views.composite import CompositeDataset
+from poolish.load.views.filtered import FilteredDataset
+from poolish.load.views.reindexed import ShuffledDataset, SubsettedDataset
+from poolish.load.views.resilient import ResilientDataset
+from poolish.load.views.transformed import TransformedDataset
+from poolish.load.vision import CIFAR10, ImageFolder
 from tests.load.files import cifar_files, make_audio, make_images
 
 
@@ -511,8 +509,7 @@ def test_a_cache_of_an_earlier_poolish_is_not_read(tmp_path: Path):
     """Its keys did not tell datasets apart; it is taken over, and what it holds is evicted in time."""
     import hashlib
 
-    from poolish.load.disk_cache import _file
-    from poolish.load.sample_codec import encode
+    from poolish.load.disk_cache import _file, encode
 
     (tmp_path / "cache.json").write_text('{"format": "poolish cache", "version": 1, "source": "builtins.list"}')
     key = hashlib.blake2b(b"\x000", digest_size=20).hexdigest()

@@ -13,7 +13,7 @@ import pytest
 
 from poolish import DatasetBuffer, StreamStore
 from poolish.errors import ConfigError, CorruptDataError, ResumeError, StoreFull
-from poolish.load import order, walk
+from poolish.load import order, planner
 from tests.effort import IS_SOAK
 from tests.faults import some_kill_points
 from tests.load.loaders import buffer, extend, ids, load, plain, ranks, rows, saved, step, stream, walked, whole
@@ -156,7 +156,7 @@ def test_a_rank_that_is_behind_waits_for_what_the_others_have_seen(tmp_path):
 
 def test_an_older_copy_of_the_dataset_is_told_with_the_journal(tmp_path, monkeypatch):
     """Its rows end before those that the journal knows: whoever reads it learns which journal, and what to do."""
-    monkeypatch.setattr(walk, "_CATCH_UP_S", 0.0)
+    monkeypatch.setattr(planner, "_CATCH_UP_S", 0.0)
     source, options = buffer(6), {"follow": True, "journal": tmp_path / "journal"}
     source.save(tmp_path / "older")
     extend(source, 6)

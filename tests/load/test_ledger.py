@@ -9,9 +9,9 @@ import pytest
 from poolish.load import FilteredDataset
 from poolish.load import ledger as ledger_module
 from poolish.load import order as order_module
-from poolish.load.frozen import freeze
+from poolish.load.frozen import snapshot_rows
 from poolish.load.ledger import Ledger, _History, digest
-from poolish.load.order import NOTHING, Order, Seen
+from poolish.load.order import NOTHING, ObservedBounds, Order
 from tests.faults import in_own_process, interrupted_at_line
 from tests.load.loaders import buffer, extend, ranks, rows, whole
 
@@ -19,9 +19,9 @@ from tests.load.loaders import buffer, extend, ranks, rows, whole
 def test_the_first_rank_decides_for_all():
     """The second looks later, when there is more, and gets the same block."""
     ledger, order, source = Ledger(2), Order(1, 0), rows(5)
-    first = ledger.settle(order, 0, NOTHING, freeze(source), "end")
+    first = ledger.decide_block(order, 0, NOTHING, snapshot_rows(source), "end")
     extend(source, 5)
-    second = ledger.settle(Order(1, 0), 0, NOTHING, freeze(source), "end")
+    second = ledger.decide_block(Order(1, 0), 0, NOTHING, snapshot_rows(source), "end")
 
     assert first.ids.tolist() == second.ids.tolist()
     assert sorted(first.ids.tolist()) == list(range(5))
@@ -31,11 +31,11 @@ def test_an_empty_block_is_not_decided_by_who_reads_ahead():
     """Rows may come before somebody waits; then it is decided, once."""
     for world_size in (1, 2):
         ledger, order, source = Ledger(world_size), Order(1, 0), []
-        assert ledger.settle(order, 0, NOTHING, freeze(source), "wait") is None
+        assert ledger.decide_block(order, 0, NOTHING, snapshot_rows(source), "wait") is None
         extend(source, 2)
-        block = ledger.settle(order, 0, NOTHING, freeze(source), "wait")
+        block = ledger.decide_block(order, 0, NOTHING, snapshot_rows(source), "wait")
         assert sorted(block.ids.tolist()) == [0, 1]
-        end = ledger.settle(order, 1, block.after, freeze(source), "end")
+        end = ledger.decide_block(order, 1, block.after, snapshot_rows(source), "end")
         assert end.is_empty
         assert end.seen.is_end
 
@@ -47,12 +47,12 @@ def test_every_decision_can_be_asked_for_again(monkeypatch):
     for world_size in (1, 2):
         ledger, order, before, decided = Ledger(world_size), Order(1, 0, shuffle=False), NOTHING, []
         for number in range(6):
-            block = ledger.settle(order, number, before, freeze(source), "end")
+            block = ledger.decide_block(order, number, before, snapshot_rows(source), "end")
             decided.append(block)
             before = block.after
         for block in decided:
             seen = ledger.seen(0, block.number)
-            again = order.decide(block.number, block.before, freeze(source), seen)
+            again = order.decide(block.number, block.before, snapshot_rows(source), seen)
             assert again.ids.tolist() == block.ids.tolist()
             assert seen.is_end == block.seen.is_end
 
@@ -60,7 +60,7 @@ def test_every_decision_can_be_asked_for_again(monkeypatch):
 def test_nothing_is_told_of_blocks_that_were_never_decided():
     """Neither behind the last one nor of other epochs."""
     ledger = Ledger()
-    ledger.settle(Order(1, 0), 0, NOTHING, freeze(rows(5)), "end")
+    ledger.decide_block(Order(1, 0), 0, NOTHING, snapshot_rows(rows(5)), "end")
 
     assert ledger.seen(0, 0) is not None
     assert ledger.seen(0, 1) is None
@@ -70,7 +70,7 @@ def test_nothing_is_told_of_blocks_that_were_never_decided():
 @in_own_process
 def test_an_interrupted_history_is_complete_after_the_next_attempt():
     """Ctrl-C before any line leaves a block unknown, never paired with what another block saw."""
-    a, b, c = (Seen(((0, n),)) for n in (3, 4, 5))
+    a, b, c = (ObservedBounds(((0, n),)) for n in (3, 4, 5))
     history, expected, n_interrupts = _History(), _History(), 0
     for number, seen in [(0, a), (1, b), (2, b), (3, c), (1, c), (2, a), (0, b), (1, a)]:
         known, former = [history.at(i) for i in range(number)], history.at(number)
@@ -101,8 +101,8 @@ def test_a_decision_that_was_interrupted_before_it_was_noted_is_noted_by_the_nex
 
     monkeypatch.setattr(_History, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        ledger.settle(Order(1, 0), 0, NOTHING, freeze(rows(5)), "end")
-    block = ledger.settle(Order(1, 0), 0, NOTHING, freeze(rows(5)), "end")
+        ledger.decide_block(Order(1, 0), 0, NOTHING, snapshot_rows(rows(5)), "end")
+    block = ledger.decide_block(Order(1, 0), 0, NOTHING, snapshot_rows(rows(5)), "end")
 
     assert ledger.seen(0, 0) == block.seen
 
@@ -112,7 +112,7 @@ def test_a_ledger_in_memory_forgets_the_oldest(monkeypatch):
     monkeypatch.setattr(ledger_module, "MAX_DECISIONS", 10)
     ledger = Ledger(2)
     for epoch in range(50):
-        ledger.settle(Order(1, epoch), 0, NOTHING, freeze(rows(3)), "end")
+        ledger.decide_block(Order(1, epoch), 0, NOTHING, snapshot_rows(rows(3)), "end")
 
     assert len(ledger._decided) <= 10
     assert ledger.seen(49, 0) is not None
@@ -133,8 +133,8 @@ def test_a_shared_ledger_goes_with_its_loaders():
 def test_digests_tell_histories_apart():
     """Another cursor, another size, another end."""
     order = Order(1, 0)
-    block = order.decide(0, NOTHING, freeze(range(2000)))
-    other = order.decide(0, NOTHING, freeze(range(2001)))
+    block = order.decide(0, NOTHING, snapshot_rows(range(2000)))
+    other = order.decide(0, NOTHING, snapshot_rows(range(2001)))
 
     assert len({digest(NOTHING), digest(block.after), digest(other.after)}) == 3
-    assert digest(block.after) == digest(Order(1, 0).decide(0, NOTHING, freeze(range(2000))).after)
+    assert digest(block.after) == digest(Order(1, 0).decide(0, NOTHING, snapshot_rows(range(2000))).after)

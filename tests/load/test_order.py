@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from poolish.errors import ResumeError
 from poolish.load import CompositeDataset
 from poolish.load import order as order_module
-from poolish.load.frozen import freeze
-from poolish.load.order import NOTHING, Order, Seen
+from poolish.load.frozen import snapshot_rows
+from poolish.load.order import NOTHING, ObservedBounds, Order
 from tests.effort import times
 from tests.load.loaders import buffer, rows
 
@@ -47,7 +47,9 @@ def test_growing_ranges_are_dealt_out_once(appends, seed, shuffle, size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(order_module, "BLOCK_ROWS", size)
         n_blocks = len(appends) + -(-total // size) + 1
-        blocks = drawn(Order(seed, 3, shuffle=shuffle), lambda k: freeze(range(ends[min(k, len(ends) - 1)])), n_blocks)
+        blocks = drawn(
+            Order(seed, 3, shuffle=shuffle), lambda k: snapshot_rows(range(ends[min(k, len(ends) - 1)])), n_blocks
+        )
     ids = np.concatenate([block.ids for block in blocks])
 
     assert sorted(ids.tolist()) == list(range(total))
@@ -63,7 +65,7 @@ def test_growing_ranges_are_dealt_out_once(appends, seed, shuffle, size):
 )
 def test_around_powers_of_two_nothing_is_lost(n):
     """Where a cipher's width changes, a known library is no permutation."""
-    blocks = drawn(Order(1, 0), lambda _: freeze(range(n)), -(-n // 1024))
+    blocks = drawn(Order(1, 0), lambda _: snapshot_rows(range(n)), -(-n // 1024))
 
     ids = np.concatenate([block.ids for block in blocks])
     assert len(ids) == n
@@ -74,12 +76,12 @@ def test_the_same_seen_gives_the_same_block():
     """Given what another has seen, also through JSON, and on rows that have changed since."""
     source = buffer(60, max_size=40, drop_strategy="random", seed=1)
     order = Order(9, 2)
-    decided = order.decide(0, NOTHING, freeze(source))
+    decided = order.decide(0, NOTHING, snapshot_rows(source))
     source.retain(0.3, by="random")
     source.append(rows(60, 90))
 
     again = Order(9, 2).decide(
-        0, NOTHING, freeze(source), Seen.from_json(json.loads(json.dumps(decided.seen.to_json())))
+        0, NOTHING, snapshot_rows(source), ObservedBounds.from_json(json.loads(json.dumps(decided.seen.to_json())))
     )
 
     assert again.ids.tolist() == decided.ids.tolist()
@@ -93,7 +95,7 @@ def test_parts_come_back_from_their_text(parts):
     """Any ranges, in any order."""
     numbers = np.array([(start, size, cursor % size) for start, size, cursor in parts], np.int64).reshape(-1, 3)
     order = Order(1, 0)
-    made = order_module.Parts((5,), *numbers.T.copy(), np.zeros(len(numbers), np.uint64))
+    made = order_module.GenerationCursors((5,), *numbers.T.copy(), np.zeros(len(numbers), np.uint64))
     back = order.parts_from(made.to_text(), (5,))
 
     assert [back.starts.tolist(), back.sizes.tolist(), back.cursors.tolist()] == numbers.T.reshape(3, -1).tolist()
@@ -111,10 +113,10 @@ def test_tiny_appends_that_nobody_has_drawn_from_are_one_part(monkeypatch):
     """A thousand appends between two blocks are one range."""
     monkeypatch.setattr(order_module, "BLOCK_ROWS", 4)
     order, source = Order(1, 0), list(range(5))
-    block = order.decide(0, NOTHING, freeze(source))
+    block = order.decide(0, NOTHING, snapshot_rows(source))
     for number in range(1, 4):
         source += range(1)
-        block = order.decide(number, block.after, freeze(source))
+        block = order.decide(number, block.after, snapshot_rows(source))
 
     assert len(block.after.starts) <= 2
 
@@ -126,8 +128,8 @@ def test_old_and_new_rows_share_a_block_in_proportion():
         order = Order(seed, 0)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(order_module, "BLOCK_ROWS", 20)
-            first = order.decide(0, NOTHING, freeze(range(120)))
-            second = order.decide(1, first.after, freeze(range(420)))
+            first = order.decide(0, NOTHING, snapshot_rows(range(120)))
+            second = order.decide(1, first.after, snapshot_rows(range(420)))
         n_old += int((second.ids < 120).sum())
 
     assert abs(n_old / (20 * n_draws) - 0.25) < 0.04
@@ -139,7 +141,7 @@ def test_every_place_is_equally_likely():
     counts = Counter(
         (place, int(id_))
         for seed in range(n)
-        for place, id_ in enumerate(Order(seed, 0).decide(0, NOTHING, freeze(range(6))).ids)
+        for place, id_ in enumerate(Order(seed, 0).decide(0, NOTHING, snapshot_rows(range(6))).ids)
     )
     expected = n / 6
     chi2 = sum((counts[place, id_] - expected) ** 2 / expected for place in range(6) for id_ in range(6))
@@ -150,7 +152,7 @@ def test_every_place_is_equally_likely():
 def test_a_dataset_with_other_parts_is_refused():
     """An epoch that began with one span cannot go on with two."""
     order = Order(1, 0)
-    block = order.decide(0, NOTHING, freeze(range(5)))
+    block = order.decide(0, NOTHING, snapshot_rows(range(5)))
 
     with pytest.raises(ResumeError, match="2 parts"):
-        order.decide(1, block.after, freeze(CompositeDataset([[1], [2]])))
+        order.decide(1, block.after, snapshot_rows(CompositeDataset([[1], [2]])))

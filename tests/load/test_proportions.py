@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish.load.proportions import proportional
+from poolish.load.batching import proportional
 
 
 def farthest(counts: list[int], batch_size: int) -> float:

@@ -15,9 +15,9 @@ from poolish import DatasetBuffer
 from poolish.errors import ConfigError, PoolishError, SchemaError, UnknownColumn
 from poolish.load import CompositeDataset, FilteredDataset, Loader, RandomBatches, ShuffledDataset
 from poolish.load.dataset import Dataset
-from poolish.load.frozen import freeze
-from poolish.load.joined import joined
+from poolish.load.frozen import snapshot_rows
 from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard, n_steps
+from poolish.load.views.joined import joined
 from poolish.testing import DatasetBehaviour, same
 from tests.effort import times
 from tests.load.sources import Rows, buffer
@@ -201,14 +201,14 @@ def test_a_loader_reads_the_same_rows():
     rows = buffer.snapshot()
     shard = HybridShard(1, 3, columns=["name", "x"])(rows)
 
-    frozen = freeze(shard)
+    frozen = snapshot_rows(shard)
     ids = np.array([4, 0, 2])
 
     assert frozen.spans() == [(0, len(shard))]
     assert frozen.fetch(ids) == [shard[int(i)] for i in ids]
     assert frozen.table(ids).to_pylist() == frozen.fetch(ids)
     with pytest.raises(UnknownColumn, match="no column 'nme'; did you mean 'name'"):
-        freeze(VerticalShard(["nme"])(rows)).table(ids)
+        snapshot_rows(VerticalShard(["nme"])(rows)).table(ids)
 
 
 def test_versions_tell_shards_apart():
@@ -295,7 +295,7 @@ def test_joined_shards_are_the_rows_again():
     assert len(whole) == 20
     assert same(list(whole), [{name: sample[name] for name in ("x", "n", "text")} for sample in rows])
     assert same(whole.__getitems__([3, -1]), [whole[3], whole[19]])
-    table = freeze(whole).table(source.ids[:4])
+    table = snapshot_rows(whole).table(source.ids[:4])
     assert table.column_names == ["x", "n", "text"]
     assert table["n"].to_pylist() == [sample["n"] for sample in source.__getitems__(range(4))]
     batches = [[batch["n"].tolist() for batch in Loader(each, 6, shuffle=True)] for each in (whole, source)]
@@ -311,7 +311,7 @@ def test_joined_shards_follow_a_buffer():
     source.append([{"x": n, "y": -n} for n in range(5, 8)])
 
     assert [(sample["x"], sample["y"]) for sample in whole] == [(n, -n) for n in range(3, 8)]
-    assert freeze(whole).spans() == freeze(source).spans()
+    assert snapshot_rows(whole).spans() == snapshot_rows(source).spans()
 
 
 def test_joined_rows_are_of_one_moment():

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from poolish.errors import ConfigError, SchemaError
 from poolish.load import AdaptiveBatches, CachedDataset, Loader, TransformedDataset, verify_resume
-from poolish.load.sizes import nbytes
+from poolish.load.structures import nbytes
 from tests.load.loaders import saved
 
 
@@ -30,7 +30,7 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenRows:
     x: Any
     y: int
 
@@ -61,7 +61,7 @@ class Checked:
         self.doubled = 2 * self.y
 
 
-CLASSES = [Pair, Plain, Frozen, Slotted, FrozenSlotted, Checked]
+CLASSES = [Pair, Plain, FrozenRows, Slotted, FrozenSlotted, Checked]
 
 
 def samples(class_: Any, n: int = 6) -> list[Any]:
@@ -87,7 +87,7 @@ def test_a_batch_of_structures_is_one_of_columns(class_, output, options):
     loader.close()
 
 
-@pytest.mark.parametrize("class_", [Pair, Plain, Frozen, Checked])
+@pytest.mark.parametrize("class_", [Pair, Plain, FrozenRows, Checked])
 def test_a_structure_with_room_carries_its_rows(class_):
     """As a batch of columns does; copies keep them."""
     loader = Loader(samples(class_), 2)
@@ -104,7 +104,7 @@ def test_a_structure_with_room_carries_its_rows(class_):
         assert copied.y.tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("class_", [Plain, Frozen, Slotted, FrozenSlotted, Checked])
+@pytest.mark.parametrize("class_", [Plain, FrozenRows, Slotted, FrozenSlotted, Checked])
 def test_a_dataclass_keeps_exactly_its_class(class_):
     """Libraries look classes up: jax and torch register dataclasses by them."""
     assert type(next(iter(Loader(samples(class_), 2)))) is class_
@@ -153,18 +153,18 @@ def test_fields_that_are_called_as_what_a_batch_knows_keep_their_meaning(sample)
 @dataclass
 class Outer:
     inner: Pair
-    other: Frozen
+    other: FrozenRows
     text: str
 
 
 def test_structures_are_collated_as_deep_as_they_go():
     """Inside each other, and inside dicts and tuples."""
-    row = Outer(Pair(np.zeros(2), 1), Frozen(np.ones(3), 2), "rye")
+    row = Outer(Pair(np.zeros(2), 1), FrozenRows(np.ones(3), 2), "rye")
     batch = next(iter(Loader([row] * 2, 2)))
     inside = next(iter(Loader([{"a": (row,)}] * 2, 2, output="numpy")))
 
     assert type(batch.inner) is Pair
-    assert type(batch.other) is Frozen
+    assert type(batch.other) is FrozenRows
     assert (batch.inner.x.shape, batch.other.x.shape, batch.text) == ((2, 2), (2, 3), ["rye", "rye"])
     assert inside["a"][0].inner.y.tolist() == [1, 1]
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from poolish.errors import BadText, ConfigError, CorruptDataError
-from poolish.load import text_index
+from poolish.load import text as text_module
 from poolish.load.cached import CachedDataset
 from poolish.load.text import TextDataset
 
@@ -41,7 +41,7 @@ def texts(dataset: TextDataset) -> list[str]:
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Files are read three bytes at a time, so that everything happens at the edge of a chunk."""
-    monkeypatch.setattr(text_index, "CHUNK", 3)
+    monkeypatch.setattr(text_module, "CHUNK", 3)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -86,7 +86,7 @@ def test_looks_no_further_than_it_must(tmp_path: Path, monkeypatch):
     """Row 0 of a long file costs one chunk, and a second file is not opened for it."""
     (tmp_path / "a.txt").write_bytes(b"line\n" * 1_000)
     (tmp_path / "b.txt").write_bytes(b"last\n")
-    monkeypatch.setattr(text_index, "CHUNK", 100)
+    monkeypatch.setattr(text_module, "CHUNK", 100)
     dataset = TextDataset([tmp_path / "a.txt", tmp_path / "b.txt"])
 
     assert dataset[0]["text"] == "line"

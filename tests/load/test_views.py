@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from poolish import DatasetBuffer
 from poolish.errors import ConfigError, PoolishError
-from poolish.load.adapted import AdaptedDataset
 from poolish.load.cached import CachedDataset
-from poolish.load.composite import CompositeDataset
 from poolish.load.dataset import version_of
-from poolish.load.filtered import FilteredDataset
-from poolish.load.frozen import LOCAL, SHARED, fixed_by, freeze, ids_of
-from poolish.load.shuffled import ShuffledDataset
-from poolish.load.subsetted import SubsettedDataset
-from poolish.load.transformed import TransformedDataset
+from poolish.load.frozen import LOCAL, SHARED, fixed_by, ids_of, snapshot_rows
+from poolish.load.views.adapted import AdaptedDataset
+from poolish.load.views.composite import CompositeDataset
+from poolish.load.views.filtered import FilteredDataset
+from poolish.load.views.reindexed import ShuffledDataset, SubsettedDataset
+from poolish.load.views.transformed import TransformedDataset
 from tests.load.sources import Rows, buffer, is_liked, row
 
 
@@ -94,7 +93,7 @@ def test_any_composition_is_the_list(composed: tuple[Any, list[int]], data: st.D
     for outside in (len(model), -len(model) - 1):
         with pytest.raises(IndexError):
             dataset[outside]
-    frozen, ids = freeze(dataset), ids_of(dataset, range(len(model)))
+    frozen, ids = snapshot_rows(dataset), ids_of(dataset, range(len(model)))
     assert len(frozen) == len(model)
     assert len(set(ids.tolist())) == len(model)
     assert [sample["n"] for sample in frozen.fetch(ids)] == model
@@ -111,7 +110,7 @@ def test_any_composition_is_the_list(composed: tuple[Any, list[int]], data: st.D
 def test_what_is_frozen_stays(composed: tuple[Any, list[int]], n_new: int):
     """Rows that come or go below do not reach what was frozen before; ids that stay lead to the same rows."""
     dataset, model = composed
-    frozen, ids = freeze(dataset), ids_of(dataset, range(len(model)))
+    frozen, ids = snapshot_rows(dataset), ids_of(dataset, range(len(model)))
     below = dataset
     while hasattr(below, "_dataset"):
         below = below._dataset
@@ -151,13 +150,13 @@ def test_randomness_belongs_to_the_row_not_to_its_place():
     rows.retain(0.5)
 
     assert list(dataset) == before[3:]
-    assert freeze(dataset).fetch(rows.ids) == before[3:]
+    assert snapshot_rows(dataset).fetch(rows.ids) == before[3:]
 
 
 def test_frozen_rows_keep_their_epoch():
     """A loader that reads ahead is not disturbed by the next epoch."""
     dataset = TransformedDataset(range(3), noisy)
-    expected, frozen = list(dataset), freeze(dataset)
+    expected, frozen = list(dataset), snapshot_rows(dataset)
 
     dataset.set_epoch(5)
 
@@ -256,10 +255,10 @@ def test_streams_are_looked_at_through_their_windows(tmp_path):
             TransformedDataset(store, shift)
         view = ShuffledDataset(FilteredDataset(windows, lambda window: value_of(window) % 4 == 0))
         assert sorted(map(value_of, view)) == [0, 4, 8]
-        assert freeze(TransformedDataset(windows, noisy)).changes == SHARED
-        assert sorted(map(value_of, freeze(view).fetch(np.arange(3)))) == [0, 4, 8]
+        assert snapshot_rows(TransformedDataset(windows, noisy)).changes == SHARED
+        assert sorted(map(value_of, snapshot_rows(view).fetch(np.arange(3)))) == [0, 4, 8]
         subset = SubsettedDataset(windows, [3, 0])
-        assert list(map(value_of, freeze(subset).fetch(np.arange(2)))) == [6, 0]
+        assert list(map(value_of, snapshot_rows(subset).fetch(np.arange(2)))) == [6, 0]
 
 
 # Subset, shuffle ------------------------------------------------------------------------------------------------
@@ -298,7 +297,7 @@ def test_a_shuffled_billion_rows_cost_nothing():
     shuffled = ShuffledDataset(range(10**12), seed=1)
 
     assert shuffled.__getitems__([0, -1]) == [shuffled[0], shuffled[10**12 - 1]]
-    assert freeze(shuffled).fetch(np.array([5])) == [shuffled[5]]
+    assert snapshot_rows(shuffled).fetch(np.array([5])) == [shuffled[5]]
 
 
 def test_every_epoch_is_another_order():
@@ -327,9 +326,9 @@ def test_how_it_may_change_is_passed_on():
         FilteredDataset(rows, is_liked),
         CompositeDataset([[1], rows]),
     ):
-        assert freeze(view).changes == LOCAL
-        assert freeze(view).uuid  # so a state that is given another buffer is refused
-        assert fixed_by(freeze(view)) is None
+        assert snapshot_rows(view).changes == LOCAL
+        assert snapshot_rows(view).uuid  # so a state that is given another buffer is refused
+        assert fixed_by(snapshot_rows(view)) is None
     shuffled = ShuffledDataset(rows)
     for view in (
         shuffled,
@@ -339,10 +338,10 @@ def test_how_it_may_change_is_passed_on():
         FilteredDataset(shuffled, is_liked),
         CompositeDataset([rows, shuffled]),
     ):
-        before = fixed_by(freeze(view))
+        before = fixed_by(snapshot_rows(view))
         assert before is not None
     rows.append(row(99))
-    assert fixed_by(freeze(shuffled)) != before
+    assert fixed_by(snapshot_rows(shuffled)) != before
 
 
 def test_buffers_tell_their_version():

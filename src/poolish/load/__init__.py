@@ -5,28 +5,26 @@ and threads can be used alone.
 """
 
 from poolish.load.accumulation import GradientAccumulator
-from poolish.load.adapted import AdaptedDataset
 from poolish.load.adaptive import AdaptiveBatches
 from poolish.load.audio import AudioDataset
 from poolish.load.base import BaseDataset
 from poolish.load.batch import Batch
-from poolish.load.batches import RandomBatches, SequentialBatches, StratifiedBatches
+from poolish.load.batching import RandomBatches, SequentialBatches, StratifiedBatches
 from poolish.load.cached import CachedDataset, CacheStats
-from poolish.load.cifar import CIFAR10
-from poolish.load.composite import CompositeDataset
 from poolish.load.dataset import Dataset, check_index
-from poolish.load.filtered import FilteredDataset
 from poolish.load.hit_curve import CacheAdvice
-from poolish.load.joined import JoinedDataset, joined
 from poolish.load.loader import Loader
-from poolish.load.resilient import ResilientDataset
 from poolish.load.resume_check import verify_resume
 from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard
-from poolish.load.shuffled import ShuffledDataset
-from poolish.load.subsetted import SubsettedDataset
 from poolish.load.text import TextDataset
-from poolish.load.transformed import TransformedDataset
-from poolish.load.vision import ImageFolder, VisionDataset
+from poolish.load.views.adapted import AdaptedDataset
+from poolish.load.views.composite import CompositeDataset
+from poolish.load.views.filtered import FilteredDataset
+from poolish.load.views.joined import JoinedDataset, joined
+from poolish.load.views.reindexed import ShuffledDataset, SubsettedDataset
+from poolish.load.views.resilient import ResilientDataset
+from poolish.load.views.transformed import TransformedDataset
+from poolish.load.vision import CIFAR10, ImageFolder, VisionDataset
 
 __all__ = [
     "CIFAR10",

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from poolish import torch_bridge
 from poolish.errors import ConfigError, ResumeError, SchemaError
-from poolish.load import host_memory
+from poolish.load import materialised
 from poolish.load.structures import field_values, is_structure, rebuilt
 
 __all__ = ["AdaptiveBatches", "is_out_of_memory"]
@@ -150,7 +150,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _free_memory(device: Any) -> int:
     if device is None or str(device).startswith("cpu"):
-        return host_memory.free_bytes()
+        return materialised.free_bytes()
     if not str(device).startswith("cuda"):
         raise ConfigError(f"device {str(device)!r}: nobody knows how much memory it has; pass initial or free_memory")
     return torch_bridge.free_device_bytes(device)

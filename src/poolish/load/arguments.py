@@ -13,8 +13,8 @@ from poolish.errors import ConfigError
 from poolish.files import check_name, local_path
 from poolish.load.dataset import check_map_style
 from poolish.load.dataset_state import has_state
-from poolish.load.frozen import FIXED, LOCAL, SHARED, Frozen, fixed_by
-from poolish.load.ledger import Keeps
+from poolish.load.frozen import FIXED, LOCAL, SHARED, FrozenRows, fixed_by
+from poolish.load.ledger import LedgerProtocol
 from poolish.tokens.store import StreamStore
 
 ACKNOWLEDGE = ("on_yield", "explicit")
@@ -132,7 +132,7 @@ def check_dataset_state(dataset: Any, num_workers: int) -> bool:
     return True
 
 
-def check_follow(follow: bool, dataset: Any, rows: Frozen) -> None:
+def check_follow(follow: bool, dataset: Any, rows: FrozenRows) -> None:
     """Only what can grow is followed."""
     if follow and fixed_by(rows) is not None:
         raise ConfigError(
@@ -166,13 +166,13 @@ def _rank_from_environment() -> tuple[int, int]:
 
 def check_journal(
     journal: Any, *, world_size: int, changes: str, follow: bool
-) -> str | os.PathLike[str] | Keeps | None:
+) -> str | os.PathLike[str] | LedgerProtocol | None:
     """A directory, whatever keeps decisions as a journal does, or None where ranks can agree without."""
     if journal is not None:
-        if not isinstance(journal, (str, os.PathLike)) and not hasattr(journal, "settle"):
+        if not isinstance(journal, (str, os.PathLike)) and not hasattr(journal, "decide_block"):
             raise ConfigError(f"journal={journal!r}: pass a directory that all ranks can reach")
-        kept: str | os.PathLike[str] | Keeps = journal
-        if not hasattr(journal, "settle"):
+        kept: str | os.PathLike[str] | LedgerProtocol = journal
+        if not hasattr(journal, "decide_block"):
             kept = local_path(
                 journal,
                 "journal",

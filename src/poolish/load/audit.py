@@ -10,9 +10,9 @@ import numpy as np
 
 from poolish.errors import ConfigError
 from poolish.load.frozen import Int64
-from poolish.load.ledger import Keeps, OnEmpty, Run, Skipped
-from poolish.load.order import Parts, Seen
-from poolish.load.walk import Held, Place, Plan, Walk, Walks
+from poolish.load.ledger import LedgerProtocol, OnEmpty, Run, Skipped
+from poolish.load.order import GenerationCursors, ObservedBounds
+from poolish.load.planner import LoaderPosition, OpenBlock, OrderPlanner, Plan, StepPlanner
 
 
 @dataclass
@@ -41,9 +41,9 @@ class Audit:
         return f"<Audit: {told}, {n_skipped} skipped, {len(self.gaps)} steps unknown>"
 
 
-def audit(ledger: Keeps, walk: Walks, first_step: int, last_step: int, n_done: int | None) -> Audit:
+def audit(ledger: LedgerProtocol, walk: StepPlanner, first_step: int, last_step: int, n_done: int | None) -> Audit:
     """The rows of ``first_step`` to ``last_step``, both included, as far as they were decided and, if given, done."""
-    if not isinstance(walk, Walk):
+    if not isinstance(walk, OrderPlanner):
         raise ConfigError("audit is for loaders that make their own order; with batches= the batches say it themselves")
     told = Audit()
     notes = ledger.notes()
@@ -81,7 +81,7 @@ def _skipped(notes: list[Run | Skipped]) -> dict[int, list[int]]:
     return dict(sorted(found.items()))
 
 
-def _replay(run: Run, ledger: Keeps, walk: Walk, end: int) -> Iterator[tuple[int, Int64]]:
+def _replay(run: Run, ledger: LedgerProtocol, walk: OrderPlanner, end: int) -> Iterator[tuple[int, Int64]]:
     again = _Replay(run, ledger, walk)
     place = again.begin()
     while place.step < end:
@@ -96,10 +96,10 @@ class _Unknown(Exception):
     """Nobody knows how a block was decided."""
 
 
-class _Replay(Walk):
+class _Replay(OrderPlanner):
     """Walks the blocks of a run as they were decided, and reads nothing."""
 
-    def __init__(self, run: Run, ledger: Keeps, walk: Walk) -> None:
+    def __init__(self, run: Run, ledger: LedgerProtocol, walk: OrderPlanner) -> None:
         self._seen = ledger.seen
         super().__init__(
             None,
@@ -112,32 +112,32 @@ class _Replay(Walk):
         )
         self._run, self._first = run, (run.block, self.order(run.epoch).parts_from(run.parts, run.ends))
 
-    def begin(self) -> Place:
+    def begin(self) -> LoaderPosition:
         """Where the run began."""
-        run, held = self._run, None
+        run, open_block = self._run, None
         if run.seen is not None:
-            held = self._decided(Place(run.epoch), Seen.from_json(run.seen))
-        return Place(run.epoch, run.step, run.position, held, run.offset)
+            open_block = self._decided(LoaderPosition(run.epoch), ObservedBounds.from_json(run.seen))
+        return LoaderPosition(run.epoch, run.step, run.position, open_block, run.offset)
 
-    def next(self, place: Place, *, is_ahead: bool = False) -> Plan | None:
+    def next(self, place: LoaderPosition, *, is_ahead: bool = False) -> Plan | None:
         """The step behind a place, as far as anybody knows."""
         try:
             return super().next(place, is_ahead=is_ahead)
         except _Unknown:
             return None
 
-    def _next_block(self, place: Place, on_empty: OnEmpty) -> Held:
+    def _next_block(self, place: LoaderPosition, on_empty: OnEmpty) -> OpenBlock:
         seen = self._seen(place.epoch, self._open(place)[0])
         if seen is None:
             raise _Unknown
         return self._decided(place, seen)
 
-    def _open(self, place: Place) -> tuple[int, Parts]:
-        return self._first if place.held is None else place.open_block
+    def _open(self, place: LoaderPosition) -> tuple[int, GenerationCursors]:
+        return self._first if place.open_block is None else place.next_block
 
-    def _decided(self, place: Place, seen: Seen) -> Held:
+    def _decided(self, place: LoaderPosition, seen: ObservedBounds) -> OpenBlock:
         order: Any = self.order(place.epoch)
-        return Held(order.decide(*self._open(place), None, seen), None, None)  # type: ignore[arg-type]  # reads nothing
+        return OpenBlock(order.decide(*self._open(place), None, seen), None, None)  # type: ignore[arg-type]  # reads nothing
 
 
 def _duplicates(steps: dict[int, Int64], passes: dict[int, int]) -> list[int]:

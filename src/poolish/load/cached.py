@@ -31,18 +31,18 @@ from poolish.files import local_path, parse_bytes
 from poolish.fingerprints import qualified_name
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
-from poolish.load.composite import CompositeDataset
-from poolish.load.copies import How, keep, thaw
 from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of
 from poolish.load.disk_cache import DiskCache
-from poolish.load.frozen import Frozen, Int64, freeze, ids_of
+from poolish.load.frozen import FrozenRows, Int64, ids_of, snapshot_rows
 from poolish.load.hit_curve import AccessTrace, CacheAdvice
-from poolish.load.joined import JoinedDataset
 from poolish.load.memory_cache import MemoryCache, check_policy
 from poolish.load.read_ahead import Runs
-from poolish.load.transformed import TransformedDataset
+from poolish.load.structures import CloneStrategy, clone, freeze
 from poolish.load.unverified import Unverified
-from poolish.load.views import Through, View, freeze_with_version, has_numbers_for_ids
+from poolish.load.views.composite import CompositeDataset
+from poolish.load.views.joined import JoinedDataset
+from poolish.load.views.transformed import TransformedDataset
+from poolish.load.views.view import DelegatingRows, View, has_numbers_for_ids, snapshot_with_version
 from poolish.printable import printable
 
 Read = Callable[[list[int]], list[Any]]
@@ -95,7 +95,7 @@ class _Loading:
 
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.kept: tuple[Any, How] | None = None
+        self.kept: tuple[Any, CloneStrategy] | None = None
 
 
 @fixed_parameters("make a new CachedDataset", stored=False)
@@ -116,7 +116,7 @@ class CachedDataset(Locked, View):
     cannot be fingerprinted is refused until you pass ``version``, which then identifies it: change it whenever a sample
     changes.
 
-    >>> from poolish.load.adapted import AdaptedDataset
+    >>> from poolish.load.views.adapted import AdaptedDataset
     >>> reads = []
     >>> slow = AdaptedDataset(reads, length=lambda _: 3, get=lambda reads, n: reads.append(n) or {"square": n * n})
     >>> cached = CachedDataset(slow)
@@ -201,7 +201,7 @@ class CachedDataset(Locked, View):
                 for name in how:
                     sample[name] = sample[name].copy()
             else:
-                sample = thaw(kept, how)
+                sample = clone(kept, how)
             if begin:
                 self._note_time(1, perf_counter() - begin)
             return sample
@@ -221,7 +221,7 @@ class CachedDataset(Locked, View):
         raise IndexError(f"rows {numbers}: they leave the dataset faster than they can be read; cache a snapshot")
 
     def _read_ids(self, ids: list[int]) -> list[Any]:
-        rows, wanted = freeze(self._dataset), np.asarray(ids, np.int64)
+        rows, wanted = snapshot_rows(self._dataset), np.asarray(ids, np.int64)
         alive = rows.alive(wanted)
         if alive is not None and not alive.all():
             raise _Gone
@@ -245,7 +245,7 @@ class CachedDataset(Locked, View):
         self._noted.extend(ids)
         if len(self._noted) >= _NOTED:
             self._look_at_noted()
-        found: dict[int, tuple[Any, How]] = {}
+        found: dict[int, tuple[Any, CloneStrategy]] = {}
         for id_ in ids:
             held = self._held(version, id_)
             if held is not None:
@@ -253,13 +253,13 @@ class CachedDataset(Locked, View):
         missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in found]
         self._count(hits=len(ids) - len(missing))
         if not missing:
-            copies = [thaw(*found[id_]) for id_ in ids]
+            copies = [clone(*found[id_]) for id_ in ids]
             self._note_time(len(ids), perf_counter() - begin)
             return copies
         following = self._following(version, missing, end)
         while missing:
             missing, following = self._load(version, missing, read, is_current, found, following), []
-        return [thaw(*found[id_]) for id_ in ids]
+        return [clone(*found[id_]) for id_ in ids]
 
     def _load(
         self,
@@ -346,7 +346,7 @@ class CachedDataset(Locked, View):
         self._count(hits=len(held), misses=len(wanted), miss_s=perf_counter() - begin, refused=n_refused)
         self._count(ahead=sum(id_ in loaded for id_ in ahead))
 
-    def _read_with(self, wanted: list[int], ahead: list[int], read: Read) -> dict[int, tuple[Any, How]]:
+    def _read_with(self, wanted: list[int], ahead: list[int], read: Read) -> dict[int, tuple[Any, CloneStrategy]]:
         """Copies of all these rows; a fault in one that was not asked for is left to those who ask for it."""
         try:
             rows = read([*wanted, *ahead])
@@ -354,22 +354,22 @@ class CachedDataset(Locked, View):
             if not ahead:
                 raise
             return self._read_with(wanted, [], read)
-        return {id_: keep(sample) for id_, sample in zip([*wanted, *ahead], rows, strict=True)}
+        return {id_: freeze(sample) for id_, sample in zip([*wanted, *ahead], rows, strict=True)}
 
     def _is_identified(self) -> bool:
         """Whether the identity on disk still describes the dataset; rows that a list got later are not in it."""
         return self._n_identified is None or self._n_identified == _n_listed(self._dataset)
 
-    def _held(self, version: str, id_: int) -> tuple[Any, How] | None:
+    def _held(self, version: str, id_: int) -> tuple[Any, CloneStrategy] | None:
         waiting = None if self._unverified is None else self._unverified.get((version, id_))
         return self._tier.get(version, id_) if waiting is None else waiting
 
-    def _store(self, rows: dict[tuple[str, int], tuple[Any, How]]) -> int:
+    def _store(self, rows: dict[tuple[str, int], tuple[Any, CloneStrategy]]) -> int:
         """Keep rows; how many had no room."""
         ready = rows if self._unverified is None else self._unverified.add(rows)
         return sum(not self._put(version, id_, kept, how) for (version, id_), (kept, how) in ready.items())
 
-    def _put(self, version: str, id_: int, kept: Any, how: How) -> bool:
+    def _put(self, version: str, id_: int, kept: Any, how: CloneStrategy) -> bool:
         try:
             return self._tier.put(version, id_, kept, how)
         except Exception as error:
@@ -475,9 +475,9 @@ class CachedDataset(Locked, View):
 
     # -- what a loader asks
 
-    def freeze(self) -> Frozen:
+    def snapshot_rows(self) -> FrozenRows:
         """The rows below as they are now, read through the cache."""
-        rows, version = freeze_with_version(self._dataset)
+        rows, version = snapshot_with_version(self._dataset)
         self._renew(version)
         return CachedRows(self, rows, version)
 
@@ -495,10 +495,10 @@ class CachedDataset(Locked, View):
         self._loading = {}  # the threads that were reading are not in the child
 
 
-class CachedRows(Through):
+class CachedRows(DelegatingRows):
     """Frozen rows, read through a cache."""
 
-    def __init__(self, dataset: CachedDataset, rows: Frozen, version: str) -> None:
+    def __init__(self, dataset: CachedDataset, rows: FrozenRows, version: str) -> None:
         super().__init__(rows)
         self._dataset, self._version = dataset, version
 

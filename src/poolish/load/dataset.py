@@ -17,15 +17,15 @@ import numpy as np
 
 from poolish.errors import ConfigError, Unfingerprintable
 from poolish.fingerprints import MAX_BYTES, MAX_VALUES, fingerprint, qualified_name
-from poolish.load.frozen import Frozen, NumberedRows
+from poolish.load.frozen import FrozenRows, NumberedRows
 from poolish.printable import printable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.tokens.window_dataset import WindowDataset
 
 if TYPE_CHECKING:
-    from poolish.load.composite import CompositeDataset
     from poolish.load.materialised import Fit
+    from poolish.load.views.composite import CompositeDataset
 
 #: What to do about a dataset or a function that cannot be fingerprinted.
 ADVICE = (
@@ -66,7 +66,7 @@ class Dataset(ABC):
             yield self[i]
 
     def __add__(self, other: Any) -> CompositeDataset:
-        from poolish.load.composite import CompositeDataset
+        from poolish.load.views.composite import CompositeDataset
 
         return CompositeDataset([self, other])
 
@@ -98,7 +98,7 @@ class Dataset(ABC):
         so they are copies, and rows that come or change later are read then. A dataset whose rows turn out larger than
         estimated stays lazy. Both decisions are logged by ``poolish.load``.
 
-        >>> from poolish.load.subsetted import SubsettedDataset
+        >>> from poolish.load.views.reindexed import SubsettedDataset
         >>> rows = SubsettedDataset([{"x": bytes(1_000)} for _ in range(50)], range(50))
         >>> print(rows.fits("1mb"))
         50 rows of about 1,2... bytes: 6... bytes in all, 1,048,576 allowed; they fit
@@ -128,7 +128,7 @@ class Dataset(ABC):
     def set_epoch(self, epoch: int) -> None:  # noqa: B027  # most datasets are the same in every epoch
         """Loaders say here which epoch begins; views whose samples depend on it pass it on."""
 
-    def freeze(self) -> Frozen:
+    def snapshot_rows(self) -> FrozenRows:
         """The rows as they are now, by id; a loader reads nothing else."""
         return NumberedRows(self)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from poolish.errors import ConfigError, ResumeError
-from poolish.load.adapted import AdaptedDataset
+from poolish.load.views.adapted import AdaptedDataset
 
 
 def has_state(dataset: Any) -> bool:

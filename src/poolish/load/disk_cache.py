@@ -17,11 +17,21 @@ the folder is at most n eighths over it.
            the sample
 
 The key is what the name says, so a file that came under another's name, by a copy that mixed them up, is a damaged one.
+
+Samples as bytes and back, without code in them: what is read can only be data.
+
+    8 bytes   length of the JSON
+    JSON      the shape of the sample: numbers and text as they are, {"a": [dtype, shape]} where an array stood
+    bytes     of the arrays and byte strings, one behind the other
+
+Exactly what went in comes out, types included; what JSON and arrays cannot hold exactly is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -29,15 +39,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from poolish.concurrency import Locked
-from poolish.errors import ConfigError, CorruptDataError, StoreFull, StoreLocked
+from poolish.errors import ConfigError, CorruptDataError, SchemaError, StoreFull, StoreLocked
 from poolish.files import Lock, checksum, publish, read_json, sweep, write_json
 from poolish.health import Problem
-from poolish.load.copies import How
 from poolish.load.memory_cache import check_policy
-from poolish.load.sample_codec import decode, encode
+from poolish.load.structures import CloneStrategy
 
 _MAGIC = b"PLS2"
 _HEAD = 4 + 8 + 1 + 8
@@ -83,7 +93,7 @@ class DiskCache(Locked):
             action = "they were removed and are read again; check the disk"
             yield Problem(f"{self.path}: {self.n_damaged:,} files were damaged", self.damaged_since, action)
 
-    def get(self, version: str, id_: int) -> tuple[Any, How] | None:
+    def get(self, version: str, id_: int) -> tuple[Any, CloneStrategy] | None:
         """A sample, made anew from its file; None where there is none, or none that is whole."""
         key = _key(self._identity, version, id_)
         path = self._path(key)
@@ -110,7 +120,7 @@ class DiskCache(Locked):
         """Whether there is a file for a sample, whole or not; asking is no use of it."""
         return os.path.exists(self._path(_key(self._identity, version, id_)))
 
-    def put(self, version: str, id_: int, kept: Any, how: How = None) -> bool:
+    def put(self, version: str, id_: int, kept: Any, how: CloneStrategy = None) -> bool:
         """Write a sample; whether there is room for it."""
         key = _key(self._identity, version, id_)
         data = _file(encode(kept), key)
@@ -232,3 +242,95 @@ def _parse(data: bytes, key: str) -> Any:
         raise CorruptDataError("a file of the cache is damaged")
     size, body = int.from_bytes(view[13:21], "little"), view[21:]
     return decode(pa.decompress(body, decompressed_size=size, codec="lz4") if data[12] else body)
+
+
+_KINDS = "biufcSUmM"
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def encode(sample: Any) -> bytes:
+    """A sample as bytes.
+
+    >>> decode(encode({"grain": ("rye", 2), "image": np.zeros((2, 3), np.uint8)}))
+    {'grain': ('rye', 2), 'image': array([[0, 0, 0], [0, 0, 0]], dtype=uint8)}
+    >>> encode({"grain": {1, 2}})
+    Traceback (most recent call last):
+    poolish.errors.SchemaError: sample['grain']: files keep dicts, lists and tuples of arrays, numbers, text, bytes and
+    None, got set; convert it, or cache in memory (path=None)
+    """
+    buffers: list[bytes] = []
+    shape = json.dumps(_shape(sample, "sample", buffers), separators=(",", ":")).encode("ascii")
+    return b"".join([len(shape).to_bytes(8, "little"), shape, *buffers])
+
+
+def decode(data: bytes | memoryview) -> Any:
+    """The sample that ``encode`` was given; arrays are new ones, and writable."""
+    view = memoryview(data)
+    n_shape = int.from_bytes(view[:8], "little")
+    try:
+        shape = json.loads(bytes(view[8 : 8 + n_shape]))
+        reader = _Reader(view[8 + n_shape :])
+        sample = reader.value(shape)
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise CorruptDataError(f"not a sample ({error})") from None
+    return sample
+
+
+def _shape(value: Any, place: str, buffers: list[bytes]) -> Any:
+    """What stands for a value in the JSON; its bytes go to ``buffers``."""
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is np.ndarray and value.dtype.kind in _KINDS:
+        buffers.append(value.tobytes())
+        return {"a": [value.dtype.str, list(value.shape)]}
+    if isinstance(value, np.generic) and value.dtype.kind in _KINDS:
+        buffers.append(value.tobytes())
+        return {"n": value.dtype.str}
+    if type(value) is bytes:
+        buffers.append(value)
+        return {"b": len(value)}
+    if type(value) is dict and all(type(key) in (str, int) for key in value):
+        return {"d": [[key, _shape(item, f"{place}[{key!r}]", buffers)] for key, item in value.items()]}
+    if type(value) in (list, tuple):
+        items = [_shape(item, f"{place}[{i}]", buffers) for i, item in enumerate(value)]
+        return {"l" if type(value) is list else "t": items}
+    got = f"{type(value).__name__} of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+    raise SchemaError(
+        f"{place}: files keep dicts, lists and tuples of arrays, numbers, text, bytes and None, got {got}; "
+        "convert it, or cache in memory (path=None)"
+    )
+
+
+class _Reader:
+    """Walks the JSON and takes the bytes in the order they were written."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._offset = view, 0
+
+    def value(self, shape: Any) -> Any:
+        if not isinstance(shape, dict):
+            return shape
+        ((tag, inside),) = shape.items()
+        if tag == "a":
+            dtype = np.dtype(inside[0])
+            n_bytes = dtype.itemsize * math.prod(inside[1])
+            return np.frombuffer(self._take(n_bytes), dtype).reshape(inside[1]).copy()
+        if tag == "n":
+            dtype = np.dtype(inside)
+            return np.frombuffer(self._take(dtype.itemsize), dtype)[0]
+        if tag == "b":
+            return bytes(self._take(inside))
+        if tag == "d":
+            return {key: self.value(item) for key, item in inside}
+        items: Iterator[Any] = (self.value(item) for item in inside)
+        if tag == "l":
+            return list(items)
+        if tag == "t":
+            return tuple(items)
+        raise ValueError(f"tag {tag!r}")
+
+    def _take(self, n_bytes: int) -> memoryview:
+        begin, self._offset = self._offset, self._offset + n_bytes
+        if self._offset > len(self._view):
+            raise ValueError("its bytes are cut off")
+        return self._view[begin : self._offset]

@@ -37,7 +37,7 @@ Span = tuple[int, int]
 FIXED, LOCAL, SHARED = "fixed", "local", "shared"
 
 
-class Frozen(Protocol):
+class FrozenRows(Protocol):
     """Rows by id, as they are at one moment. Safe to read from threads."""
 
     #: The name of what the ids belong to; empty where it has none.
@@ -63,16 +63,16 @@ class Frozen(Protocol):
         """The same as columns, copied; None where samples are all there is."""
 
 
-def freeze(dataset: Any) -> Frozen:
+def snapshot_rows(dataset: Any) -> FrozenRows:
     """``dataset`` as it is now.
 
-    >>> rows = freeze(["rye", "wheat", "spelt"])
+    >>> rows = snapshot_rows(["rye", "wheat", "spelt"])
     >>> rows.spans(), rows.fetch(np.array([2, 0]))
     ([(0, 3)], ['spelt', 'rye'])
     """
-    own = getattr(dataset, "freeze", None)
+    own = getattr(dataset, "snapshot_rows", None)
     if own is not None:
-        frozen: Frozen = own()
+        frozen: FrozenRows = own()
         return frozen
     if isinstance(dataset, DatasetBuffer):
         return SnapshotRows(dataset.snapshot(), LOCAL)
@@ -274,14 +274,14 @@ def _scalar_dtypes(store: StreamStore) -> list[tuple[str, type[np.generic]]]:
     return [(name, np.dtype(dtype).type) for name, dtype in declared if dtype not in ("int64", "float64", "bool")]
 
 
-def fixed_by(rows: Frozen) -> list[int] | None:
+def fixed_by(rows: FrozenRows) -> list[int] | None:
     """What must stay as it is for ids to mean the same rows; None where ids mean their rows for ever."""
     own = getattr(rows, "fixed_by", None)
     found: list[int] | None = None if own is None else own()
     return found
 
 
-def branch_below(rows: Frozen, ends: Sequence[int]) -> Any:
+def branch_below(rows: FrozenRows, ends: Sequence[int]) -> Any:
     """Which branches wrote the rows below ``ends``, one for each span; None where there are no branches.
 
     A buffer or stream that is copied, and then appended to in both copies, is two of one uuid: the same ids are other
@@ -291,7 +291,7 @@ def branch_below(rows: Frozen, ends: Sequence[int]) -> Any:
     return None if own is None else own(ends)
 
 
-def has_branch(rows: Frozen, told: Any) -> bool:
+def has_branch(rows: FrozenRows, told: Any) -> bool:
     """Whether what ``branch_below`` said holds for these rows."""
     own = getattr(rows, "has_branch", None)
     return own is None or told is None or bool(own(told))

@@ -25,9 +25,9 @@ from typing import Any
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
 from poolish.files import Lock, checksum_hex, parse_json, read_json, write_at, write_json
 from poolish.files.space import explain_full
-from poolish.load.frozen import Frozen
+from poolish.load.frozen import FrozenRows
 from poolish.load.ledger import OnEmpty, Run, Skipped, digest
-from poolish.load.order import BLOCK_ROWS, Block, Order, Parts, Seen
+from poolish.load.order import BLOCK_ROWS, Block, GenerationCursors, ObservedBounds, Order
 
 #: 2 since journals name their run.
 _VERSION, _READS = 2, (1, 2)
@@ -107,8 +107,14 @@ class Journal:
     def _lock(self) -> Lock:
         return Lock(self.path / "lock", timeout_s=_LOCK_TIMEOUT_S)
 
-    def settle(
-        self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty, session: int = 0
+    def decide_block(
+        self,
+        order: Order,
+        number: int,
+        before: GenerationCursors,
+        frozen: FrozenRows,
+        on_empty: OnEmpty,
+        session: int = 0,
     ) -> Block | None:
         """Decide, unless another process has."""
         file, mine = self._file(order.epoch), digest(before)
@@ -127,12 +133,12 @@ class Journal:
                 f"journal {file.path}: block {number} was decided in another history than that of this loader's state; "
                 "go on from a state of this run, or give a new run a directory of its own"
             )
-        return order.decide(number, before, frozen, Seen.from_json(line))
+        return order.decide(number, before, frozen, ObservedBounds.from_json(line))
 
-    def seen(self, epoch: int, number: int) -> Seen | None:
+    def seen(self, epoch: int, number: int) -> ObservedBounds | None:
         """What decided a block."""
         line = self._file(epoch).block(number)
-        return None if line is None else Seen.from_json(line)
+        return None if line is None else ObservedBounds.from_json(line)
 
     def enter(self, run: Run) -> int:
         """Somebody's steps begin or go on here; on disk all of a training run is one session."""

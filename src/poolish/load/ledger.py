@@ -17,8 +17,8 @@ from operator import itemgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
 from poolish.files import checksum_hex
-from poolish.load.frozen import Frozen
-from poolish.load.order import Block, Order, Parts, Seen
+from poolish.load.frozen import FrozenRows
+from poolish.load.order import Block, GenerationCursors, ObservedBounds, Order
 
 #: Decisions that a ledger in memory keeps before it forgets the oldest: those of 67 million rows.
 MAX_DECISIONS = 65_536
@@ -66,15 +66,21 @@ class Skipped(NamedTuple):
     ids: list[int]
 
 
-class Keeps(Protocol):
+class LedgerProtocol(Protocol):
     """A ledger."""
 
-    def settle(
-        self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty, session: int = 0
+    def decide_block(
+        self,
+        order: Order,
+        number: int,
+        before: GenerationCursors,
+        frozen: FrozenRows,
+        on_empty: OnEmpty,
+        session: int = 0,
     ) -> Block | None:
         """The block, as whoever came first decided it; None for an empty one that is not to be decided yet."""
 
-    def seen(self, epoch: int, number: int) -> Seen | None:
+    def seen(self, epoch: int, number: int) -> ObservedBounds | None:
         """What decided a block; None where nobody knows."""
 
     def enter(self, run: Run) -> int:
@@ -90,7 +96,7 @@ class Keeps(Protocol):
         """All that ``enter`` and ``skip`` were told, in order."""
 
 
-def digest(parts: Parts) -> str:
+def digest(parts: GenerationCursors) -> str:
     """Tells apart what is left in one history from what is left in another."""
     ends = ",".join(map(str, parts.ends)).encode()
     return checksum_hex(ends, parts.starts.data, parts.sizes.data, parts.cursors.data)
@@ -106,14 +112,20 @@ class Ledger:
     def __init__(self, world_size: int = 1) -> None:
         self._world_size = world_size
         self._lock = threading.Lock()
-        self._decided: dict[tuple[int, int, int, str], Seen] = {}
+        self._decided: dict[tuple[int, int, int, str], ObservedBounds] = {}
         self._history: dict[int, _History] = {}
         self._notes: list[Run | Skipped] = []
         self._entered: dict[tuple[str, int], int] = {}
         self._left: dict[tuple[int, int], set[str]] = {}
 
-    def settle(
-        self, order: Order, number: int, before: Parts, frozen: Frozen, on_empty: OnEmpty, session: int = 0
+    def decide_block(
+        self,
+        order: Order,
+        number: int,
+        before: GenerationCursors,
+        frozen: FrozenRows,
+        on_empty: OnEmpty,
+        session: int = 0,
     ) -> Block | None:
         """Decide, unless another rank has."""
         with self._lock:
@@ -127,7 +139,7 @@ class Ledger:
                 self._note(place, order.epoch, number, block.seen)
             return block
 
-    def _note(self, place: tuple[int, int, int, str], epoch: int, number: int, seen: Seen) -> None:
+    def _note(self, place: tuple[int, int, int, str], epoch: int, number: int, seen: ObservedBounds) -> None:
         history = self._history.setdefault(epoch, _History())
         history.add(number, seen)
         if len(history) > MAX_DECISIONS or len(self._history) > 1024:
@@ -137,7 +149,7 @@ class Ledger:
             if len(self._decided) > MAX_DECISIONS:
                 del self._decided[next(iter(self._decided))]
 
-    def seen(self, epoch: int, number: int) -> Seen | None:
+    def seen(self, epoch: int, number: int) -> ObservedBounds | None:
         """What the decision on a block saw."""
         history = self._history.get(epoch)
         return None if history is None else history.at(number)
@@ -177,26 +189,26 @@ class _History:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[int, Seen]] = []
+        self._kept: list[tuple[int, ObservedBounds]] = []
         self._last = -1
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, number: int, seen: Seen) -> None:
+    def add(self, number: int, seen: ObservedBounds) -> None:
         self._last = number - 1
         while self._kept and self._kept[-1][0] >= number:  # the epoch went on from an earlier place
             self._kept.pop()
-        if not self._kept or seen != Seen(self._kept[-1][1].spans):
+        if not self._kept or seen != ObservedBounds(self._kept[-1][1].spans):
             self._kept.append((number, seen))
         self._last = number
 
-    def at(self, number: int) -> Seen | None:
+    def at(self, number: int) -> ObservedBounds | None:
         i = bisect_right(self._kept, number, key=itemgetter(0)) - 1
         if i < 0 or number > self._last:
             return None
         first, seen = self._kept[i]
-        return seen if first == number else Seen(seen.spans)
+        return seen if first == number else ObservedBounds(seen.spans)
 
 
 _shared: weakref.WeakValueDictionary[tuple[Any, ...], Ledger] = weakref.WeakValueDictionary()

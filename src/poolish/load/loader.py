@@ -1,11 +1,10 @@
 """Loader: batches of a dataset that may grow while it is read, each row exactly once an epoch.
 
-    dataset --freeze--> rows by id        ledger, journal    what was decided, for all ranks
-                           |                    |
-    order         which ids come next  <--------+            grows with the dataset, resumes anywhere
-    walk          the rows of one step, dealt to the ranks
-    reading       rows -> columns or samples -> a batch
-    supply        the next batch: read now, or ahead of time by ``workers``, on the device where that is asked for
+    dataset --snapshot_rows--> rows by id        ledger, journal    what was decided, for all ranks
+                                  |                    |
+    order         which ids come next  <---------------+            grows with the dataset, resumes anywhere
+    planner       the rows of one step, dealt to the ranks
+    fetch         rows -> columns or samples -> a batch, read on demand or ahead of time by threads
     guarding      which of its rows are handed out
 
 The loader itself only knows how far it is (``progress``): behind the last batch it has yielded. Where batches are
@@ -33,24 +32,21 @@ from poolish.errors import ConfigError, ResumeError
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.load import arguments, dataset_state
-from poolish.load.batch import Origin, labelled
-from poolish.load.collate import chosen
+from poolish.load.batch import Origin, chosen, labelled
 from poolish.load.dataset import version_of
-from poolish.load.frozen import FIXED, branch_below, choice_of, fixed_by, freeze
-from poolish.load.in_flight import InFlight
+from poolish.load.fetch import BatchReader, Fetcher, PrefetchingFetcher
+from poolish.load.frozen import FIXED, branch_below, choice_of, fixed_by, snapshot_rows
 from poolish.load.journal import Journal
-from poolish.load.ledger import Keeps, Ledger, Skipped, shared_ledger
+from poolish.load.ledger import Ledger, LedgerProtocol, Skipped, shared_ledger
 from poolish.load.order import Order
-from poolish.load.progress import Progress
-from poolish.load.reading import Reading
+from poolish.load.planner import BatchPlanner, LoaderPosition, OrderPlanner, StepPlanner
+from poolish.load.progress import InFlight, Progress
 from poolish.load.sampling import Draw, SampledBatches, sampled, weighted
 from poolish.load.spot_check import check_spots, kept_spots, spots_of
 from poolish.load.state import VERSION, check_belongs, check_rows, highest, sealed, to_order, to_place
 from poolish.load.structures import map_columns
-from poolish.load.supply import Supply, SupplyAhead
-from poolish.load.transformed import n_epochs
-from poolish.load.views import check_epoch, pass_epoch
-from poolish.load.walk import BatchWalk, Place, Walk, Walks
+from poolish.load.views.transformed import n_epochs
+from poolish.load.views.view import check_epoch, pass_epoch
 from poolish.runs import new_run_id, run_id
 
 if TYPE_CHECKING:
@@ -121,7 +117,7 @@ class Loader:
         worker_init_fn: Callable[[int], None] | None = None,
         prefetch_factor: int = 2,
         persistent_workers: bool = False,
-        journal: str | os.PathLike[str] | Keeps | None = None,
+        journal: str | os.PathLike[str] | LedgerProtocol | None = None,
         run: str | None = None,
         output: str | None = None,
         follow: bool = False,
@@ -153,7 +149,7 @@ class Loader:
             batches, follow=self.follow, batch_size=self.batch_size, shuffle=self.shuffle, drop_last=self.drop_last
         )
         arguments.check_sampling(weights, sampler, epochs, follow=self.follow, shuffle=self.shuffle, batches=batches)
-        rows = freeze(dataset)
+        rows = snapshot_rows(dataset)
         arguments.check_follow(self.follow, dataset, rows)
         self.rank, self.world_size = arguments.check_rank(rank, world_size, rows.changes)
         self._about = {"source": rows.uuid, "choice": choice_of(dataset), "seed": self.seed, "shuffle": self.shuffle}
@@ -168,17 +164,17 @@ class Loader:
             batches = self._sampled(weighted(weights, self.seed, n_epochs(epochs)))
         elif sampler is not None:
             batches = self._sampled(sampled(sampler, self.seed))
-        self._walk = self._make_walk(batches)
+        self._planner = self._make_planner(batches)
         self.output = output or ("torch" if importlib.util.find_spec("torch") else "numpy")
         if hasattr(faults, "expect"):
             faults.expect(getattr(dataset, "schema", None))
-        reading = Reading(self.output, arguments.check_callable(collate_fn, "collate_fn"), faults)
+        reading = BatchReader(self.output, arguments.check_callable(collate_fn, "collate_fn"), faults)
         stage = self._make_stage(device, pin_memory)
-        self._supply = Supply(self._walk, reading, stage)
+        self._fetcher = Fetcher(self._planner, reading, stage)
         if self.num_workers:
             # A buffer's batch is one gather; samples are cut finer, so that idle threads can help with a slow batch.
-            self._supply = SupplyAhead(
-                self._walk,
+            self._fetcher = PrefetchingFetcher(
+                self._planner,
                 reading,
                 stage,
                 n_workers=self.num_workers,
@@ -201,7 +197,7 @@ class Loader:
         self._busy_thread: int | None = None
         vars(self).update({**self._settings, **vars(self)})  # the parameters that are used as they were given
 
-    def _make_ledger(self) -> Keeps:
+    def _make_ledger(self) -> LedgerProtocol:
         about = {**self._about, "follow": self.follow}
         if isinstance(self._journal, (str, os.PathLike)):
             return Journal(self._journal, about)
@@ -212,10 +208,10 @@ class Loader:
         order = (about["source"] or id(self.dataset), about["choice"], self.seed, self.shuffle, self.follow)
         return shared_ledger((*order, self._asked_run), self.world_size)
 
-    def _make_walk(self, batches: Any) -> Walks:
+    def _make_planner(self, batches: Any) -> StepPlanner:
         if batches is not None:
-            return BatchWalk(self.dataset, batches, rank=self.rank, world_size=self.world_size)
-        return Walk(
+            return BatchPlanner(self.dataset, batches, rank=self.rank, world_size=self.world_size)
+        return OrderPlanner(
             self.dataset,
             self._ledger,
             lambda epoch: Order(self.seed, epoch, shuffle=self.shuffle, follow=self.follow),
@@ -264,29 +260,29 @@ class Loader:
             self._enter()
             self._skip_steps()
             moment = self._moment()
-            if self._supply.prefetch(self._progress.place, self._worker[1]):
+            if self._fetcher.prefetch(self._progress.place, self._worker[1]):
                 self._begun_at = moment
         except Exception as error:  # raised where a batch is asked for
-            self._supply.forget(keep_workers=True)
+            self._fetcher.forget(keep_workers=True)
             self._begun_at = error
 
     @property
     def _decides_alone(self) -> bool:
         is_shared = self.world_size > 1 or isinstance(self._ledger, Journal)
-        return not is_shared or freeze(self.dataset).changes == FIXED
+        return not is_shared or snapshot_rows(self.dataset).changes == FIXED
 
     def _moment(self) -> object:
         """Equal as long as nothing changes in the dataset: ids are never used again."""
-        rows = freeze(self.dataset)
+        rows = snapshot_rows(self.dataset)
         return version_of(self.dataset), tuple(rows.spans()), len(rows)
 
     def _check_begin(self) -> None:
         """What has changed between ``iter`` and the first ``next`` belongs to the epoch: it is read again."""
         begun_at = self._begun_at
         if begun_at != self._moment():
-            self._supply.forget(keep_workers=True)
-            if isinstance(self._walk, BatchWalk):
-                self._walk.forget()
+            self._fetcher.forget(keep_workers=True)
+            if isinstance(self._planner, BatchPlanner):
+                self._planner.forget()
         self._begun_at = None
         if isinstance(begun_at, Exception):
             raise begun_at
@@ -295,7 +291,7 @@ class Loader:
         """In a worker process of torch's DataLoader: this loader takes every ``n_workers``-th step."""
         if (number, n_workers) == self._worker:
             return
-        changes = freeze(self.dataset).changes if n_workers > 1 and self._journal is None else FIXED
+        changes = snapshot_rows(self.dataset).changes if n_workers > 1 and self._journal is None else FIXED
         arguments.check_worker_processes(changes=changes, follow=self.follow)
         self._worker = (number, n_workers)
 
@@ -352,7 +348,7 @@ class Loader:
         if self._begun_at is not None:
             self._check_begin()
         before, stride = self._progress, self._worker[1]
-        got = self._supply.next(before.place, stride)
+        got = self._fetcher.next(before.place, stride)
         if got is None:
             return self._end()
         plan, read, content = got
@@ -401,7 +397,7 @@ class Loader:
             self._put_dataset(place, text)
         self._dataset_at = _NOWHERE
 
-    def _put_dataset(self, place: Place, text: str) -> None:
+    def _put_dataset(self, place: LoaderPosition, text: str) -> None:
         """The dataset as it was at a place. Inside an epoch its state came after the epoch began, else before."""
         if place.position:
             self._tell_epoch(place.epoch)
@@ -415,7 +411,7 @@ class Loader:
         n_skip = self._progress.n_skip
         n_skip = self._worker[0] if n_skip is None else n_skip
         while n_skip:
-            plan = self._walk.next(self._progress.place)
+            plan = self._planner.next(self._progress.place)
             if plan is None:
                 return
             n_skip -= 1
@@ -423,7 +419,7 @@ class Loader:
 
     def _end(self) -> Any:
         self._leave()
-        self._supply.forget(keep_workers=self._keeps_workers)
+        self._fetcher.forget(keep_workers=self._keeps_workers)
         place = self._progress.place.next_epoch()
         self._dataset_at = self._progress.dataset
         self._progress = self._progress._replace(place=place, n_skip=None)
@@ -435,13 +431,13 @@ class Loader:
         self._tell_epoch(place.epoch)
         if self._has_entered:
             return
-        if isinstance(self._walk, Walk):
-            self._walk.session = self._ledger.enter(self._walk.run_from(place, self._who))
+        if isinstance(self._planner, OrderPlanner):
+            self._planner.session = self._ledger.enter(self._planner.run_from(place, self._who))
         self._has_entered = True
 
     def _leave(self) -> None:
-        if self._has_entered and isinstance(self._walk, Walk):
-            self._ledger.leave(self._who, self._progress.place.epoch, self._walk.session)
+        if self._has_entered and isinstance(self._planner, OrderPlanner):
+            self._ledger.leave(self._who, self._progress.place.epoch, self._planner.session)
         self._has_entered = False
 
     @property
@@ -455,8 +451,8 @@ class Loader:
             pass_epoch(self.dataset, epoch)
             self._told_epoch = epoch
 
-    def _go_to(self, place: Place, n_skip: int | None = None, dataset: str | None = None) -> None:
-        self._supply.forget(keep_workers=True)
+    def _go_to(self, place: LoaderPosition, n_skip: int | None = None, dataset: str | None = None) -> None:
+        self._fetcher.forget(keep_workers=True)
         self._begun_at = None
         self._flight.clear()
         self._leave()
@@ -474,12 +470,12 @@ class Loader:
         if self.follow:
             raise TypeError("the length of a loader that follows a growing dataset is not known before the epoch ends")
         self._tell_epoch(self._progress.place.epoch)
-        return self._walk.n_left(self._progress.place)
+        return self._planner.n_left(self._progress.place)
 
     @property
     def has_batches(self) -> bool:
         """Whether ``batches=`` decides what is in a batch."""
-        return isinstance(self._walk, BatchWalk)
+        return isinstance(self._planner, BatchPlanner)
 
     @property
     def epoch(self) -> int:
@@ -554,9 +550,9 @@ class Loader:
         self._n_iterations += 1
         if not place.position and self._told_epoch == place.epoch:
             self._dataset_at = _NOWHERE  # it has begun an epoch of which nothing was read
-        self._go_to(Place(epoch, place.step), dataset=self._progress.dataset)
-        if isinstance(self._walk, BatchWalk):
-            self._walk.forget()
+        self._go_to(LoaderPosition(epoch, place.step), dataset=self._progress.dataset)
+        if isinstance(self._planner, BatchPlanner):
+            self._planner.forget()
 
     # -- state
 
@@ -566,17 +562,17 @@ class Loader:
         Plain JSON. Any rank's state, taken at the same step, restores all ranks, on any world size. A dataset with
         ``state_dict`` and ``load_state_dict`` is saved with it; then each rank needs its own state.
         """
-        frontier, rows = self._frontier, freeze(self.dataset)
+        frontier, rows = self._frontier, snapshot_rows(self.dataset)
         place = frontier.place
         state = {"format": "poolish loader", "version": VERSION, **self._about, "run": self._known_run()}
         state |= {"epoch": place.epoch, "step": place.step, "position": place.position}
         state["fixed_by"] = fixed_by(rows)
-        if isinstance(self._walk, BatchWalk):
+        if isinstance(self._planner, BatchPlanner):
             state["n_rows"] = len(rows)
             if self._about["sampled"] is None:
-                state["n_batches"] = self._walk.n_batches
+                state["n_batches"] = self._planner.n_batches
             elif place.position:
-                state["draw"] = self._walk.checksum(place.epoch)
+                state["draw"] = self._planner.checksum(place.epoch)
         else:
             state["order"] = to_order(place, rows)
         seen = highest(state) if "order" in state else [end for _, end in rows.spans()]
@@ -624,33 +620,33 @@ class Loader:
             (self._progress, self._dataset_at), self._told_epoch = was, told
             raise
         self._go_to(place, state.get("skip"), own)
-        if isinstance(self._walk, BatchWalk):
-            self._walk.become(self._resumed_walk)
+        if isinstance(self._planner, BatchPlanner):
+            self._planner.become(self._resumed_planner)
         self._progress = self._progress._replace(guard=self._guard and self._guard.memory())
         self._dataset_at = own
         self._restored_run, self._run, self._has_resumed = run, None, True
 
-    def _place_of(self, state: Mapping[str, Any], own: str | None) -> Place:
+    def _place_of(self, state: Mapping[str, Any], own: str | None) -> LoaderPosition:
         """Where a state is, in the dataset as it is there: its epoch and its own state decide which rows it has."""
-        place = Place(state["epoch"], state["step"], state["position"])
+        place = LoaderPosition(state["epoch"], state["step"], state["position"])
         if own is not None:
             self._put_dataset(place, own)
         self._tell_epoch(place.epoch)
-        rows = freeze(self.dataset)
+        rows = snapshot_rows(self.dataset)
         check_rows(state, rows)
         check_spots(self.dataset, state.get("spots", []))
-        if isinstance(self._walk, Walk):
-            return to_place(state, self._walk)
-        assert isinstance(self._walk, BatchWalk)
+        if isinstance(self._planner, OrderPlanner):
+            return to_place(state, self._planner)
+        assert isinstance(self._planner, BatchPlanner)
         self._check_batches_of(state, len(rows))
-        self._resumed_walk = self._walk.drawn_as(place.epoch, state.get("draw"))
+        self._resumed_planner = self._planner.drawn_as(place.epoch, state.get("draw"))
         return place
 
     def _check_batches_of(self, state: Mapping[str, Any], n_rows: int) -> None:
-        assert isinstance(self._walk, BatchWalk)
+        assert isinstance(self._planner, BatchPlanner)
         is_ready_made = self._about["sampled"] is None
         then = (state["n_batches"] if is_ready_made else "the", state["n_rows"])
-        now = (self._walk.n_batches if is_ready_made else "the", n_rows)
+        now = (self._planner.n_batches if is_ready_made else "the", n_rows)
         if then != now and (is_ready_made or state["position"]):
             raise ResumeError(
                 f"the state is of {then[0]} batches of {then[1]:,} rows, now there are {now[0]} batches of "
@@ -672,13 +668,13 @@ class Loader:
         from poolish.load.audit import audit
 
         n_done = self._progress.place.step if self._progress.has_yielded else None
-        return audit(self._ledger, self._walk, first_step, last_step, n_done)
+        return audit(self._ledger, self._planner, first_step, last_step, n_done)
 
     # -- the end, and travelling
 
     def close(self) -> None:
         """End the threads; the loader can be used again."""
-        self._supply.forget(keep_workers=False)
+        self._fetcher.forget(keep_workers=False)
 
     def __repr__(self) -> str:
         share = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""

@@ -14,11 +14,10 @@ import cachetools
 
 from poolish.concurrency import Locked
 from poolish.errors import ConfigError
-from poolish.load.copies import How
-from poolish.load.sizes import nbytes
+from poolish.load.structures import CloneStrategy, nbytes
 
 #: A private copy of a sample, how to copy it, and its bytes.
-Entry = tuple[Any, How, int]
+Entry = tuple[Any, CloneStrategy, int]
 
 
 class _Counted:
@@ -81,7 +80,7 @@ class MemoryCache(Locked):
                 self._n_before += self.entries.n_evicted + len(self.entries)
                 self.entries, self.version = self._empty(), version
 
-    def get(self, version: str, id_: int) -> tuple[Any, How] | None:
+    def get(self, version: str, id_: int) -> tuple[Any, CloneStrategy] | None:
         """A kept sample and how to copy it; None where there is none."""
         with self._lock:
             if version != self.version:
@@ -96,7 +95,7 @@ class MemoryCache(Locked):
         with self._lock:
             return version == self.version and id_ in self.entries
 
-    def put(self, version: str, id_: int, kept: Any, how: How) -> bool:
+    def put(self, version: str, id_: int, kept: Any, how: CloneStrategy) -> bool:
         """Hold what ``copies.keep`` gave; whether there is room for it."""
         n_bytes = nbytes(kept)
         if n_bytes > self._max_bytes:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from poolish import kernels, seeds
 from poolish.errors import ResumeError
-from poolish.load.frozen import Frozen, Int64, Span
+from poolish.load.frozen import FrozenRows, Int64, Span
 
 #: Ids in a block. Small, so that what is appended comes soon; large enough that Python's share of a block is small.
 BLOCK_ROWS = 1024
@@ -36,7 +36,7 @@ Words = NDArray[np.uint64]
 _JUMP, _HALF = 2**48, 2**47
 
 
-class Seen(NamedTuple):
+class ObservedBounds(NamedTuple):
     """What decides a block: the spans of the dataset at that moment, and which chosen ids were no rows.
 
     ``is_end`` is for a block without ids: whether the epoch ends there, because a step that was to begin found nothing,
@@ -51,18 +51,18 @@ class Seen(NamedTuple):
         """Plain values."""
         packed = base64.b64encode(zlib.compress(self.dead)).decode() if self.dead else ""
         edges = [edge for span in self.spans for edge in span]
-        return {"spans": spelled(edges), "dead": packed, "end": self.is_end}
+        return {"spans": delta_encode(edges), "dead": packed, "end": self.is_end}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Seen:
+    def from_json(cls, value: dict[str, Any]) -> ObservedBounds:
         """What ``to_json`` gave."""
         dead = zlib.decompress(base64.b64decode(value["dead"])) if value["dead"] else b""
-        edges = spelled_out(value["spans"])
+        edges = delta_decode(value["spans"])
         return cls(tuple(zip(edges[::2], edges[1::2], strict=True)), dead, bool(value["end"]))
 
 
 @dataclass(frozen=True)
-class Parts:
+class GenerationCursors:
     """What is left to deal out: ranges of ids, and how much of each is gone. ``ends`` is how far each span is known."""
 
     ends: tuple[int, ...]
@@ -79,10 +79,12 @@ class Parts:
     def to_text(self) -> str:
         """Three numbers a part."""
         edges = np.stack([self.starts, self.starts + self.sizes], axis=1).ravel()
-        return spelled(edges.tolist()) + ";" + ",".join(map(str, self.cursors.tolist()))
+        return delta_encode(edges.tolist()) + ";" + ",".join(map(str, self.cursors.tolist()))
 
 
-NOTHING = Parts((), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
+NOTHING = GenerationCursors(
+    (), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64)
+)
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,10 @@ class Block:
     """
 
     number: int
-    before: Parts
-    seen: Seen
+    before: GenerationCursors
+    seen: ObservedBounds
     ids: Int64
-    after: Parts
+    after: GenerationCursors
     is_empty: bool
     is_fresh: bool
 
@@ -104,14 +106,14 @@ class Block:
 class Order:
     """The order of one epoch.
 
-    >>> from poolish.load.frozen import freeze
+    >>> from poolish.load.frozen import snapshot_rows
     >>> rows = list("abcdef")
     >>> order = Order(seed=7, epoch=0)
-    >>> block = order.decide(0, NOTHING, freeze(rows))
+    >>> block = order.decide(0, NOTHING, snapshot_rows(rows))
     >>> block.ids
     array([5, 2, 0, 4, 1, 3])
     >>> rows += list("gh")  # while the epoch runs
-    >>> order.decide(1, block.after, freeze(rows)).ids
+    >>> order.decide(1, block.after, snapshot_rows(rows)).ids
     array([7, 6])
     """
 
@@ -120,17 +122,23 @@ class Order:
         self.shuffle, self.follow = shuffle, follow
         self._key = seeds.key(seed, "load", "epoch", epoch)
 
-    def look(self, before: Parts, frozen: Frozen) -> Seen:
+    def look(self, before: GenerationCursors, frozen: FrozenRows) -> ObservedBounds:
         """What there is now; where growth is not followed, what there was when the epoch began."""
         spans = tuple(frozen.spans())
         if before.ends and len(spans) != len(before.ends):
             raise ResumeError(f"the dataset has {len(spans)} parts, this epoch began with {len(before.ends)}")
         if before.ends and not self.follow:
             spans = tuple((min(first, end), end) for (first, _), end in zip(spans, before.ends, strict=True))
-        return Seen(spans)
+        return ObservedBounds(spans)
 
     def decide(
-        self, number: int, before: Parts, frozen: Frozen, seen: Seen | None = None, *, is_end: bool = True
+        self,
+        number: int,
+        before: GenerationCursors,
+        frozen: FrozenRows,
+        seen: ObservedBounds | None = None,
+        *,
+        is_end: bool = True,
     ) -> Block:
         """Block ``number`` of what is left, by what was ``seen``: now, unless it is given."""
         is_fresh = seen is None
@@ -139,13 +147,13 @@ class Order:
         if is_fresh:
             alive = frozen.alive(ids) if len(ids) else None
             dead = b"" if alive is None or alive.all() else np.packbits(~alive).tobytes()
-            seen = Seen(seen.spans, dead, is_end=is_end and not len(ids))
+            seen = ObservedBounds(seen.spans, dead, is_end=is_end and not len(ids))
         is_empty = not len(ids)
         if seen.dead:
             ids = ids[np.unpackbits(np.frombuffer(seen.dead, np.uint8), count=len(ids)) == 0]
         return Block(number, before, seen, ids, after, is_empty, is_fresh)
 
-    def _grown(self, parts: Parts, spans: tuple[Span, ...]) -> Parts:
+    def _grown(self, parts: GenerationCursors, spans: tuple[Span, ...]) -> GenerationCursors:
         """The parts with what is new: a part of its own, or more of the last one if nothing of that is dealt out."""
         ends = tuple(end for _, end in spans)
         known = parts.ends or tuple(first for first, _ in spans)
@@ -163,13 +171,13 @@ class Order:
             else:
                 new.append((begin, end - begin))
         highest = tuple(max(end, begin) for end, begin in zip(ends, known, strict=True))
-        grown = Parts(highest, parts.starts, sizes, parts.cursors, parts.keys)
+        grown = GenerationCursors(highest, parts.starts, sizes, parts.cursors, parts.keys)
         return self._with_new(grown, new) if new else grown
 
-    def _with_new(self, parts: Parts, new: list[tuple[int, int]]) -> Parts:
+    def _with_new(self, parts: GenerationCursors, new: list[tuple[int, int]]) -> GenerationCursors:
         starts, sizes = np.array(new, np.int64).T
         keys = np.array([self.part_key(start) for start, _ in new], np.uint64)
-        return Parts(
+        return GenerationCursors(
             parts.ends,
             np.concatenate([parts.starts, starts]),
             np.concatenate([parts.sizes, sizes]),
@@ -181,7 +189,7 @@ class Order:
         """The key of the permutation of the part that begins at ``start``."""
         return seeds.key(self.seed, "load", "epoch", self.epoch, "part", start) if self.shuffle else 0
 
-    def _draw(self, number: int, parts: Parts) -> tuple[Int64, Parts]:
+    def _draw(self, number: int, parts: GenerationCursors) -> tuple[Int64, GenerationCursors]:
         n_parts = len(parts.starts)
         n = min(BLOCK_ROWS, parts.n_left)
         ids, cursors = np.empty(n, np.int64), parts.cursors.copy()
@@ -193,11 +201,11 @@ class Order:
             _in_order(parts, cursors, ids)
         is_left = cursors < parts.sizes
         if is_left.all():
-            return ids, Parts(parts.ends, parts.starts, parts.sizes, cursors, parts.keys)
+            return ids, GenerationCursors(parts.ends, parts.starts, parts.sizes, cursors, parts.keys)
         starts, sizes, keys = parts.starts[is_left], parts.sizes[is_left], parts.keys[is_left]
-        return ids, Parts(parts.ends, starts, sizes, cursors[is_left], keys)
+        return ids, GenerationCursors(parts.ends, starts, sizes, cursors[is_left], keys)
 
-    def undealt(self, parts: Parts) -> Iterator[Int64]:
+    def undealt(self, parts: GenerationCursors) -> Iterator[Int64]:
         """The ids that are left, a chunk at a time."""
         for start, size, cursor, key in zip(parts.starts, parts.sizes, parts.cursors, parts.keys, strict=True):
             ids = seeds.KeyedPermutation(int(size), int(key))
@@ -205,11 +213,11 @@ class Order:
                 chunk = slice(first, first + 65_536)
                 yield start + (ids[chunk] if self.shuffle else np.arange(*chunk.indices(int(size))))
 
-    def parts_from(self, text: str, ends: tuple[int, ...]) -> Parts:
+    def parts_from(self, text: str, ends: tuple[int, ...]) -> GenerationCursors:
         """What ``Parts.to_text`` wrote."""
         first, _, second = text.partition(";")
         try:
-            edges = np.array(spelled_out(first), np.int64).reshape(-1, 2)
+            edges = np.array(delta_decode(first), np.int64).reshape(-1, 2)
             cursors = np.array(second.split(",") if second else [], np.int64)
         except (ValueError, OverflowError):
             raise ResumeError(f"these are no parts of an order: {text[:60]!r}") from None
@@ -217,13 +225,13 @@ class Order:
         if len(cursors) != len(sizes) or (sizes < 1).any() or (cursors < 0).any() or (cursors >= sizes).any():
             raise ResumeError(f"the state's parts make no sense: {text[:60]!r}; it was changed or cut")
         keys = np.array([self.part_key(start) for start in starts.tolist()], np.uint64)
-        return Parts(ends, starts, sizes, cursors, keys)
+        return GenerationCursors(ends, starts, sizes, cursors, keys)
 
 
-def spelled(numbers: Sequence[int]) -> str:
+def delta_encode(numbers: Sequence[int]) -> str:
     """Ids that mostly grow, as what each adds to the one before; ids of a composite jump by 2**48, told apart.
 
-    >>> spelled([0, 50, 2**48, 2**48 + 60])
+    >>> delta_encode([0, 50, 2**48, 2**48 + 60])
     '0,50,1:-50,60'
     """
     told, last = [], 0
@@ -234,10 +242,10 @@ def spelled(numbers: Sequence[int]) -> str:
     return ",".join(told)
 
 
-def spelled_out(text: str) -> list[int]:
-    """The numbers that ``spelled`` told.
+def delta_decode(text: str) -> list[int]:
+    """The numbers that ``delta_encode`` told.
 
-    >>> spelled_out('0,50,1:-50,60') == [0, 50, 2**48, 2**48 + 60]
+    >>> delta_decode('0,50,1:-50,60') == [0, 50, 2**48, 2**48 + 60]
     True
     """
     numbers, last = [], 0
@@ -248,7 +256,7 @@ def spelled_out(text: str) -> list[int]:
     return numbers
 
 
-def _in_order(parts: Parts, cursors: Int64, ids: Int64) -> None:
+def _in_order(parts: GenerationCursors, cursors: Int64, ids: Int64) -> None:
     filled = 0
     for i in range(len(parts.starts)):
         n = min(len(ids) - filled, int(parts.sizes[i] - cursors[i]))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from poolish.load.dataset_state import has_state
-from poolish.load.frozen import freeze
+from poolish.load.frozen import snapshot_rows
 from poolish.load.ledger import Ledger
 from poolish.load.loader import Loader
 from poolish.load.structures import field_names, is_structure
@@ -156,7 +156,7 @@ def _check_growth(loader: Loader, steps: int, grow: Callable[[], object], report
     report.checked.append("growing between stopping and going on")
     wide = {"rank": 0, "world_size": 1, "drop_last": False, "guard": None}
     due = {id_ for step in _walked(_copy(loader, **wide), None) for id_ in step.ids}
-    before = freeze(loader.dataset).spans()
+    before = snapshot_rows(loader.dataset).spans()
     current = _copy(loader, **wide)
     seen: list[int] = []
     n_grown = 0
@@ -175,7 +175,7 @@ def _check_growth(loader: Loader, steps: int, grow: Callable[[], object], report
     if len(repeated):
         report.differences.append(f"growing: {len(repeated)} rows came twice, such as row {repeated[0]}")
     if loader.follow:
-        rows = freeze(loader.dataset)
+        rows = snapshot_rows(loader.dataset)
         new = {id_ for id_ in _all_ids(rows) if not any(first <= id_ < end for first, end in before)}
         missing = sorted(((due & set(_all_ids(rows))) | new) - set(seen))
         if missing:

@@ -22,7 +22,7 @@ from poolish.errors import ConfigError, ResumeError
 from poolish.files import checksum_hex
 from poolish.load.dataset import samples
 from poolish.load.frozen import Int64
-from poolish.load.transformed import progress_at
+from poolish.load.views.transformed import progress_at
 from poolish.rows.snapshot import Snapshot
 
 #: From the rows of an epoch and its number to the numbers of the rows that it is made of.

@@ -22,8 +22,8 @@ from poolish import torch_bridge
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.load.batch import Batch
 from poolish.load.dataset import check_index, samples
-from poolish.load.frozen import Frozen, freeze
-from poolish.load.views import Numbering, Renumbered, RenumberingView, Through, View
+from poolish.load.frozen import FrozenRows, snapshot_rows
+from poolish.load.views.view import DelegatingRows, Numbering, ReindexedRows, RenumberingView, View
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -179,11 +179,11 @@ class RowShard(RenumberingView):
         """That of the dataset, and which rows of it."""
         return f"{super().version}|{self.shard} of {self._n_below}"
 
-    def freeze(self) -> Frozen:
+    def snapshot_rows(self) -> FrozenRows:
         """The rows of the shard, with the dataset as it is now."""
-        rows = freeze(self._dataset)
+        rows = snapshot_rows(self._dataset)
         numbering = Numbering(rows)
-        return Renumbered(rows, self._n_rows, lambda numbers: numbering.ids(self._below(numbers)))
+        return ReindexedRows(rows, self._n_rows, lambda numbers: numbering.ids(self._below(numbers)))
 
     def _below(self, numbers: Any) -> Any:
         # Only padding goes beyond the end, and begins again at the first row.
@@ -209,13 +209,13 @@ class ColumnShard(View):
         """That of the dataset, and the columns."""
         return f"{super().version}|columns {list(self.columns)}"
 
-    def freeze(self) -> Frozen:
+    def snapshot_rows(self) -> FrozenRows:
         """The rows below, with these columns."""
-        return _FewerColumns(freeze(self._dataset), self.columns)
+        return _FewerColumns(snapshot_rows(self._dataset), self.columns)
 
 
-class _FewerColumns(Through):
-    def __init__(self, rows: Frozen, columns: Sequence[str]) -> None:
+class _FewerColumns(DelegatingRows):
+    def __init__(self, rows: FrozenRows, columns: Sequence[str]) -> None:
         super().__init__(rows)
         self._columns = columns
 

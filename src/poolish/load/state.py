@@ -24,9 +24,9 @@ from typing import Any
 
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
-from poolish.load.frozen import Frozen, fixed_by, has_branch
-from poolish.load.order import NOTHING, Seen, spelled, spelled_out
-from poolish.load.walk import Held, Place, Walk
+from poolish.load.frozen import FrozenRows, fixed_by, has_branch
+from poolish.load.order import NOTHING, ObservedBounds, delta_decode, delta_encode
+from poolish.load.planner import LoaderPosition, OpenBlock, OrderPlanner
 
 #: 2 since states know their run and a dataset's own state; 1 is that of 0.1.0.
 VERSION = 2
@@ -36,16 +36,16 @@ _READS = (1, 2)
 _LONG = 200
 
 
-def to_order(place: Place, rows: Frozen) -> dict[str, Any]:
+def to_order(place: LoaderPosition, rows: FrozenRows) -> dict[str, Any]:
     """Where a place is. A block that is used up is not told: what is left behind it is."""
-    number, parts = place.open_block
-    seen, offset = Seen(()), 0
-    if place.held is not None and place.offset < len(place.held.block.ids):
-        block = place.held.block
+    number, parts = place.next_block
+    seen, offset = ObservedBounds(()), 0
+    if place.open_block is not None and place.offset < len(place.open_block.block.ids):
+        block = place.open_block.block
         number, parts, seen, offset = block.number, block.before, block.seen, place.offset
     # Before an epoch nobody has looked, so what there is now stands for what was seen.
-    highest = "" if parts.ends or seen.spans else spelled([end for _, end in rows.spans()])
-    texts = {"parts": parts.to_text(), "ends": spelled(parts.ends), **seen.to_json(), "highest": highest}
+    highest = "" if parts.ends or seen.spans else delta_encode([end for _, end in rows.spans()])
+    texts = {"parts": parts.to_text(), "ends": delta_encode(parts.ends), **seen.to_json(), "highest": highest}
     return {"block": number, "offset": offset, **{name: _packed(text) for name, text in texts.items()}}
 
 
@@ -61,17 +61,17 @@ def _unpacked(text: Any) -> Any:
     return zlib.decompress(base64.b85decode(text[1:])).decode()
 
 
-def to_place(state: Mapping[str, Any], walk: Walk) -> Place:
+def to_place(state: Mapping[str, Any], walk: OrderPlanner) -> LoaderPosition:
     """The place that a state tells of, in the order that ``walk`` reads."""
     told = {name: _unpacked(text) for name, text in state["order"].items()}
-    order, number, ends = walk.order(state["epoch"]), told["block"], tuple(spelled_out(told["ends"]))
+    order, number, ends = walk.order(state["epoch"]), told["block"], tuple(delta_decode(told["ends"]))
     parts = order.parts_from(told["parts"], ends) if ends else NOTHING
-    held: Held | None = None  # the epoch has not begun
+    open_block: OpenBlock | None = None  # the epoch has not begun
     if told["spans"]:
-        held = walk.revived(order, number, parts, Seen.from_json(told))
+        open_block = walk.revived(order, number, parts, ObservedBounds.from_json(told))
     elif ends:
-        held = walk.used_up(number - 1, parts)
-    return Place(state["epoch"], state["step"], state["position"], held, told["offset"])
+        open_block = walk.used_up(number - 1, parts)
+    return LoaderPosition(state["epoch"], state["step"], state["position"], open_block, told["offset"])
 
 
 def sealed(state: dict[str, Any]) -> dict[str, Any]:
@@ -121,10 +121,10 @@ def highest(state: Mapping[str, Any]) -> list[int]:
     if "order" not in state:
         return [state["n_rows"]]
     told = {name: _unpacked(text) for name, text in state["order"].items()}
-    return spelled_out(told["spans"])[1::2] or spelled_out(told["ends"] or told["highest"])
+    return delta_decode(told["spans"])[1::2] or delta_decode(told["ends"] or told["highest"])
 
 
-def check_rows(state: Mapping[str, Any], rows: Frozen) -> None:
+def check_rows(state: Mapping[str, Any], rows: FrozenRows) -> None:
     """Refuse a state of rows that are not there yet, or that have other numbers now."""
     spans, reached = rows.spans(), highest(state)
     if len(spans) != len(reached) or any(end < high for (_, end), high in zip(spans, reached, strict=True)):

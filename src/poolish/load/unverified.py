@@ -20,14 +20,14 @@ import numpy as np
 from poolish import torch_bridge
 from poolish.concurrency import Locked
 from poolish.fingerprints import MAX_BYTES, MAX_VALUES, fingerprint
-from poolish.load.composite import CompositeDataset
-from poolish.load.copies import How
 from poolish.load.dataset import ADVICE
 from poolish.load.disk_cache import DiskCache
-from poolish.load.views import View
+from poolish.load.structures import CloneStrategy
+from poolish.load.views.composite import CompositeDataset
+from poolish.load.views.view import View
 
 Key = tuple[str, int]
-Entry = tuple[Any, How]
+Entry = tuple[Any, CloneStrategy]
 
 #: Hashing that takes no longer than this is done after every read.
 QUICK_S = 0.002

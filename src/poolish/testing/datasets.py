@@ -24,7 +24,7 @@ import numpy as np
 
 from poolish.errors import ConfigError
 from poolish.load.dataset import Dataset, samples
-from poolish.load.frozen import freeze, ids_of
+from poolish.load.frozen import ids_of, snapshot_rows
 from poolish.testing.faults import in_child
 
 
@@ -183,7 +183,7 @@ class DatasetBehaviour:
         """A loader reads by id, from rows frozen at one moment: each number has one, and it is that row."""
         dataset = self.make(tmp_path)
         expected = read(dataset)
-        ids, rows = ids_of(dataset, range(len(expected))), freeze(dataset)
+        ids, rows = ids_of(dataset, range(len(expected))), snapshot_rows(dataset)
         alive = rows.alive(ids)
         check(len(rows) == len(expected), f"{len(rows)} rows frozen of {len(expected)}")
         check(len(set(ids.tolist())) == len(ids), "an id stands for two rows")

@@ -1,9 +1,9 @@
 """A view is a dataset that looks at another one. It holds no samples, so it costs nothing and is never out of date.
 
-A loader asks every view to freeze itself, down to the rows below, and there are two kinds of answers::
+A loader asks every view for its rows by id, down to the rows below, and there are two kinds of answers::
 
-    Through      the ids of what is below: one row here is one row there (transformed, cached, some filtered)
-    Renumbered   ids of its own, from 0: the order or the choice is the view's (subset, shuffled, mixture)
+    DelegatingRows   the ids of what is below: one row here is one row there (transformed, cached, some filtered)
+    ReindexedRows    ids of its own, from 0: the order or the choice is the view's (subset, shuffled, mixture)
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from poolish.errors import ConfigError
 from poolish.fingerprints import qualified_name
 from poolish.load.dataset import Dataset, check_index, check_map_style, identity_of, samples, version_of
 from poolish.load.frozen import (
-    Frozen,
+    FrozenRows,
     Int64,
     Mask,
     Span,
     WindowRows,
     branch_below,
     fixed_by,
-    freeze,
     has_branch,
     ids_of,
+    snapshot_rows,
 )
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
@@ -148,7 +148,7 @@ def read_with_ids(dataset: Any, numbers: list[int]) -> tuple[Int64, list[Any]]:
         return np.asarray(numbers, np.int64), samples(dataset, numbers)
     for _ in range(100):
         ids = ids_of(dataset, numbers)
-        rows = freeze(dataset)
+        rows = snapshot_rows(dataset)
         alive = rows.alive(ids)
         if alive is None or alive.all():
             return ids, rows.fetch(ids)
@@ -156,22 +156,22 @@ def read_with_ids(dataset: Any, numbers: list[int]) -> tuple[Int64, list[Any]]:
     raise IndexError(f"rows {numbers}: they leave the dataset faster than they can be read; read a snapshot of it")
 
 
-def freeze_with_version(dataset: Any) -> tuple[Frozen, str]:
+def snapshot_with_version(dataset: Any) -> tuple[FrozenRows, str]:
     """Rows as they are now, and the version that they have."""
     while True:
-        version, rows = version_of(dataset), freeze(dataset)
+        version, rows = version_of(dataset), snapshot_rows(dataset)
         if version_of(dataset) == version:
             return rows, version
         # It changed between our two questions; nobody knows which of the two versions was frozen.
 
 
-class Through:
+class DelegatingRows:
     """Frozen rows that are other frozen rows, seen through something."""
 
     #: Whether a row has the same number here as below.
     keeps_numbers = True
 
-    def __init__(self, rows: Frozen) -> None:
+    def __init__(self, rows: FrozenRows) -> None:
         self.rows, self.uuid = rows, rows.uuid
 
     @property
@@ -211,13 +211,13 @@ class Through:
         return self.rows.table(ids)
 
 
-class Renumbered:
+class ReindexedRows:
     """Frozen rows under numbers of their own, ``0`` to ``n_rows - 1``; ``to_ids`` says which row each of them is.
 
     The numbers mean other rows when those below change, so a loader can neither follow them nor go on with others.
     """
 
-    def __init__(self, rows: Frozen, n_rows: int, to_ids: Callable[[Int64], Int64]) -> None:
+    def __init__(self, rows: FrozenRows, n_rows: int, to_ids: Callable[[Int64], Int64]) -> None:
         self._rows, self._n_rows, self._to_ids = rows, n_rows, to_ids
         self.uuid = f"{rows.uuid}|renumbered" if rows.uuid else ""
 
@@ -268,18 +268,18 @@ class Numbering:
 
     ``n_numbers`` is how many numbers there are; some of a stream's windows may have left theirs.
 
-    >>> Numbering(freeze(["rye", "wheat"])).ids(np.array([1, 0]))
+    >>> Numbering(snapshot_rows(["rye", "wheat"])).ids(np.array([1, 0]))
     array([1, 0])
     """
 
-    def __init__(self, rows: Frozen) -> None:
+    def __init__(self, rows: FrozenRows) -> None:
         spans = rows.spans()
         self._ends = np.cumsum([end - first for first, end in spans])
         # What is added to a number to make it an id, in each span.
         self._shifts = np.array([first for first, _ in spans]) - np.concatenate([[0], self._ends[:-1]])
         self._ids: Int64 | None = None
         below = rows
-        while isinstance(below, Through) and below.keeps_numbers:
+        while isinstance(below, DelegatingRows) and below.keeps_numbers:
             below = below.rows
         self.n_numbers = len(rows)
         if isinstance(below, WindowRows):  # the windows that have left keep their numbers
@@ -296,7 +296,7 @@ class Numbering:
         return ids
 
 
-def all_ids(rows: Frozen) -> Int64:
+def all_ids(rows: FrozenRows) -> Int64:
     """Every id that is a row, in order."""
     found = [np.empty(0, np.int64)]
     for first, end in rows.spans():

@@ -16,8 +16,8 @@ from poolish.errors import ConfigError
 from poolish.fingerprints import check_attributes, declared_version, function_fingerprint
 from poolish.fixed import fixed_parameters
 from poolish.load.dataset import ADVICE, check_version, identity_of, samples
-from poolish.load.frozen import Frozen, Int64, freeze
-from poolish.load.views import Through, View, check_epoch, read_with_ids
+from poolish.load.frozen import FrozenRows, Int64, snapshot_rows
+from poolish.load.views.view import DelegatingRows, View, check_epoch, read_with_ids
 
 _ASKED = ("rng", "progress")
 
@@ -96,9 +96,9 @@ class TransformedDataset(View):
         """What it looks at, and the function."""
         return "transformed", identity_of(self._dataset), function_identity(self._fn, self._version)
 
-    def freeze(self) -> Frozen:
+    def snapshot_rows(self) -> FrozenRows:
         """The rows below, transformed as in this epoch."""
-        return TransformedRows(freeze(self._dataset), self._call)
+        return TransformedRows(snapshot_rows(self._dataset), self._call)
 
     @property
     def progress(self) -> float:
@@ -124,10 +124,10 @@ class Call:
             raise
 
 
-class TransformedRows(Through):
+class TransformedRows(DelegatingRows):
     """Frozen rows, transformed."""
 
-    def __init__(self, rows: Frozen, call: Call) -> None:
+    def __init__(self, rows: FrozenRows, call: Call) -> None:
         super().__init__(rows)
         self._call = call
 

@@ -9,7 +9,7 @@ from poolish.errors import ConfigError
 from poolish.fingerprints import qualified_name
 from poolish.fixed import fixed_parameters
 from poolish.load.dataset import Dataset, check_index, check_version, identity_of, version_of
-from poolish.load.transformed import function_identity
+from poolish.load.views.transformed import function_identity
 
 Way = Callable[..., Any] | str
 

@@ -20,10 +20,10 @@ Int64 = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 
-class Verdicts:
+class PredicateCache:
     """Yes or no for ids, remembered.
 
-    >>> verdicts = Verdicts()
+    >>> verdicts = PredicateCache()
     >>> verdicts.put(7, True)
     >>> verdicts.put(1 << 48, False)
     >>> verdicts.get(np.array([7, 8, 1 << 48])).tolist() == [YES, UNKNOWN, NO]
@@ -66,7 +66,7 @@ class Verdicts:
         return {str(number): _pack(block) for number, block in sorted(self._blocks.items())}
 
     @classmethod
-    def of_state(cls, state: Any) -> Verdicts:
+    def of_state(cls, state: Any) -> PredicateCache:
         """The verdicts that ``state`` wrote down."""
         verdicts = cls()
         if not isinstance(state, dict):

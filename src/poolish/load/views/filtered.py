@@ -22,10 +22,10 @@ from poolish.errors import ConfigError, ResumeError, Unfingerprintable
 from poolish.fingerprints import check_attributes, declared_version, qualified_name
 from poolish.fixed import fixed_parameters
 from poolish.load.dataset import check_index, check_version, identity_of, samples, version_of
-from poolish.load.frozen import Frozen, Int64, Mask, Span, fixed_by, freeze
-from poolish.load.transformed import asks, function_identity, n_epochs, name_of, progress_at
-from poolish.load.verdicts import UNKNOWN, YES, Verdicts
-from poolish.load.views import Renumbered, Through, View, all_ids, check_epoch, freeze_with_version
+from poolish.load.frozen import FrozenRows, Int64, Mask, Span, fixed_by, snapshot_rows
+from poolish.load.views.predicate_cache import UNKNOWN, YES, PredicateCache
+from poolish.load.views.transformed import asks, function_identity, n_epochs, name_of, progress_at
+from poolish.load.views.view import DelegatingRows, ReindexedRows, View, all_ids, check_epoch, snapshot_with_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,7 +89,7 @@ class FilteredDataset(Locked, View):
         for _ in range(100):
             ids = self._kept_ids()
             wanted = ids[[check_index(index, len(ids)) for index in indices]] if len(indices) else ids[:0]
-            rows = freeze(self._dataset)
+            rows = snapshot_rows(self._dataset)
             alive = rows.alive(wanted)
             if alive is None or alive.all():
                 return rows.fetch(wanted)
@@ -147,7 +147,7 @@ class FilteredDataset(Locked, View):
             error.add_note(f"while filtering row {row} with {name_of(self._predicate)}")
             raise
 
-    def judge_ids(self, rows: Frozen, ids: Int64, verdicts: Verdicts, given: dict[str, float]) -> Mask:
+    def judge_ids(self, rows: FrozenRows, ids: Int64, verdicts: PredicateCache, given: dict[str, float]) -> Mask:
         """Which of these ids, all of them rows, the predicate likes; each is asked about once."""
         unknown = ids[verdicts.get(ids) == UNKNOWN]
         if len(unknown):
@@ -163,7 +163,7 @@ class FilteredDataset(Locked, View):
     def _kept_ids(self) -> Int64:
         """The ids of the rows that are here now."""
         given = self._given
-        rows, version = freeze_with_version(self._dataset)
+        rows, version = snapshot_with_version(self._dataset)
         version = self._stage_of(version)
         # Ids are never used again: with the same ends and as many rows, these are the same rows.
         moment = (version, tuple(rows.spans()), len(rows))
@@ -218,14 +218,14 @@ class FilteredDataset(Locked, View):
         """The numbers themselves, or the ids below."""
         return numbers if self.ids_are_numbers else self._kept_ids()[numbers]
 
-    def freeze(self) -> Frozen:
+    def snapshot_rows(self) -> FrozenRows:
         """The rows as they are now."""
         if not self.ids_are_numbers:
-            rows, version = freeze_with_version(self._dataset)
+            rows, version = snapshot_with_version(self._dataset)
             with self._lock:
                 return FilteredRows(self, rows, self._current(self._stage_of(version)).verdicts, self._given)
         index = self._scanned(None)
-        below = freeze(self._dataset)
+        below = snapshot_rows(self._dataset)
         # A copy in one call: an array that is exported, as to NumPy, cannot grow under a scan in another thread.
         kept = np.frombuffer(index.kept.tobytes(), np.int64)
         return _Grown(below, len(kept), lambda numbers: kept[numbers])
@@ -242,7 +242,7 @@ class FilteredDataset(Locked, View):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Know what ``state_dict`` knew; the dataset and the predicate must be the same."""
         _check_state(state)
-        index = Index.of_verdicts(state["version"], Verdicts.of_state(state.get("blocks")))
+        index = Index.of_verdicts(state["version"], PredicateCache.of_state(state.get("blocks")))
         if self.ids_are_numbers and index.n_scanned > len(self._dataset):
             raise ResumeError(
                 f"the index knows {index.n_scanned:,} rows, the dataset has {len(self._dataset):,}; scan it anew"
@@ -271,14 +271,14 @@ class Index:
 
     def __init__(self, version: str) -> None:
         self.version = version
-        self.verdicts = Verdicts()
+        self.verdicts = PredicateCache()
         self.kept = array("q")
         self.n_scanned = 0
         self.moment: object = None
         self.ids = np.empty(0, np.int64)
 
     @classmethod
-    def of_verdicts(cls, version: str, verdicts: Verdicts) -> Index:
+    def of_verdicts(cls, version: str, verdicts: PredicateCache) -> Index:
         """The same from the verdicts alone."""
         index = cls(version)
         index.verdicts = verdicts
@@ -300,7 +300,7 @@ class Index:
             self.kept.pop()
 
 
-class _Grown(Renumbered):
+class _Grown(ReindexedRows):
     """Kept rows under numbers of their own, which go on when the dataset grows."""
 
     def fixed_by(self) -> list[int] | None:
@@ -308,12 +308,14 @@ class _Grown(Renumbered):
         return fixed_by(self._rows)
 
 
-class FilteredRows(Through):
+class FilteredRows(DelegatingRows):
     """Frozen rows of which some are not there, because the predicate does not like them."""
 
     keeps_numbers = False
 
-    def __init__(self, dataset: FilteredDataset, rows: Frozen, verdicts: Verdicts, given: dict[str, float]) -> None:
+    def __init__(
+        self, dataset: FilteredDataset, rows: FrozenRows, verdicts: PredicateCache, given: dict[str, float]
+    ) -> None:
         super().__init__(rows)
         self.uuid = f"{rows.uuid}|filtered" if rows.uuid else ""
         self._dataset, self._verdicts, self._given = dataset, verdicts, given

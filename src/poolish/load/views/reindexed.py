@@ -1,4 +1,4 @@
-"""Some rows of a dataset, in any order, under numbers of their own."""
+"""Views with row numbers of their own: a subset in any order, and a random order that is computed, not stored."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from poolish import seeds
 from poolish.errors import ConfigError
 from poolish.files import checksum_hex
 from poolish.fixed import fixed_parameters
 from poolish.load.dataset import check_index, samples
-from poolish.load.frozen import Frozen, Int64, freeze
-from poolish.load.views import Numbering, Renumbered, RenumberingView
+from poolish.load.frozen import FrozenRows, Int64, snapshot_rows
+from poolish.load.views.view import Numbering, ReindexedRows, RenumberingView, check_epoch
+from poolish.seeds import KeyedPermutation
 
 
 @fixed_parameters("make a new SubsettedDataset", stored=False)
@@ -54,11 +56,11 @@ class SubsettedDataset(RenumberingView):
         """That of the dataset, and the choice."""
         return f"{super().version}|subset {checksum_hex(self._indices.data)}"
 
-    def freeze(self) -> Frozen:
+    def snapshot_rows(self) -> FrozenRows:
         """The chosen rows, with the dataset as it is now."""
-        rows, indices = freeze(self._dataset), self._indices
+        rows, indices = snapshot_rows(self._dataset), self._indices
         numbering = Numbering(rows)
-        return Renumbered(rows, len(indices), lambda numbers: numbering.ids(indices[numbers]))
+        return ReindexedRows(rows, len(indices), lambda numbers: numbering.ids(indices[numbers]))
 
 
 def row_numbers(indices: ArrayLike, n_rows: int) -> Int64:
@@ -86,3 +88,61 @@ def row_numbers(indices: ArrayLike, n_rows: int) -> Int64:
         raise IndexError(f"indices, place {place}: row {chosen[place]} of {n_rows:,} rows")
     numbers = chosen.astype(np.int64)
     return np.where(numbers < 0, numbers + n_rows, numbers)
+
+
+@fixed_parameters("make a new ShuffledDataset", stored=False)
+class ShuffledDataset(RenumberingView):
+    """The rows of ``dataset`` in an order that the seed, the epoch and the length decide; each row comes once.
+
+    When the dataset grows the order is another one. (A loader's own ``shuffle=True`` survives growth; this is for
+    whoever reads by number.)
+
+    >>> shuffled = ShuffledDataset(["rye", "wheat", "spelt", "oat"], seed=7)
+    >>> list(shuffled)
+    ['rye', 'wheat', 'oat', 'spelt']
+    >>> shuffled.set_epoch(1)
+    >>> list(shuffled)
+    ['rye', 'wheat', 'spelt', 'oat']
+    """
+
+    def __init__(self, dataset: Any, seed: int = 0) -> None:
+        super().__init__(dataset)
+        self._seed = seeds.check_seed(seed)
+        self._turn_to(0)
+
+    def __getitem__(self, index: int) -> Any:
+        order = self._order(len(self._dataset))
+        return self._dataset[order[check_index(index, len(order))]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """In one call below."""
+        order = self._order(len(self._dataset))
+        return samples(self._dataset, order[[check_index(index, len(order)) for index in indices]])
+
+    @property
+    def choice(self) -> str:
+        """All rows, in the order of a seed."""
+        return f"shuffled {self._seed}"
+
+    def set_epoch(self, epoch: int) -> None:
+        """From now on the order is that of ``epoch``."""
+        self._turn_to(check_epoch(epoch))
+        super().set_epoch(epoch)
+
+    def _turn_to(self, epoch: int) -> None:
+        self._key = seeds.key(self._seed, "shuffle", epoch)
+
+    @property
+    def version(self) -> str:
+        """Another order is another dataset."""
+        return f"{super().version}|shuffled {self._key} {len(self)}"
+
+    def snapshot_rows(self) -> FrozenRows:
+        """This epoch's order of the rows that are there now."""
+        rows = snapshot_rows(self._dataset)
+        numbering = Numbering(rows)
+        order = self._order(numbering.n_numbers)
+        return ReindexedRows(rows, numbering.n_numbers, lambda numbers: numbering.ids(order[numbers]))
+
+    def _order(self, n_rows: int) -> KeyedPermutation:
+        return KeyedPermutation(n_rows, self._key)

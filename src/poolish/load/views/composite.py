@@ -25,18 +25,18 @@ from poolish.load.frozen import (
     FIXED,
     LOCAL,
     SHARED,
-    Frozen,
+    FrozenRows,
     Int64,
     Mask,
     Span,
     branch_below,
     fixed_by,
-    freeze,
     has_branch,
     ids_of,
+    snapshot_rows,
 )
-from poolish.load.mixture import Mixture
-from poolish.load.views import Numbering, Renumbered, check_epoch, check_source, pass_epoch
+from poolish.load.views.mixture import Mixture
+from poolish.load.views.view import Numbering, ReindexedRows, check_epoch, check_source, pass_epoch
 from poolish.seeds import KeyedPermutation
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class CompositeDataset(Dataset):
         found = grouped(places, lambda part, wanted: rows.outer(part, ids_of(self._parts[part], wanted)).tolist())
         return np.asarray(found, np.int64)
 
-    def freeze(self) -> Frozen:
+    def snapshot_rows(self) -> FrozenRows:
         """All parts as they are now."""
         rows = self._rows()
         if self._mixture is None:
@@ -251,10 +251,10 @@ class CompositeDataset(Dataset):
 
             return np.asarray(grouped(mixed.places(numbers.tolist()), read), np.int64)
 
-        return Renumbered(rows, len(mixed), to_ids)
+        return ReindexedRows(rows, len(mixed), to_ids)
 
     def _rows(self) -> CompositeRows:
-        return CompositeRows([freeze(part) for part in self._parts])
+        return CompositeRows([snapshot_rows(part) for part in self._parts])
 
 
 def _lengths(ends: list[int]) -> list[int]:
@@ -354,7 +354,7 @@ def grouped(places: Sequence[Place], read: Callable[[int, list[int]], list[Value
 class CompositeRows:
     """The frozen rows of several parts; each span of a part is a span here, under a number of its own."""
 
-    def __init__(self, parts: list[Frozen]) -> None:
+    def __init__(self, parts: list[FrozenRows]) -> None:
         self.parts = parts
         # A part that is a composite itself has several spans, apart in their upper bits: each becomes one of ours.
         self._slots = [(k, first >> _ID_BITS) for k, part in enumerate(parts) for first, _ in part.spans()]

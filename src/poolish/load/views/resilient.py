@@ -19,8 +19,8 @@ from poolish.fingerprints import unfingerprintable
 from poolish.fixed import fixed_parameters
 from poolish.guards import CircuitBreaker, Faults, Retry
 from poolish.load.dataset import identity_of, samples
-from poolish.load.frozen import Frozen, Int64, freeze
-from poolish.load.views import Through, View
+from poolish.load.frozen import FrozenRows, Int64, snapshot_rows
+from poolish.load.views.view import DelegatingRows, View
 
 
 @fixed_parameters("make a new ResilientDataset", stored=False)
@@ -105,15 +105,15 @@ class ResilientDataset(View):
             raise unfingerprintable("ResilientDataset", uses, "cache below it: ResilientDataset(CachedDataset(...))")
         return identity_of(self._dataset)
 
-    def freeze(self) -> Frozen:
+    def snapshot_rows(self) -> FrozenRows:
         """The rows as they are now, read with the same care."""
-        return ResilientRows(self, freeze(self._dataset))
+        return ResilientRows(self, snapshot_rows(self._dataset))
 
 
-class ResilientRows(Through):
+class ResilientRows(DelegatingRows):
     """Frozen rows that are read with care."""
 
-    def __init__(self, dataset: ResilientDataset, rows: Frozen) -> None:
+    def __init__(self, dataset: ResilientDataset, rows: FrozenRows) -> None:
         super().__init__(rows)
         self._dataset = dataset
 

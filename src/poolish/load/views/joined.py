@@ -17,8 +17,15 @@ import numpy as np
 
 from poolish.errors import ConfigError, SchemaError
 from poolish.load.dataset import Dataset, check_index, identity_of, samples, version_of
-from poolish.load.frozen import Frozen, Int64, Mask, freeze, ids_of
-from poolish.load.views import Through, all_ids, check_source, has_numbers_for_ids, pass_epoch, read_with_ids
+from poolish.load.frozen import FrozenRows, Int64, Mask, ids_of, snapshot_rows
+from poolish.load.views.view import (
+    DelegatingRows,
+    all_ids,
+    check_source,
+    has_numbers_for_ids,
+    pass_epoch,
+    read_with_ids,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,9 +112,9 @@ class JoinedDataset(Dataset):
         """Those of the first shard, which are those of all."""
         return ids_of(self._shards[0], numbers)
 
-    def freeze(self) -> Frozen:
+    def snapshot_rows(self) -> FrozenRows:
         """All shards as they are at one moment."""
-        shards = self._of_one_moment(freeze)
+        shards = self._of_one_moment(snapshot_rows)
         _check_same_rows(shards)
         return _JoinedRows(shards, self._on)
 
@@ -120,8 +127,8 @@ class JoinedDataset(Dataset):
                 return answers
 
 
-class _JoinedRows(Through):
-    def __init__(self, shards: list[Frozen], on: str | None) -> None:
+class _JoinedRows(DelegatingRows):
+    def __init__(self, shards: list[FrozenRows], on: str | None) -> None:
         super().__init__(shards[0])
         self._shards, self._on = shards, on
 
@@ -184,7 +191,7 @@ def _check_same_value(part: Mapping[str, Any], first: Mapping[str, Any], k: int,
         )
 
 
-def _check_same_rows(shards: list[Frozen]) -> None:
+def _check_same_rows(shards: list[FrozenRows]) -> None:
     """Raise unless all have the same ids."""
     first = shards[0]
     for k, other in enumerate(shards[1:], 1):

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from poolish.errors import ResumeError
-from poolish.load.frozen import Frozen, Int64, Mask, SnapshotRows, Span, freeze, ids_of
-from poolish.load.ledger import Keeps, OnEmpty, Run
-from poolish.load.order import NOTHING, Block, Order, Parts, Seen
+from poolish.load.frozen import FrozenRows, Int64, Mask, SnapshotRows, Span, ids_of, snapshot_rows
+from poolish.load.ledger import LedgerProtocol, OnEmpty, Run
+from poolish.load.order import NOTHING, Block, GenerationCursors, ObservedBounds, Order
 from poolish.load.sampling import SampledBatches
 from poolish.rows import DatasetBuffer
 
@@ -29,38 +29,40 @@ from poolish.rows import DatasetBuffer
 _CATCH_UP_S = 30.0
 
 
-class Held(NamedTuple):
+class OpenBlock(NamedTuple):
     """A block and the rows it is read from; ``gone`` are those of its ids that are no rows any more."""
 
     block: Block
-    rows: Frozen
+    rows: FrozenRows
     gone: Mask | None
 
 
 @dataclass(frozen=True)
-class Place:
-    """Between two steps of an epoch. ``held`` is the block it lies in; none before the first."""
+class LoaderPosition:
+    """Between two steps of an epoch. ``open_block`` is the block it lies in; none before the first."""
 
     epoch: int = 0
     step: int = 0
     position: int = 0
-    held: Held | None = None
+    open_block: OpenBlock | None = None
     offset: int = 0
 
-    def next_epoch(self) -> Place:
+    def next_epoch(self) -> LoaderPosition:
         """Where the next epoch begins."""
-        return Place(self.epoch + 1, self.step)
+        return LoaderPosition(self.epoch + 1, self.step)
 
     @property
-    def open_block(self) -> tuple[int, Parts]:
+    def next_block(self) -> tuple[int, GenerationCursors]:
         """The number of the block that comes next, and what is left for it."""
-        return (0, NOTHING) if self.held is None else (self.held.block.number + 1, self.held.block.after)
+        return (
+            (0, NOTHING) if self.open_block is None else (self.open_block.block.number + 1, self.open_block.block.after)
+        )
 
 
-class Piece(NamedTuple):
+class ReadRequest(NamedTuple):
     """Rows of one step that are read from one frozen dataset, and those among them that are gone."""
 
-    rows: Frozen
+    rows: FrozenRows
     ids: Int64
     gone: Int64
 
@@ -68,29 +70,29 @@ class Piece(NamedTuple):
 class Plan(NamedTuple):
     """What a rank reads at a step; ``example`` is a row of the step, whoever reads it."""
 
-    place: Place
-    pieces: list[Piece]
-    after: Place
-    example: tuple[Frozen, Int64]
+    place: LoaderPosition
+    pieces: list[ReadRequest]
+    after: LoaderPosition
+    example: tuple[FrozenRows, Int64]
 
 
-class Walks(Protocol):
+class StepPlanner(Protocol):
     """Steps one after the other."""
 
-    def next(self, place: Place, *, is_ahead: bool = False) -> Plan | None:
+    def next(self, place: LoaderPosition, *, is_ahead: bool = False) -> Plan | None:
         """The step behind a place; None at the end of the epoch, or if nobody waits for it and it is not sure yet."""
 
-    def n_left(self, place: Place) -> int:
+    def n_left(self, place: LoaderPosition) -> int:
         """How many steps are left in the epoch."""
 
 
-class Walk:
+class OrderPlanner:
     """Steps of an order of rows."""
 
     def __init__(
         self,
         dataset: Any,
-        ledger: Keeps,
+        ledger: LedgerProtocol,
         order_of: Callable[[int], Order],
         *,
         batch_size: int,
@@ -110,82 +112,89 @@ class Walk:
             self._order = self._order_of(epoch)
         return self._order
 
-    def next(self, place: Place, *, is_ahead: bool = False) -> Plan | None:
+    def next(self, place: LoaderPosition, *, is_ahead: bool = False) -> Plan | None:
         """The step behind a place; None at the end of the epoch.
 
         ``is_ahead``: nobody waits for it yet. Then neither the end nor a short step is decided, and None means not now:
         rows that are appended before somebody asks still belong to it.
         """
         n_wanted = self._world_size * self._batch_size
-        held, offset, n_found = place.held, place.offset, 0
-        pieces: list[Piece] = []
-        example: tuple[Frozen, Int64] | None = None
+        open_block, offset, n_found = place.open_block, place.offset, 0
+        pieces: list[ReadRequest] = []
+        example: tuple[FrozenRows, Int64] | None = None
         while n_found < n_wanted:
-            if held is None or offset == len(held.block.ids):
+            if open_block is None or offset == len(open_block.block.ids):
                 on_empty: OnEmpty = "wait" if is_ahead else "short" if n_found else "end"
-                held, offset = self._next_block(replace(place, held=held), on_empty), 0
-                if held is None:
+                open_block, offset = self._next_block(replace(place, open_block=open_block), on_empty), 0
+                if open_block is None:
                     return None
-                if not held.block.is_empty:
+                if not open_block.block.is_empty:
                     continue  # it may have no living row
-                if held.block.seen.is_end and not n_found:
+                if open_block.block.seen.is_end and not n_found:
                     return None
                 if n_found:
                     break
                 continue
-            n = min(n_wanted - n_found, len(held.block.ids) - offset)
-            _add(pieces, self._piece(held, offset, n, n_found))
-            example = example or (held.rows, held.block.ids[offset : offset + 1])
+            n = min(n_wanted - n_found, len(open_block.block.ids) - offset)
+            _add(pieces, self._request(open_block, offset, n, n_found))
+            example = example or (open_block.rows, open_block.block.ids[offset : offset + 1])
             n_found += n
             offset += n
         if self._drop_last and n_found < n_wanted:
             return None
         assert example is not None  # there is a row, or this place was the end
-        return Plan(place, pieces, Place(place.epoch, place.step + 1, place.position + n_found, held, offset), example)
+        return Plan(
+            place,
+            pieces,
+            LoaderPosition(place.epoch, place.step + 1, place.position + n_found, open_block, offset),
+            example,
+        )
 
-    def _piece(self, held: Held, offset: int, n: int, n_before: int) -> Piece:
+    def _request(self, open_block: OpenBlock, offset: int, n: int, n_before: int) -> ReadRequest:
         """This rank's share: of all rows of the step, numbered on, every ``world_size``-th."""
         first = offset + (self._rank - n_before) % self._world_size
         mine = slice(first, offset + n, self._world_size)
-        ids = held.block.ids[mine]
-        if held.gone is None:
-            return Piece(held.rows, ids, NOTHING.starts)
-        gone = held.gone[mine]
-        return Piece(held.rows, ids[~gone], ids[gone])
+        ids = open_block.block.ids[mine]
+        if open_block.gone is None:
+            return ReadRequest(open_block.rows, ids, NOTHING.starts)
+        gone = open_block.gone[mine]
+        return ReadRequest(open_block.rows, ids[~gone], ids[gone])
 
-    def _next_block(self, place: Place, on_empty: OnEmpty) -> Held | None:
-        order, (number, before) = self.order(place.epoch), place.open_block
-        rows = self._current_rows(place.held) if order.follow or place.held is None else place.held.rows
-        block = self._ledger.settle(order, number, before, rows, on_empty, self.session)
+    def _next_block(self, place: LoaderPosition, on_empty: OnEmpty) -> OpenBlock | None:
+        order, (number, before) = self.order(place.epoch), place.next_block
+        rows = (
+            self._current_rows(place.open_block) if order.follow or place.open_block is None else place.open_block.rows
+        )
+        block = self._ledger.decide_block(order, number, before, rows, on_empty, self.session)
         return None if block is None else self._hold(block, rows)
 
-    def _current_rows(self, held: Held | None) -> Frozen:
+    def _current_rows(self, open_block: OpenBlock | None) -> FrozenRows:
         """The rows that there are now; as the same object while nothing changes, so that they are read in one go."""
-        rows = freeze(self._dataset)
-        last = None if held is None else held.rows
+        rows = snapshot_rows(self._dataset)
+        last = None if open_block is None else open_block.rows
         if isinstance(rows, SnapshotRows) and isinstance(last, SnapshotRows) and rows.snapshot is last.snapshot:
             return last
         return rows
 
-    def revived(self, order: Order, number: int, before: Parts, seen: Seen) -> Held:
+    def revived(self, order: Order, number: int, before: GenerationCursors, seen: ObservedBounds) -> OpenBlock:
         """A block that was decided by an earlier run, on the rows that are there now."""
-        rows = freeze(self._dataset)
+        rows = snapshot_rows(self._dataset)
         return self._hold(order.decide(number, before, rows, seen), rows)
 
-    def used_up(self, number: int, after: Parts) -> Held:
+    def used_up(self, number: int, after: GenerationCursors) -> OpenBlock:
         """A block of which nothing is left but what comes behind it."""
-        block = Block(number, NOTHING, Seen(()), NOTHING.starts, after, is_empty=False, is_fresh=True)
-        return Held(block, freeze(self._dataset), None)
+        block = Block(number, NOTHING, ObservedBounds(()), NOTHING.starts, after, is_empty=False, is_fresh=True)
+        return OpenBlock(block, snapshot_rows(self._dataset), None)
 
-    def _hold(self, block: Block, rows: Frozen) -> Held:
+    def _hold(self, block: Block, rows: FrozenRows) -> OpenBlock:
         """The block with the rows it is read from."""
         if block.is_fresh or not len(block.ids):
-            return Held(block, rows, None)
+            return OpenBlock(block, rows, None)
         rows = self._caught_up(block, rows)
         alive = rows.alive(block.ids)
-        return Held(block, rows, None if alive is None or alive.all() else ~alive)
+        return OpenBlock(block, rows, None if alive is None or alive.all() else ~alive)
 
-    def _caught_up(self, block: Block, rows: Frozen) -> Frozen:
+    def _caught_up(self, block: Block, rows: FrozenRows) -> FrozenRows:
         """Rows that reach as far as those the block was decided on: another process may have looked a moment later."""
         deadline = time.monotonic() + _CATCH_UP_S
         while any(mine[1] < seen for mine, seen in zip(rows.spans(), block.after.ends, strict=True)):
@@ -198,19 +207,19 @@ class Walk:
                     "and a run that goes on must find it as it was, or later"
                 )
             time.sleep(0.001)
-            rows = freeze(self._dataset)
+            rows = snapshot_rows(self._dataset)
         return rows
 
-    def n_left(self, place: Place) -> int:
+    def n_left(self, place: LoaderPosition) -> int:
         """Steps left in the epoch, if nothing is appended."""
         n_rows = self._rows_left(place)
         size = self._world_size * self._batch_size
         return n_rows // size if self._drop_last else -(-n_rows // size)
 
-    def _rows_left(self, place: Place) -> int:
-        if place.held is None:
-            return len(freeze(self._dataset))
-        block, rows = place.held.block, place.held.rows
+    def _rows_left(self, place: LoaderPosition) -> int:
+        if place.open_block is None:
+            return len(snapshot_rows(self._dataset))
+        block, rows = place.open_block.block, place.open_block.rows
         parts, in_block = block.after, len(block.ids) - place.offset
         spans = rows.spans()
         nobody_is_missing = len(rows) == sum(end - first for first, end in spans)
@@ -218,12 +227,12 @@ class Walk:
             return in_block + parts.n_left
         return in_block + sum(_n_alive(rows, ids) for ids in self.order(place.epoch).undealt(parts))
 
-    def run_from(self, place: Place, who: str) -> Run:
+    def run_from(self, place: LoaderPosition, who: str) -> Run:
         """What a ledger notes when somebody's steps begin here."""
-        number, parts = place.open_block
+        number, parts = place.next_block
         offset, seen = 0, None
-        if place.held is not None and place.offset < len(place.held.block.ids):
-            block = place.held.block
+        if place.open_block is not None and place.offset < len(place.open_block.block.ids):
+            block = place.open_block.block
             number, parts, offset, seen = block.number, block.before, place.offset, block.seen.to_json()
         return Run(
             who,
@@ -241,7 +250,7 @@ class Walk:
         )
 
 
-class BatchWalk:
+class BatchPlanner:
     """Steps of ready-made batches: rank r takes batch ``position + r``, and an empty one where there is none left."""
 
     def __init__(self, dataset: Any, batches: Any, *, rank: int, world_size: int) -> None:
@@ -249,16 +258,16 @@ class BatchWalk:
         self._rank, self._world_size = rank, world_size
         self._epoch: int | None = None
 
-    def next(self, place: Place, *, is_ahead: bool = False) -> Plan | None:
+    def next(self, place: LoaderPosition, *, is_ahead: bool = False) -> Plan | None:
         """The step behind a place; None at the end of the epoch."""
         self._begin(place.epoch)
         n_batches = len(self._batches)
         if place.position >= n_batches:
             return None
         ids = self._ids(place.position + self._rank)
-        after = Place(place.epoch, place.step + 1, min(place.position + self._world_size, n_batches))
+        after = LoaderPosition(place.epoch, place.step + 1, min(place.position + self._world_size, n_batches))
         example = self._rows, self._ids(place.position)[:1]
-        return Plan(place, [Piece(self._rows, ids, NOTHING.starts)], after, example)
+        return Plan(place, [ReadRequest(self._rows, ids, NOTHING.starts)], after, example)
 
     def _ids(self, batch: int) -> Int64:
         numbers = np.asarray(self._batches[batch] if batch < len(self._batches) else [], np.int64)
@@ -273,7 +282,7 @@ class BatchWalk:
         """Batches of an epoch, over all ranks."""
         return len(self._batches)
 
-    def n_left(self, place: Place) -> int:
+    def n_left(self, place: LoaderPosition) -> int:
         """Steps left in the epoch."""
         self._begin(place.epoch)
         return -(-(len(self._batches) - place.position) // self._world_size)
@@ -287,7 +296,7 @@ class BatchWalk:
             self._batches.draw(self._view, epoch)
         elif hasattr(self._batches, "set_epoch"):
             self._batches.set_epoch(epoch)
-        self._rows, self._epoch = freeze(self._view), epoch
+        self._rows, self._epoch = snapshot_rows(self._view), epoch
 
     def forget(self) -> None:
         """Look at the dataset again, and draw again, when the next batch is asked for."""
@@ -297,7 +306,7 @@ class BatchWalk:
         """What identifies the draw of an epoch; None for ready-made batches, and where it has not begun."""
         return self._batches.checksums.get(epoch) if isinstance(self._batches, SampledBatches) else None
 
-    def drawn_as(self, epoch: int, expected: str | None) -> BatchWalk:
+    def drawn_as(self, epoch: int, expected: str | None) -> BatchPlanner:
         """A walk that has drawn an epoch anew, as a state says it was drawn; this one keeps what it has."""
         walk = copy.copy(self)
         walk._batches = copy.copy(self._batches)
@@ -307,17 +316,17 @@ class BatchWalk:
             walk._batches.check_same(epoch, expected)
         return walk
 
-    def become(self, other: BatchWalk) -> None:
+    def become(self, other: BatchPlanner) -> None:
         """Go on as the other one."""
         vars(self).update(vars(other))
 
 
-def _add(pieces: list[Piece], piece: Piece) -> None:
+def _add(pieces: list[ReadRequest], piece: ReadRequest) -> None:
     """One more piece, or more of the last one where it is read from the same rows."""
     if pieces and pieces[-1].rows is piece.rows:
         last = pieces.pop()
         ids, gone = np.concatenate([last.ids, piece.ids]), np.concatenate([last.gone, piece.gone])
-        piece = Piece(piece.rows, ids, gone)
+        piece = ReadRequest(piece.rows, ids, gone)
     pieces.append(piece)
 
 
@@ -326,6 +335,6 @@ def _is_inside(part: tuple[int, int], spans: list[Span]) -> bool:
     return any(first <= start and start + size <= end for first, end in spans)
 
 
-def _n_alive(rows: Frozen, ids: Int64) -> int:
+def _n_alive(rows: FrozenRows, ids: Int64) -> int:
     alive = rows.alive(ids)
     return len(ids) if alive is None else int(np.count_nonzero(alive))

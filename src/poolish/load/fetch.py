@@ -1,0 +1,389 @@
+"""From a step's plan to its batch: rows are read and collated on demand, or ahead of time by threads.
+
+    planner --plans--> BatchReader (here, or in worker threads) --columns--> stage (the device) --> the loader
+
+Rows of a buffer are gathered column by column: the kernel copies numbers and tensors of one shape from the buffer's
+memory (256 rows of 64 floats: 9 us, through an Arrow table 45). Everything else is read as samples and collated.
+
+The loader knows its position. A fetcher that has read ahead of another step drops that and reads again from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
+from numpy.typing import NDArray
+
+from poolish import kernels, torch_bridge
+from poolish.errors import ConfigError
+from poolish.load.batch import collate, empty_like, tensors
+from poolish.load.frozen import FrozenRows, Int64, SnapshotRows
+from poolish.load.planner import LoaderPosition, Plan, ReadRequest, StepPlanner
+from poolish.load.structures import nbytes
+from poolish.prefetch import Prefetcher, Workers
+from poolish.rows import DatasetBuffer
+from poolish.rows.cast import one_chunk
+from poolish.rows.decode import number_rows, tensor_rows, to_array, to_tensor
+from poolish.rows.gather import gather_fn
+from poolish.rows.snapshot import Snapshot
+from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype, readable
+
+OUTPUTS = ("torch", "numpy", "arrow")
+
+
+class Read(NamedTuple):
+    """Samples or columns that were read, the rows they are, and the rows that were due but are not there."""
+
+    content: Any
+    ids: Int64
+    gone: Int64
+
+
+class BatchReader:
+    """Reads the pieces of plans and makes batches of them."""
+
+    def __init__(self, output: str, collate_fn: Callable[[list[Any]], Any] | None, faults: Any) -> None:
+        if output not in OUTPUTS:
+            raise ConfigError(f"output={output!r}: one of {', '.join(map(repr, OUTPUTS))}")
+        self._output, self._collate_fn, self._faults = output, collate_fn, faults
+        self._columns: tuple[Any, Columns] | None = None
+        self._empty: tuple[Any] | None = None
+
+    # -- reading: in any thread
+
+    def read(self, piece: ReadRequest) -> Read:
+        """One piece of a step."""
+        if self.takes_columns(piece.rows):
+            return self._read_columns(piece)
+        ids = piece.ids
+        if not len(ids):
+            return Read([], ids, piece.gone)
+        if self._faults is not None:
+            return self._read_surviving(piece)
+        try:
+            return Read(piece.rows.fetch(ids), ids, piece.gone)
+        except IndexError:
+            return _read_what_is_left(piece)
+
+    def takes_columns(self, rows: FrozenRows) -> bool:
+        """Whether these rows are gathered column by column."""
+        return isinstance(rows, SnapshotRows) and self._collate_fn is None and self._faults is None
+
+    def _read_columns(self, piece: ReadRequest) -> Read:
+        rows = piece.rows
+        assert isinstance(rows, SnapshotRows)
+        if self._output == "arrow":
+            return Read(rows.table(piece.ids), piece.ids, piece.gone)
+        known = self._columns
+        if known is None or known[0] is not rows.snapshot:
+            known = self._columns = (rows.snapshot, Columns(rows.snapshot, *self._converters()))
+        return Read(known[1].read(rows.numbers(piece.ids)), piece.ids, piece.gone)
+
+    def _converters(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        if self._output == "torch":
+            return lambda name, array: to_tensor(name, array, None, copy=False), torch_bridge.from_array
+        return to_array, readable
+
+    def _read_surviving(self, piece: ReadRequest) -> Read:
+        samples, kept = self._faults.read(piece.ids, piece.rows.fetch, lambda id_: piece.rows.fetch(_one(id_))[0])
+        return Read(list(samples), piece.ids[kept], np.concatenate([piece.gone, piece.ids[~kept]]))
+
+    # -- batches: in the thread that asks
+
+    def join(self, parts: Sequence[Read], example: tuple[FrozenRows, Int64]) -> Read:
+        """One batch of all that was read for a step; ``example`` shows what a batch without rows looks like."""
+        ids, gone = (np.concatenate([part[i] for part in parts]) if len(parts) != 1 else parts[0][i] for i in (1, 2))
+        if len(parts) == 1 and not isinstance(parts[0].content, list):
+            return Read(self._finished(parts[0].content), ids, gone)
+        if any(isinstance(part.content, list) for part in parts) or not parts:
+            samples = [sample for part in parts for sample in part.content]
+            return Read(self._collated(samples) if samples else self._without_rows(*example), ids, gone)
+        return Read(self._finished(_joined([part.content for part in parts])), ids, gone)
+
+    def _finished(self, columns: Any) -> Any:
+        if self._output != "arrow":
+            return columns
+        return {name: one_chunk(values) for name, values in zip(columns.column_names, columns.columns, strict=True)}
+
+    def _without_rows(self, rows: FrozenRows, one: Int64) -> Any:
+        """A batch of no rows, with the columns that the others have: a row is read to know them."""
+        if self._empty is None:
+            samples = self.read(ReadRequest(rows, one, one[:0])).content
+            if not samples:  # it has left a bounded stream, or a fault left it out
+                return {}
+            self._collated(samples)
+        assert self._empty is not None
+        return empty_like(self._empty[0])  # one of its own
+
+    def _collated(self, samples: list[Any]) -> Any:
+        columns = self._formed(samples)
+        if self._empty is None:
+            self._empty = (empty_like(columns),)
+        return columns
+
+    def _formed(self, samples: list[Any]) -> Any:
+        if self._collate_fn is not None:
+            return self._collate_fn(samples)
+        if self._output == "arrow":
+            rows = DatasetBuffer()
+            rows.append(samples)
+            return self._finished(rows.snapshot().to_arrow())
+        columns = collate(samples)
+        if self._output == "numpy":
+            return columns
+        return tensors(columns)
+
+
+def _read_what_is_left(piece: ReadRequest) -> Read:
+    """Rows of a bounded stream may go between the decision and the reading; the others are read all the same."""
+    alive = piece.rows.alive(piece.ids)
+    if alive is None or alive.all():
+        return Read(piece.rows.fetch(piece.ids), piece.ids, piece.gone)  # not because a row is gone: it says why
+    left = ReadRequest(piece.rows, piece.ids[alive], np.concatenate([piece.gone, piece.ids[~alive]]))
+    try:
+        return Read(piece.rows.fetch(left.ids) if len(left.ids) else [], left.ids, left.gone)
+    except IndexError:
+        return _read_what_is_left(left)
+
+
+def _one(id_: int) -> Int64:
+    return np.array([id_], np.int64)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Columns behind each other, whatever holds them."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {name: _joined([part[name] for part in parts]) for name in first}
+    if isinstance(first, list):
+        return [value for part in parts for value in part]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
+    if hasattr(first, "column_names"):
+        import pyarrow as pa
+
+        return pa.concat_tables(parts).combine_chunks()
+    import torch
+
+    return torch.cat(parts) if all(isinstance(part, torch.Tensor) for part in parts) else _listed(parts)
+
+
+def _listed(parts: list[Any]) -> list[Any]:
+    return [row for part in parts for row in part]
+
+
+def requests_of(plan: Plan, n_rows: int) -> list[ReadRequest]:
+    """The pieces of a plan cut into parts of at most ``n_rows``, for several threads to read."""
+    return [
+        ReadRequest(piece.rows, piece.ids[i : i + n_rows], piece.gone if i == 0 else piece.gone[:0])
+        for piece in plan.pieces
+        for i in range(0, max(1, len(piece.ids)), n_rows)
+    ]
+
+
+#: From places in the buffer's memory to one column of a batch.
+Take = Callable[[Int64], Any]
+
+
+class Columns:
+    """Reads batches from one snapshot."""
+
+    def __init__(self, snapshot: Snapshot, convert: Callable[[str, pa.Array], Any], cast: Callable[..., Any]) -> None:
+        """``cast(array, dtype)`` finishes a copied column, ``convert(name, array)`` one that comes from Arrow."""
+        self._snapshot = snapshot
+        self._takes = [(name, _take(name, array, convert, cast)) for name, array in snapshot.stored_columns()]
+
+    def read(self, numbers: Int64) -> dict[str, Any]:
+        """The rows with these numbers, as columns."""
+        places = self._snapshot.places(numbers)
+        return {name: take(places) for name, take in self._takes}
+
+
+def _take(name: str, array: pa.Array, convert: Callable[[str, pa.Array], Any], cast: Callable[..., Any]) -> Take:
+    plain = None if array.null_count else _plain(array)
+    if plain is None:
+        gather = gather_fn(array)
+        return lambda places: convert(name, gather(places))
+    values, dtype = plain
+    shape, item = values.shape[1:], values.dtype
+    n_bytes = item.itemsize * math.prod(shape)
+    source = values.reshape(-1).view(np.uint8)
+
+    def take(places: Int64) -> Any:
+        out = np.empty(len(places) * n_bytes, np.uint8)
+        kernels.gather(source, n_bytes, places, out)
+        return cast(out.view(item).reshape(-1, *shape), dtype)
+
+    return take
+
+
+def _plain(array: pa.Array) -> tuple[NDArray[Any], str] | None:
+    """The memory of a column of numbers or tensors as an array, and the dtype that its bits mean."""
+    type_ = array.type
+    if is_tensor(type_):
+        dtype, shape = dtype_and_shape(type_)
+        is_plain = None not in shape and 0 not in shape and numpy_dtype(dtype).kind not in "mM"
+        return (tensor_rows(array), dtype) if is_plain else None
+    if (kinds.is_integer(type_) or kinds.is_floating(type_)) and not kinds.is_float16(type_):
+        values = number_rows(array)
+        return values, values.dtype.name
+    return None
+
+
+#: What may be read ahead of the trainer, however many batches that is.
+MAX_BYTES_AHEAD = 2**30
+
+#: A step, what was read for it, and its columns where they are wanted (or on their way there).
+Fetched = tuple[Plan, Read, Any]
+
+
+class Fetcher:
+    """Steps of ``walk``, read by ``reading`` when they are asked for, and moved by ``stage`` if there is one."""
+
+    def __init__(self, walk: StepPlanner, reading: BatchReader, stage: Any) -> None:
+        self._planner, self._reading, self._stage = walk, reading, stage
+
+    def next(self, place: LoaderPosition, stride: int) -> Fetched | None:
+        """The step behind a place; None at the end. The one after it will be ``stride`` steps on."""
+        plan = self._planner.next(place)
+        if plan is None:
+            return None
+        read = self._reading.join([self._describing(piece) for piece in plan.pieces], plan.example)
+        content = read.content if self._stage is None else self._stage.finish(self._stage.begin(read.content))
+        return plan, read, content
+
+    def prefetch(self, place: LoaderPosition, stride: int) -> bool:
+        """Begin to read the step behind a place, if anybody reads ahead; whether that was begun here and now."""
+        return False
+
+    def _describing(self, piece: ReadRequest) -> Read:
+        try:
+            return self._reading.read(piece)
+        except Exception as error:
+            error.add_note(f"while reading {_where(piece)}")
+            raise
+
+    def forget(self, *, keep_workers: bool) -> None:
+        """What was read ahead and not handed out is read again, by whoever goes on from the state."""
+
+
+class PrefetchingFetcher(Fetcher):
+    """The same, read by ``n_workers`` threads up to ``n_ahead`` steps before they are asked for.
+
+    A thread takes ``n_rows`` rows at once, or all that a step has from one dataset where it is None.
+    """
+
+    def __init__(
+        self,
+        walk: StepPlanner,
+        reading: BatchReader,
+        stage: Any,
+        *,
+        n_workers: int,
+        n_ahead: int,
+        n_rows: int | None,
+        timeout: float,
+        init: Callable[[int], None] | None,
+    ) -> None:
+        super().__init__(walk, reading, stage)
+        self._n_workers, self._n_ahead, self._n_rows = n_workers, n_ahead, n_rows
+        self._timeout, self._init = timeout, init
+        self._workers: Workers | None = None
+        self._ahead: Prefetcher[Plan, ReadRequest, Read, tuple[Plan, Read]] | None = None
+        self._staged: Fetched | None = None
+
+    def next(self, place: LoaderPosition, stride: int) -> Fetched | None:
+        """The step behind a place; None at the end. The threads go on with every ``stride``-th."""
+        if self._ahead is None:
+            self._ahead = self._begin(place, stride)
+        current = self._staged or self._staging()
+        self._staged = None
+        if current is not None and current[0].place.step != place.step:
+            # The batch before was ready when Ctrl-C came, and not handed out.
+            self.forget(keep_workers=True)
+            return self.next(place, stride)
+        if current is None:
+            # Nothing was sure ahead of time. Now somebody waits, so a short step or the end may be decided.
+            self._ahead = None
+            return super().next(place, stride)
+        if self._stage is None:
+            return current
+        plan, read, moving = current
+        if self._ahead.is_ready:  # its copy runs while the trainer works on this batch
+            self._staged = self._staging()
+        return plan, read, self._stage.finish(moving)
+
+    def prefetch(self, place: LoaderPosition, stride: int) -> bool:
+        """The threads begin, unless they have."""
+        if self._ahead is not None:
+            return False
+        self._ahead = self._begin(place, stride)
+        self._ahead.begin()
+        return True
+
+    def _staging(self) -> Fetched | None:
+        assert self._ahead is not None
+        try:
+            plan, read = next(self._ahead)
+        except StopIteration:
+            return None
+        return plan, read, read.content if self._stage is None else self._stage.begin(read.content)
+
+    def _begin(self, place: LoaderPosition, stride: int) -> Prefetcher[Plan, ReadRequest, Read, tuple[Plan, Read]]:
+        if self._workers is None:
+            self._workers = Workers(self._n_workers, self._init)
+        reading, n_rows = self._reading, self._n_rows
+        return Prefetcher(
+            _Plans(self._planner, place, stride),
+            lambda plan: plan.pieces if n_rows is None else requests_of(plan, n_rows),
+            reading.read,
+            lambda plan, parts: (plan, reading.join(parts, plan.example)),
+            workers=self._workers,
+            n_ahead=self._n_ahead,
+            max_bytes=MAX_BYTES_AHEAD,
+            size_of=lambda read: nbytes(read.content),
+            timeout=self._timeout,
+            describe=_where,
+        )
+
+    def forget(self, *, keep_workers: bool) -> None:
+        """Nothing is ready any more; the threads wait for the next step, or end."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = self._staged = None
+        if self._workers is not None and not keep_workers:
+            self._workers.close()
+            self._workers = None
+
+
+class _Plans:
+    """The steps from a place to the end of the epoch, every ``stride``-th; an error of one leaves it the next."""
+
+    def __init__(self, walk: StepPlanner, place: LoaderPosition, stride: int) -> None:
+        self._planner, self._place, self._stride = walk, place, stride
+        self._n_skip = 0
+
+    def __iter__(self) -> _Plans:
+        return self
+
+    def __next__(self) -> Plan:
+        while True:
+            plan = self._planner.next(self._place, is_ahead=True)
+            if plan is None:
+                raise StopIteration
+            self._place = plan.after
+            if not self._n_skip:
+                self._n_skip = self._stride - 1
+                return plan
+            self._n_skip -= 1
+
+
+def _where(piece: ReadRequest) -> str:
+    ids: Int64 = piece.ids
+    shown = ", ".join(map(str, ids[:5].tolist())) + (", ..." if len(ids) > 5 else "")
+    return f"{'row' if len(ids) == 1 else 'rows'} {shown}; the loader is still before this batch"
