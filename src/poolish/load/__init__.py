@@ -1,7 +1,7 @@
 """Datasets that compose, and a loader whose order survives growth, crashes and a new world size.
 
-``Loader`` is what trainers use. ``Dataset`` and its views are for whoever writes or combines datasets; batches, shards
-and threads can be used alone.
+``Loader`` is what trainers use. ``Dataset`` and its views write and combine datasets; batches and shards can be used
+alone.
 """
 
 from poolish.load.accumulation import GradientAccumulator

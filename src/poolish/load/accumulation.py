@@ -71,7 +71,7 @@ class GradientAccumulator:
         self._is_parallel = hasattr(model, "no_sync")
         self.n_steps = 0
         self._n_pending = 0
-        self._total: Any = 0.0  # a tensor where counts are tensors: nobody waits for the device before the step
+        self._total: Any = 0.0  # a tensor where counts are tensors: no wait for the device before the step
         self._is_exchanged = self._is_spoilt = False
 
     @property
@@ -162,7 +162,7 @@ class GradientAccumulator:
         if not (math.isfinite(total) and total >= 0):
             raise ValueError(f"the counts of the group add up to {total}; they must be finite and not negative")
         if total:
-            # Whatever fails from here on has left gradients that are no longer sums, so nobody may try again.
+            # Whatever fails from here on has left gradients that are no longer sums, so a retry is refused.
             self._is_spoilt = True
             self._divide(total / gradients_are_means_of)
             self._step_optimizer()
@@ -230,7 +230,7 @@ class GradientAccumulator:
 
 
 def _sum_over_ranks(parameters: list[torch.Tensor]) -> None:
-    """Add up gradients that nobody has exchanged; a rank without one (it had no rows) takes part with zeros."""
+    """Add up gradients that were not exchanged; a rank without one (it had no rows) takes part with zeros."""
     import torch
     import torch.distributed as ranks
 

@@ -152,7 +152,7 @@ def _free_memory(device: Any) -> int:
     if device is None or str(device).startswith("cpu"):
         return materialised.free_bytes()
     if not str(device).startswith("cuda"):
-        raise ConfigError(f"device {str(device)!r}: nobody knows how much memory it has; pass initial or free_memory")
+        raise ConfigError(f"device {str(device)!r}: its free memory is unknown; pass initial or free_memory")
     return torch_bridge.free_device_bytes(device)
 
 

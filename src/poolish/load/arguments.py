@@ -154,7 +154,7 @@ def check_rank(rank: int | None, world_size: int | None, changes: str) -> tuple[
 
 
 def _rank_from_environment() -> tuple[int, int]:
-    """RANK and WORLD_SIZE as torchrun and its kin set them; one of one where nobody did."""
+    """RANK and WORLD_SIZE as torchrun and its kin set them; rank 0 of 1 where they are not set."""
     named = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
     for name, value in named.items():
         if not value.isdecimal():

@@ -1,4 +1,4 @@
-"""Which rows did steps a to b see? Told from what was decided, by dealing out the same blocks again."""
+"""Which rows did steps a to b see? The recorded decisions are dealt out again to find out."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Audit:
 
     def __repr__(self) -> str:
         n_rows = sum(len(ids) for ids in self.steps.values())
-        told = f"{len(self.steps)} steps, {n_rows:,} rows, {len(self.duplicates)} repeated"
+        shown = f"{len(self.steps)} steps, {n_rows:,} rows, {len(self.duplicates)} repeated"
         n_skipped = sum(len(ids) for ids in self.skipped.values())
-        return f"<Audit: {told}, {n_skipped} skipped, {len(self.gaps)} steps unknown>"
+        return f"<Audit: {shown}, {n_skipped} skipped, {len(self.gaps)} steps unknown>"
 
 
 def audit(ledger: LedgerProtocol, walk: StepPlanner, first_step: int, last_step: int, n_done: int | None) -> Audit:
     """The rows of ``first_step`` to ``last_step``, both included, as far as they were decided and, if given, done."""
     if not isinstance(walk, OrderPlanner):
         raise ConfigError("audit is for loaders that make their own order; with batches= the batches say it themselves")
-    told = Audit()
+    found = Audit()
     notes = ledger.notes()
     runs = [note for note in notes if isinstance(note, Run)]
     runs = [run for run in runs if run.who == min(run.who for run in runs)]
@@ -58,15 +58,15 @@ def audit(ledger: LedgerProtocol, walk: StepPlanner, first_step: int, last_step:
         n_passes = sum(earlier.position == 0 for earlier in runs[: i + 1])
         for step, ids in _replay(run, ledger, walk, end):
             if step >= first_step:
-                told.steps[step], told.epochs[step], passes[step] = ids, run.epoch, n_passes
-    told.gaps = [step for step in range(first_step, last_step + 1) if step not in told.steps]
-    told.duplicates = _duplicates(told.steps, passes)
-    told.skipped = {step: ids for step, ids in _skipped(notes).items() if first_step <= step <= last_step}
-    return told
+                found.steps[step], found.epochs[step], passes[step] = ids, run.epoch, n_passes
+    found.gaps = [step for step in range(first_step, last_step + 1) if step not in found.steps]
+    found.duplicates = _duplicates(found.steps, passes)
+    found.skipped = {step: ids for step, ids in _skipped(notes).items() if first_step <= step <= last_step}
+    return found
 
 
 def _skipped(notes: list[Run | Skipped]) -> dict[int, list[int]]:
-    """Rows that could not be read, without those that somebody went back behind."""
+    """Rows that could not be read, without those that a later resume went back before."""
     left: dict[str, dict[int, list[int]]] = {}
     for note in notes:
         mine = left.setdefault(note.who, {})
@@ -93,7 +93,7 @@ def _replay(run: Run, ledger: LedgerProtocol, walk: OrderPlanner, end: int) -> I
 
 
 class _Unknown(Exception):
-    """Nobody knows how a block was decided."""
+    """It is unknown how a block was decided."""
 
 
 class _Replay(OrderPlanner):

@@ -47,7 +47,7 @@ from poolish.printable import printable
 
 Read = Callable[[list[int]], list[Any]]
 
-#: One hit in so many (less one, a mask) is timed: two looks at the clock cost a tenth of a hit.
+#: One hit in this number plus one (a mask) is timed: two looks at the clock cost a tenth of a hit.
 _TIMED_HITS = 63
 #: Accesses that are noted before they are looked at together.
 _NOTED = 4096
@@ -91,7 +91,7 @@ class CacheStats:
 
 
 class _Loading:
-    """A row that somebody is reading; others wait for it."""
+    """A row that one thread is reading; others wait for it."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -270,7 +270,7 @@ class CachedDataset(Locked, View):
         found: dict[int, Any],
         following: Sequence[int] = (),
     ) -> list[int]:
-        """Read what nobody else is reading, then wait for the others; what they failed to read is still missing."""
+        """Read what no other thread is reading, then wait for the others; what they failed to read is still missing."""
         ours: dict[int, _Loading] = {}
         theirs: dict[int, _Loading] = {}
         ahead: dict[int, _Loading] = {}
@@ -292,7 +292,7 @@ class CachedDataset(Locked, View):
                 for id_, loading in {**ours, **ahead}.items():
                     self._loading.pop((version, id_), None)
                     loading.done.set()
-        # Only now: whoever waits holds nothing that others wait for.
+        # Only now: a waiting thread holds nothing that others wait for.
         for id_, loading in theirs.items():
             loading.done.wait()
             if loading.kept is not None:
@@ -555,7 +555,7 @@ def _n_items(max_items: int | None) -> int | None:
 
 @contextmanager
 def _progress(n_rows: int) -> Iterator[Callable[[int], object]]:
-    """A bar on a terminal, where rich is installed; what it gives is told how many rows are done."""
+    """A bar on a terminal, where rich is installed; call its result with the number of rows done."""
     try:
         from rich.console import Console
         from rich.progress import Progress

@@ -2,7 +2,7 @@
 
     Dataset D: {0, ..., n-1} -> samples
 
-Whoever has those two methods is a dataset here, derived from this class or not: torch's and Hugging Face's datasets,
+An object with those two methods is a dataset here, derived from this class or not: torch's and Hugging Face's datasets,
 lists, snapshots of a buffer, windows of a stream.
 """
 

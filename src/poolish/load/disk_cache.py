@@ -9,9 +9,9 @@ for other names, and what the old one left behind is evicted in time. A file's m
     lru    when it was last read
     lfu    how often it was read, as seconds after 1970; of equals, the one read longest ago goes first
 
-Reading takes no lock: a file is whole or absent. Driving out takes one, and whoever finds it taken leaves the work to
-the other. Each process counts what it writes and counts the folder anew after an eighth of the bound, so with n writers
-the folder is at most n eighths over it.
+Reading takes no lock: a file is whole or absent. Eviction takes one, and a process that finds it taken leaves the work
+to the other. Each process counts what it writes and counts the folder anew after an eighth of the bound, so with n
+writers the folder is at most n eighths over it.
 
     file = "PLS2", xxh3 of the key and all that follows (8 bytes), 1 if compressed by LZ4, length before that (8 bytes),
            the sample
@@ -152,7 +152,7 @@ class DiskCache(Locked):
         if self._policy == "fifo":
             return
         now = os.fstat(fd).st_mtime_ns + _SECOND if self._policy == "lfu" else time.time_ns()
-        with suppress(OSError):  # somebody else's file: it can be read, and goes a little early
+        with suppress(OSError):  # another user's file: it can be read, and goes a little early
             os.utime(fd, ns=(now, now))
 
     # -- bounds

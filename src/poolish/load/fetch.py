@@ -269,7 +269,7 @@ class Fetcher:
             raise
 
     def forget(self, *, keep_workers: bool) -> None:
-        """What was read ahead and not handed out is read again, by whoever goes on from the state."""
+        """Drop what was read ahead: it is read again from the loader's position."""
 
 
 class PrefetchingFetcher(Fetcher):
@@ -308,7 +308,7 @@ class PrefetchingFetcher(Fetcher):
             self.forget(keep_workers=True)
             return self.next(place, stride)
         if current is None:
-            # Nothing was sure ahead of time. Now somebody waits, so a short step or the end may be decided.
+            # Nothing was sure ahead of time. Now the caller waits, so a short step or the end may be decided.
             self._ahead = None
             return super().next(place, stride)
         if self._stage is None:

@@ -106,7 +106,7 @@ class SnapshotRows:
         self.uuid, self.changes = snapshot.uuid, changes
         self.snapshot = snapshot
         self._first = int(snapshot.ids[0]) if len(snapshot) else snapshot.next_id
-        # Where nobody is missing, a row's number is its id less the first: no search.
+        # Where no row is missing, a row's number is its id less the first: no search.
         self._is_whole = len(snapshot) == snapshot.next_id - self._first
 
     def __len__(self) -> int:
@@ -116,10 +116,10 @@ class SnapshotRows:
         """The branch of the buffer that gave out the last of these ids; the first is the uuid, and left out."""
         return f"{ends[0]}:{self.snapshot.branch_of(ends[0]).removeprefix(self.uuid)}"
 
-    def has_branch(self, told: str) -> bool:
+    def has_branch(self, branch: str) -> bool:
         """Whether the same branch did."""
-        end = told.partition(":")[0]
-        return end.isdecimal() and self.branch_below([int(end)]) == told
+        end = branch.partition(":")[0]
+        return end.isdecimal() and self.branch_below([int(end)]) == branch
 
     def spans(self) -> list[Span]:
         """One: from the oldest row that is left."""
@@ -210,9 +210,9 @@ class WindowRows(NumberedRows):
         """The branches of the stream that wrote them."""
         return str(self._dataset.branch_below(ends[0]))
 
-    def has_branch(self, told: str) -> bool:
+    def has_branch(self, branch: str) -> bool:
         """Whether the same branches did."""
-        return bool(self._dataset.store.has_branch(told))
+        return bool(self._dataset.store.has_branch(branch))
 
     def fetch(self, ids: Int64) -> list[Any]:
         """Many windows in one go."""
@@ -227,7 +227,7 @@ class StepRows:
         self._store, self.uuid = store, store.uuid
         self._first, self._end = store.step_span()
 
-    # A temporary stream has one writer in one process, and nobody else can open it.
+    # A temporary stream has one writer in one process, and no other process can open it.
     @property
     def changes(self) -> str:
         """Streams with a path are written by one process and read by others."""
@@ -249,9 +249,9 @@ class StepRows:
         """The branches of the stream that wrote them."""
         return self._store.branch_below(ends[0])
 
-    def has_branch(self, told: str) -> bool:
+    def has_branch(self, branch: str) -> bool:
         """Whether the same branches did."""
-        return self._store.has_branch(told)
+        return self._store.has_branch(branch)
 
     def fetch(self, ids: Int64) -> list[Any]:
         """Steps as dicts that all have the same fields; numbers are NumPy's, of the dtype that the field declares."""
@@ -291,10 +291,10 @@ def branch_below(rows: FrozenRows, ends: Sequence[int]) -> Any:
     return None if own is None else own(ends)
 
 
-def has_branch(rows: FrozenRows, told: Any) -> bool:
+def has_branch(rows: FrozenRows, branch: Any) -> bool:
     """Whether what ``branch_below`` said holds for these rows."""
     own = getattr(rows, "has_branch", None)
-    return own is None or told is None or bool(own(told))
+    return own is None or branch is None or bool(own(branch))
 
 
 def choice_of(dataset: Any) -> str:

@@ -55,7 +55,7 @@ class LoaderGuard:
         if mask.any() and len(mask) != len(ids):
             raise ConfigError(
                 f"{place}: the guard drops rows, but the collate_fn made {len(mask)} rows of {len(ids)} samples, so it "
-                'is not known which are meant; use on(error="skip") or "raise"'
+                'is not known which are bad; use on(error="skip") or "raise"'
             )
         return np.flatnonzero(mask)
 

@@ -4,8 +4,8 @@
     journal/lock              held while a line is written
     journal/epoch-3.jsonl     one line each for a decided block, a run that began, rows that could not be read
 
-Whoever needs a block looks whether its line is there; if not, takes the lock, looks again, decides and writes it. So a
-block is decided once, by the first that needs it. A line carries a checksum and ends the moment it is written: what a
+A process that needs a block looks for its line; if there is none, it takes the lock, looks again, decides and writes.
+So a block is decided once, by the first that needs it. A line carries a checksum and ends the moment it is written: what a
 killed process left behind the last whole line is cut off by the next one that writes.
 
 A journal is also the memory of a training run: the audit reads it, and a run that goes on from an older checkpoint
@@ -141,12 +141,12 @@ class Journal:
         return None if line is None else ObservedBounds.from_json(line)
 
     def enter(self, run: Run) -> int:
-        """Somebody's steps begin or go on here; on disk all of a training run is one session."""
+        """A rank's steps begin or continue here; on disk all of a training run is one session."""
         self._write(run.epoch, {"run": run.to_json()})
         return 0
 
     def leave(self, who: str, epoch: int, session: int) -> None:
-        """Nothing is forgotten: whoever begins the epoch again sees it as it was decided."""
+        """Forget nothing: a rank that begins the epoch again sees it as it was decided."""
 
     def skip(self, skipped: Skipped) -> None:
         """Rows could not be read."""

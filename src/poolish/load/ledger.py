@@ -29,7 +29,7 @@ OnEmpty = Literal["wait", "short", "end"]
 
 @dataclass(frozen=True)
 class Run:
-    """From ``step`` on: where in which epoch, read by how many ranks, so many rows each; ``who`` of them noted it.
+    """From ``step`` on: where in which epoch, read by how many ranks, how many rows each; rank ``who`` noted it.
 
     ``seen`` is what decided the block that it begins inside of.
     """
@@ -58,7 +58,7 @@ class Run:
 
 
 class Skipped(NamedTuple):
-    """Rows that were due to somebody at a step and could not be read."""
+    """Rows that were due to a rank at a step and could not be read."""
 
     who: str
     epoch: int
@@ -78,22 +78,22 @@ class LedgerProtocol(Protocol):
         on_empty: OnEmpty,
         session: int = 0,
     ) -> Block | None:
-        """The block, as whoever came first decided it; None for an empty one that is not to be decided yet."""
+        """Return the block as the first rank decided it; None for an empty one that is not to be decided yet."""
 
     def seen(self, epoch: int, number: int) -> ObservedBounds | None:
-        """What decided a block; None where nobody knows."""
+        """What decided a block; None where it is unknown."""
 
     def enter(self, run: Run) -> int:
-        """Somebody's steps begin or go on here; the session is whatever all ranks agree in until they leave."""
+        """A rank's steps begin or continue here; return the session, in which all ranks agree until they leave."""
 
     def leave(self, who: str, epoch: int, session: int) -> None:
-        """Somebody has reached the end of an epoch, or went elsewhere."""
+        """A rank has reached the end of an epoch, or moved elsewhere."""
 
     def skip(self, skipped: Skipped) -> None:
         """Rows could not be read."""
 
     def notes(self) -> list[Run | Skipped]:
-        """All that ``enter`` and ``skip`` were told, in order."""
+        """Return what ``enter`` and ``skip`` recorded, in order."""
 
 
 def digest(parts: GenerationCursors) -> str:
@@ -105,8 +105,8 @@ def digest(parts: GenerationCursors) -> str:
 class Ledger:
     """Decisions in memory. With several ranks the first one decides, and the others take what it saw.
 
-    All ranks enter an epoch for the nth time together: that is a session, with decisions of its own. Whoever begins an
-    epoch again, or goes on in it from a state, looks anew. When all ranks have left a session it is forgotten.
+    All ranks enter an epoch for the nth time together: that is a session, with decisions of its own. A rank that
+    begins an epoch again, or resumes in it from a state, looks anew. When all ranks have left, it is forgotten.
     """
 
     def __init__(self, world_size: int = 1) -> None:
@@ -155,7 +155,7 @@ class Ledger:
         return None if history is None else history.at(number)
 
     def enter(self, run: Run) -> int:
-        """Somebody's steps begin or go on here."""
+        """A rank's steps begin or continue here."""
         with self._lock:
             self._notes.append(run)
             session = self._entered.get((run.who, run.epoch), 0) + 1
@@ -163,7 +163,7 @@ class Ledger:
             return session
 
     def leave(self, who: str, epoch: int, session: int) -> None:
-        """Somebody has left a session; the last one forgets how it was decided, but not what was read."""
+        """A rank has left a session; the last one forgets how it was decided, but not what was read."""
         with self._lock:
             gone = self._left.setdefault((epoch, session), set())
             gone.add(who)

@@ -192,7 +192,7 @@ class Loader:
         self._flight = InFlight()
         self._begun_at: object = None
         self._worker = (0, 1)
-        self._told_epoch: int | None = None
+        self._dataset_epoch: int | None = None
         self._n_iterations = 0
         self._busy_thread: int | None = None
         vars(self).update({**self._settings, **vars(self)})  # the parameters that are used as they were given
@@ -400,11 +400,11 @@ class Loader:
     def _put_dataset(self, place: LoaderPosition, text: str) -> None:
         """The dataset as it was at a place. Inside an epoch its state came after the epoch began, else before."""
         if place.position:
-            self._tell_epoch(place.epoch)
+            self._set_dataset_epoch(place.epoch)
         else:
-            self._told_epoch = None
+            self._dataset_epoch = None
         dataset_state.restore(self.dataset, text)
-        self._tell_epoch(place.epoch)
+        self._set_dataset_epoch(place.epoch)
 
     def _skip_steps(self) -> None:
         """Pass over the steps that belong to other worker processes."""
@@ -428,7 +428,7 @@ class Loader:
     def _enter(self) -> None:
         """Tell the dataset and the ledger where steps begin: at the start of an epoch, and wherever a run goes on."""
         place = self._progress.place
-        self._tell_epoch(place.epoch)
+        self._set_dataset_epoch(place.epoch)
         if self._has_entered:
             return
         if isinstance(self._planner, OrderPlanner):
@@ -444,12 +444,12 @@ class Loader:
     def _who(self) -> str:
         return f"rank {self.rank} worker {self._worker[0]}"
 
-    def _tell_epoch(self, epoch: int) -> None:
+    def _set_dataset_epoch(self, epoch: int) -> None:
         """Before anything is frozen: views may be other rows in another epoch."""
-        if self._told_epoch != epoch:
+        if self._dataset_epoch != epoch:
             self._keep_dataset()
             pass_epoch(self.dataset, epoch)
-            self._told_epoch = epoch
+            self._dataset_epoch = epoch
 
     def _go_to(self, place: LoaderPosition, n_skip: int | None = None, dataset: str | None = None) -> None:
         self._fetcher.forget(keep_workers=True)
@@ -466,10 +466,10 @@ class Loader:
     # -- how far it is
 
     def __len__(self) -> int:
-        """Batches left in the epoch; with ``follow`` nobody can know."""
+        """Batches left in the epoch; with ``follow`` a TypeError, because it is not known."""
         if self.follow:
             raise TypeError("the length of a loader that follows a growing dataset is not known before the epoch ends")
-        self._tell_epoch(self._progress.place.epoch)
+        self._set_dataset_epoch(self._progress.place.epoch)
         return self._planner.n_left(self._progress.place)
 
     @property
@@ -548,7 +548,7 @@ class Loader:
         if epoch == place.epoch:
             return
         self._n_iterations += 1
-        if not place.position and self._told_epoch == place.epoch:
+        if not place.position and self._dataset_epoch == place.epoch:
             self._dataset_at = _NOWHERE  # it has begun an epoch of which nothing was read
         self._go_to(LoaderPosition(epoch, place.step), dataset=self._progress.dataset)
         if isinstance(self._planner, BatchPlanner):
@@ -602,7 +602,7 @@ class Loader:
             run_id(self._asked_run, restored=run, what="Loader")
         own = json.dumps(state["dataset"]) if "dataset" in state else None
         before = dataset_state.to_json(self.dataset) if self._has_dataset_state else None
-        was, told = (self._progress, self._dataset_at), self._told_epoch
+        was, known_epoch = (self._progress, self._dataset_at), self._dataset_epoch
         memory = self._guard and self._guard.memory()
         try:
             self._keep_dataset()
@@ -614,10 +614,10 @@ class Loader:
         except BaseException:
             if self._guard is not None:
                 self._guard.rewind(memory)
-            self._tell_epoch(self._progress.place.epoch if told is None else told)
+            self._set_dataset_epoch(self._progress.place.epoch if known_epoch is None else known_epoch)
             if before is not None:
                 dataset_state.restore(self.dataset, before)
-            (self._progress, self._dataset_at), self._told_epoch = was, told
+            (self._progress, self._dataset_at), self._dataset_epoch = was, known_epoch
             raise
         self._go_to(place, state.get("skip"), own)
         if isinstance(self._planner, BatchPlanner):
@@ -631,7 +631,7 @@ class Loader:
         place = LoaderPosition(state["epoch"], state["step"], state["position"])
         if own is not None:
             self._put_dataset(place, own)
-        self._tell_epoch(place.epoch)
+        self._set_dataset_epoch(place.epoch)
         rows = snapshot_rows(self.dataset)
         check_rows(state, rows)
         check_spots(self.dataset, state.get("spots", []))

@@ -129,7 +129,7 @@ class MemoryCache(Locked):
         self.entries = self._empty()
 
     def _after_fork(self) -> None:
-        # Free at the fork means that nobody was in the middle of a change; a child then has its parent's samples.
+        # Free at the fork means that no thread was in the middle of a change; a child then has its parent's samples.
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:

@@ -7,10 +7,10 @@
 
 Others make the order a function of how many rows there are, so that an append reshuffles the past: some rows come
 twice, some never. Here rows that are new when a block is decided become a part, and what is dealt out stays dealt out.
-The *position* is a place in this one order; how many ranks read it is nobody's business here.
+The *position* is a place in this one order; the number of ranks that read it plays no part here.
 
 A block follows from the parts before it and from what was *seen* when it was decided: how far the ids reached, and
-which of the chosen ids were no rows. Whoever agrees on what was seen (``agreement``) agrees on the order.
+which of the chosen ids were no rows. Ranks that agree on what was seen (``ledger``) agree on the order.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Order:
             return parts
         sizes, new = parts.sizes, []
         for (first, end), begin in zip(spans, known, strict=True):
-            begin = max(begin, first)  # what came and went unseen is nobody's row
+            begin = max(begin, first)  # what came and went unseen is no row
             if end <= begin:
                 continue
             last = np.flatnonzero(parts.starts + parts.sizes == begin)
@@ -229,28 +229,28 @@ class Order:
 
 
 def delta_encode(numbers: Sequence[int]) -> str:
-    """Ids that mostly grow, as what each adds to the one before; ids of a composite jump by 2**48, told apart.
+    """Ids that mostly grow, as what each adds to the one before; ids of a composite jump by 2**48, encoded apart.
 
     >>> delta_encode([0, 50, 2**48, 2**48 + 60])
     '0,50,1:-50,60'
     """
-    told, last = [], 0
+    encoded, last = [], 0
     for number in numbers:
         jumps, rest = divmod(number - last + _HALF, _JUMP)
-        told.append(f"{jumps}:{rest - _HALF}" if jumps else str(rest - _HALF))
+        encoded.append(f"{jumps}:{rest - _HALF}" if jumps else str(rest - _HALF))
         last = number
-    return ",".join(told)
+    return ",".join(encoded)
 
 
 def delta_decode(text: str) -> list[int]:
-    """The numbers that ``delta_encode`` told.
+    """Return the numbers that ``delta_encode`` encoded.
 
     >>> delta_decode('0,50,1:-50,60') == [0, 50, 2**48, 2**48 + 60]
     True
     """
     numbers, last = [], 0
-    for told in text.split(",") if text else ():
-        jumps, _, rest = told.rpartition(":")
+    for encoded in text.split(",") if text else ():
+        jumps, _, rest = encoded.rpartition(":")
         last += int(jumps or 0) * _JUMP + int(rest)
         numbers.append(last)
     return numbers

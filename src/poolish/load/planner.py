@@ -68,7 +68,7 @@ class ReadRequest(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a rank reads at a step; ``example`` is a row of the step, whoever reads it."""
+    """What a rank reads at a step; ``example`` is a row of the step, on whatever rank."""
 
     place: LoaderPosition
     pieces: list[ReadRequest]
@@ -80,7 +80,7 @@ class StepPlanner(Protocol):
     """Steps one after the other."""
 
     def next(self, place: LoaderPosition, *, is_ahead: bool = False) -> Plan | None:
-        """The step behind a place; None at the end of the epoch, or if nobody waits for it and it is not sure yet."""
+        """The step behind a place; None at the end of the epoch, or if it is read ahead and not certain yet."""
 
     def n_left(self, place: LoaderPosition) -> int:
         """How many steps are left in the epoch."""
@@ -115,8 +115,8 @@ class OrderPlanner:
     def next(self, place: LoaderPosition, *, is_ahead: bool = False) -> Plan | None:
         """The step behind a place; None at the end of the epoch.
 
-        ``is_ahead``: nobody waits for it yet. Then neither the end nor a short step is decided, and None means not now:
-        rows that are appended before somebody asks still belong to it.
+        ``is_ahead``: no caller waits for it yet. Then neither the end nor a short step is decided, and None means not
+        now: rows that are appended before a caller asks still belong to it.
         """
         n_wanted = self._world_size * self._batch_size
         open_block, offset, n_found = place.open_block, place.offset, 0
@@ -228,7 +228,7 @@ class OrderPlanner:
         return in_block + sum(_n_alive(rows, ids) for ids in self.order(place.epoch).undealt(parts))
 
     def run_from(self, place: LoaderPosition, who: str) -> Run:
-        """What a ledger notes when somebody's steps begin here."""
+        """Return what a ledger notes when a rank's steps begin here."""
         number, parts = place.next_block
         offset, seen = 0, None
         if place.open_block is not None and place.offset < len(place.open_block.block.ids):

@@ -190,7 +190,7 @@ def _all_ids(rows: Any) -> Iterable[int]:
 
 
 def _copy(loader: Loader, **changes: Any) -> Loader:
-    """A loader of the same configuration and place, which decides for itself and tells nobody."""
+    """A loader of the same configuration and place, which decides for itself and records nothing."""
     settings = {"rank": loader.rank, "world_size": loader.world_size, "num_workers": 0, "acknowledge": "on_yield"}
     own = {"dataset": copy.deepcopy(loader.dataset)} if has_state(loader.dataset) else {}
     if hasattr(loader.guard, "load_state_dict"):  # it remembers one loader's batches
@@ -216,7 +216,7 @@ def _ids(loader: Loader) -> list[int]:
 
 
 def _compare(expected: list[_Step], got: list[_Step], when: str, report: ResumeReport) -> bool:
-    """Whether two histories are the same; the first difference is told."""
+    """Whether two histories are the same; the first difference is reported."""
     for i, (wanted, found) in enumerate(zip(expected, got, strict=False)):
         if wanted.ids != found.ids:
             report.differences.append(f"{when}, step {i}: {_first_difference(wanted.ids, found.ids)}")

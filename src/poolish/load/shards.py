@@ -5,7 +5,7 @@
     hybrid       a few columns of every W-th row
 
 When W does not divide the number of rows, the first shards are one row longer. That is the default, because nothing
-is repeated and nothing left out; a loader gives all ranks ``n_steps`` batches anyway, so nobody waits for a batch that
+is repeated and nothing left out; a loader gives all ranks ``n_steps`` batches anyway, so no rank waits for a batch that
 does not come. ``"pad"`` and ``"drop"`` make all shards equally long, and say what that costs.
 """
 
@@ -156,7 +156,7 @@ class RowShard(RenumberingView):
         self.shard = shard
         self._n_below, self._n_rows = len(dataset), shard.n_rows(len(dataset))
         if cost := _cost(self._n_below, shard):
-            # Each shard says so itself: ranks are processes, and nobody reads the log of another.
+            # Each shard says so itself: ranks are processes, and none reads the log of another.
             warnings.warn(f"{cost} (shard of rank {shard.rank})", stacklevel=3)
 
     def __len__(self) -> int:
@@ -264,8 +264,8 @@ def _check_known(columns: Iterable[str], known: list[str]) -> None:
     for name in columns:
         if name not in known:
             nearest = get_close_matches(name, map(str, known), n=1)
-            meant = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise UnknownColumn(f"no column {name!r}; {meant}there are {known}")
+            advice = f"did you mean {nearest[0]!r}? " if nearest else ""
+            raise UnknownColumn(f"no column {name!r}; {advice}there are {known}")
 
 
 def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:

@@ -37,13 +37,13 @@ _LONG = 200
 
 
 def to_order(place: LoaderPosition, rows: FrozenRows) -> dict[str, Any]:
-    """Where a place is. A block that is used up is not told: what is left behind it is."""
+    """Where a place is. Of an exhausted block only what is left after it is stored."""
     number, parts = place.next_block
     seen, offset = ObservedBounds(()), 0
     if place.open_block is not None and place.offset < len(place.open_block.block.ids):
         block = place.open_block.block
         number, parts, seen, offset = block.number, block.before, block.seen, place.offset
-    # Before an epoch nobody has looked, so what there is now stands for what was seen.
+    # Before an epoch nothing was observed, so the present bounds stand for it.
     highest = "" if parts.ends or seen.spans else delta_encode([end for _, end in rows.spans()])
     texts = {"parts": parts.to_text(), "ends": delta_encode(parts.ends), **seen.to_json(), "highest": highest}
     return {"block": number, "offset": offset, **{name: _packed(text) for name, text in texts.items()}}
@@ -61,17 +61,17 @@ def _unpacked(text: Any) -> Any:
     return zlib.decompress(base64.b85decode(text[1:])).decode()
 
 
-def to_place(state: Mapping[str, Any], walk: OrderPlanner) -> LoaderPosition:
-    """The place that a state tells of, in the order that ``walk`` reads."""
-    told = {name: _unpacked(text) for name, text in state["order"].items()}
-    order, number, ends = walk.order(state["epoch"]), told["block"], tuple(delta_decode(told["ends"]))
-    parts = order.parts_from(told["parts"], ends) if ends else NOTHING
+def to_place(state: Mapping[str, Any], planner: OrderPlanner) -> LoaderPosition:
+    """The place that a state tells of, in the order that ``planner`` reads."""
+    fields = {name: _unpacked(text) for name, text in state["order"].items()}
+    order, number, ends = planner.order(state["epoch"]), fields["block"], tuple(delta_decode(fields["ends"]))
+    parts = order.parts_from(fields["parts"], ends) if ends else NOTHING
     open_block: OpenBlock | None = None  # the epoch has not begun
-    if told["spans"]:
-        open_block = walk.revived(order, number, parts, ObservedBounds.from_json(told))
+    if fields["spans"]:
+        open_block = planner.revived(order, number, parts, ObservedBounds.from_json(fields))
     elif ends:
-        open_block = walk.used_up(number - 1, parts)
-    return LoaderPosition(state["epoch"], state["step"], state["position"], open_block, told["offset"])
+        open_block = planner.used_up(number - 1, parts)
+    return LoaderPosition(state["epoch"], state["step"], state["position"], open_block, fields["offset"])
 
 
 def sealed(state: dict[str, Any]) -> dict[str, Any]:
@@ -120,8 +120,8 @@ def highest(state: Mapping[str, Any]) -> list[int]:
     """How far the ids reached when they were last looked at."""
     if "order" not in state:
         return [state["n_rows"]]
-    told = {name: _unpacked(text) for name, text in state["order"].items()}
-    return delta_decode(told["spans"])[1::2] or delta_decode(told["ends"] or told["highest"])
+    fields = {name: _unpacked(text) for name, text in state["order"].items()}
+    return delta_decode(fields["spans"])[1::2] or delta_decode(fields["ends"] or fields["highest"])
 
 
 def check_rows(state: Mapping[str, Any], rows: FrozenRows) -> None:

@@ -143,7 +143,7 @@ def _copying_one(place: int) -> Callable[[Any], Any]:
 
 
 def clone(kept: Any, how: CloneStrategy) -> Any:
-    """A copy for somebody to change."""
+    """Return a copy that the caller may change."""
     if how is None:
         return kept
     if isinstance(how, tuple):

@@ -1,6 +1,6 @@
 r"""Text files as rows, by byte offsets: a file is looked at once, as far as needed, and never held in memory.
 
-Where the lines or documents of a text file begin and end, found as far as somebody has asked.
+Where the lines or documents of a text file begin and end, found as far as a row was asked for.
 
 A line ends with ``\n``; a ``\r`` before it belongs to the ending, one elsewhere to the text. What comes after the last
 ``\n`` is a line too, unless it is empty. Empty lines count. A document is a run of lines that are not empty.

@@ -57,7 +57,7 @@ Value = TypeVar("Value")
 class CompositeDataset(Dataset):
     """The samples of several datasets, which may be anything with a length and an index.
 
-    Without ``weights`` the parts stand behind each other; how long they are is asked when somebody asks for the length
+    Without ``weights`` the parts stand behind each other; their lengths are asked for with the length
     (or for a row beyond it), and rows are found by bisection.
 
     With ``weights`` they are mixed: every beginning has each part in its proportion, as closely as whole numbers
@@ -218,7 +218,7 @@ class CompositeDataset(Dataset):
         return "composite", [identity_of(part) for part in self._parts]
 
     def set_epoch(self, epoch: int) -> None:
-        """Another epoch takes other rows into a mixture; the parts are told too."""
+        """Take the rows of another epoch into a mixture, and pass the epoch on to the parts."""
         self._epoch = check_epoch(epoch)
         for part in self._parts:
             pass_epoch(part, epoch)
@@ -387,9 +387,9 @@ class CompositeRows:
         found = [branch_below(part, each) for part, each in zip(self.parts, own, strict=True)]
         return found if any(each is not None for each in found) else None
 
-    def has_branch(self, told: Any) -> bool:
+    def has_branch(self, branch: Any) -> bool:
         """Whether each part has its own."""
-        return len(told) == len(self.parts) and all(map(has_branch, self.parts, told))
+        return len(branch) == len(self.parts) and all(map(has_branch, self.parts, branch))
 
     def outer(self, part: int, ids: Int64) -> Int64:
         """Ids here, of rows that have these ids in a part."""

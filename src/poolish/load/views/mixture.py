@@ -80,7 +80,7 @@ def whole_weights(weights: Sequence[float]) -> list[int]:
 
 def _fraction(weight: Any, k: int) -> Fraction:
     try:
-        # 0.1 is meant as a tenth, which its repr says, not as the nearest number in base two.
+        # 0.1 stands for a tenth, which its repr says, not as the nearest number in base two.
         exact = Fraction(repr(weight.item() if isinstance(weight, np.generic) else weight))
     except (ValueError, TypeError):
         exact = Fraction(weight) if isinstance(weight, Fraction) else Fraction(0)

@@ -95,7 +95,7 @@ class ShuffledDataset(RenumberingView):
     """The rows of ``dataset`` in an order that the seed, the epoch and the length decide; each row comes once.
 
     When the dataset grows the order is another one. (A loader's own ``shuffle=True`` survives growth; this is for
-    whoever reads by number.)
+    reading by number.)
 
     >>> shuffled = ShuffledDataset(["rye", "wheat", "spelt", "oat"], seed=7)
     >>> list(shuffled)

@@ -107,7 +107,7 @@ class TransformedDataset(View):
 
 
 class Call:
-    """The function, with what it asks for in one epoch; never changed, so that it stays what somebody has frozen."""
+    """The function, with what it asks for in one epoch; never changed, so that rows taken earlier keep it."""
 
     def __init__(self, fn: Callable[..., Any], given: dict[str, Any], seed: int | None, epoch: int) -> None:
         self._fn, self._given, self._seed, self._epoch = fn, given, seed, epoch

@@ -89,7 +89,7 @@ class View(Dataset):
     def _numbers_below(self, indices: Sequence[int]) -> list[int]:
         """Row numbers for a view that has those of what it looks at; a length that costs is not asked for in vain."""
         if self.length_costs and all(type(index) is int and index >= 0 for index in indices):
-            return list(indices)  # whoever has such a length says itself what is outside
+            return list(indices)  # a dataset with such a length reports indices outside itself
         return self._numbers(indices)
 
     def _numbers(self, indices: Sequence[int]) -> list[int]:
@@ -162,7 +162,7 @@ def snapshot_with_version(dataset: Any) -> tuple[FrozenRows, str]:
         version, rows = version_of(dataset), snapshot_rows(dataset)
         if version_of(dataset) == version:
             return rows, version
-        # It changed between our two questions; nobody knows which of the two versions was frozen.
+        # It changed between our two questions; it is unknown which of the two versions was taken.
 
 
 class DelegatingRows:
@@ -187,9 +187,9 @@ class DelegatingRows:
         """As below."""
         return branch_below(self.rows, ends)
 
-    def has_branch(self, told: Any) -> bool:
+    def has_branch(self, branch: Any) -> bool:
         """As below."""
-        return has_branch(self.rows, told)
+        return has_branch(self.rows, branch)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -234,9 +234,9 @@ class ReindexedRows:
         """That of all rows below: any of them may have any number."""
         return branch_below(self._rows, [end for _, end in self._rows.spans()])
 
-    def has_branch(self, told: Any) -> bool:
+    def has_branch(self, branch: Any) -> bool:
         """As below."""
-        return has_branch(self._rows, told)
+        return has_branch(self._rows, branch)
 
     def __len__(self) -> int:
         return self._n_rows
