@@ -355,9 +355,7 @@ class Prefetcher(Generic[Task, Part, Piece, Result]):
                 raise self._take_postponed()
             result = None if is_over else self._finished(self._jobs[0])
         except StopIteration as error:
-            raise RuntimeError(
-                "StopIteration came from a function that reads; it would end the results early"
-            ) from error
+            raise RuntimeError("StopIteration came from a function that reads; it would end the epoch early") from error
         if is_over:
             raise StopIteration
         del self._jobs[0]

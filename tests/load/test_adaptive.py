@@ -286,7 +286,7 @@ def test_bad_settings_are_refused(settings, match):
 
 def test_a_device_that_nobody_knows_needs_a_size():
     """The error says which arguments help."""
-    with pytest.raises(ConfigError, match="'mps': nobody knows how much memory it has; pass initial or free_memory"):
+    with pytest.raises(ConfigError, match="'mps': its free memory is unknown; pass initial or free_memory"):
         list(AdaptiveBatches("mps").split([1]))
     assert list(AdaptiveBatches("mps", initial=2).split([1])) == [[1]]
 

@@ -5,8 +5,8 @@
     journal/epoch-3.jsonl     one line each for a decided block, a run that began, rows that could not be read
 
 A process that needs a block looks for its line; if there is none, it takes the lock, looks again, decides and writes.
-So a block is decided once, by the first that needs it. A line carries a checksum and ends the moment it is written: what a
-killed process left behind the last whole line is cut off by the next one that writes.
+So a block is decided once, by the first that needs it. A line carries a checksum and ends the moment it is written:
+what a killed process left behind the last whole line is cut off by the next one that writes.
 
 A journal is also the memory of a training run: the audit reads it, and a run that goes on from an older checkpoint
 finds the decisions that were made after it, so that it sees the same order again. To another run these decisions are
