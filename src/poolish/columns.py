@@ -203,6 +203,13 @@ class Column:
             return flags if flags.any() else None
         return None if isinstance(self._values, np.ndarray) else _nulls(self._values)
 
+    @property
+    def n_nulls(self) -> int:
+        """The number of null rows."""
+        if isinstance(self._values, pa.Array):
+            return int(self._values.null_count)
+        return 0 if self.nulls is None else int(self.nulls.sum())
+
     @cached_property
     def flat(self) -> FlatValues:
         """The single values, exactly; ``NotApplicable`` for structs, and for numbers that NumPy cannot hold exactly."""
@@ -268,6 +275,13 @@ class Column:
         if not len(shapes) or (shapes == shapes[0]).all():
             return Counter({tuple(map(int, shapes[0])): len(shapes)} if len(shapes) else {})
         return Counter(map(tuple, shapes.tolist()))
+
+    def drop_null(self) -> Column:
+        """The column without its null rows."""
+        if not self.n_nulls:
+            return self
+        is_arrow = isinstance(self._values, pa.Array)
+        return Column(self.name, self._values.drop_null() if is_arrow else [v for v in self._values if v is not None])
 
     def to_arrow(self) -> pa.Array:
         """As an Arrow array; numbers are not copied."""
@@ -340,8 +354,14 @@ def _table(rows: Any) -> pa.Table | None:
     return pa.table(rows)
 
 
+#: NumPy's codes of bool, integers, floats and complex numbers that are columns as they are.
+_NUMBERS = "?bBhHiIlLqQefdFD"
+
+
 def read_values(name: str, values: Any) -> Any:
     """A column's values as Arrow, as a NumPy array of numbers, or as a list of arrays of different ranks."""
+    if isinstance(values, np.ndarray) and values.ndim and values.dtype.char in _NUMBERS and values.dtype.isnative:
+        return values  # first, and without the name of its dtype, which takes long to make
     if is_torch_tensor(values):
         values = _torch_values(values)
     if isinstance(values, Column):
@@ -540,7 +560,8 @@ def _lengths(array: pa.Array) -> Int64:
         found = pc.binary_length(array)
     else:
         found = pc.list_value_length(array)
-    return np.asarray(found.fill_null(0) if found.null_count else found, np.int64)
+    found = (found.fill_null(0) if found.null_count else found).cast(pa.int64())
+    return np.asarray(found)
 
 
 def _nulls(array: pa.Array) -> Mask | None:

@@ -149,26 +149,25 @@ class ColumnSample:
 
 def _sample(column: Column) -> ColumnSample:
     count, type_ = len(column), column.arrow_type
-    nulls = 0 if column.nulls is None else int(column.nulls.sum())
     if type_ is not None and kinds.is_null(type_):
         return ColumnSample("null", count, count)
+    nulls = column.n_nulls
     if type_ is None or is_tensor(type_) or kinds.is_fixed_size_list(type_):
         return _array_sample(column, count, nulls)
+    present = column.drop_null()
     try:
-        flat = column.measures
+        flat = present.measures
     except NotApplicable:
         return ColumnSample("other", count, nulls)
+    has_numbers = isinstance(flat.values, np.ndarray)
+    numbers = _kernel_numbers(flat.present) if has_numbers else None
     if flat.offsets is not None:
-        numbers = _kernel_numbers(flat.present) if isinstance(flat.values, np.ndarray) else None
-        return ColumnSample("list", count, nulls, numbers, lengths=_present_lengths(column))
-    if isinstance(flat.values, np.ndarray):
-        kind: Kind = "bool" if flat.values.dtype.kind == "b" else "number"
-        return ColumnSample(kind, count, nulls, _kernel_numbers(flat.present))
-    lengths = _present_lengths(column)
-    is_text = kinds.is_string(flat.values.type) or kinds.is_large_string(flat.values.type)
-    return ColumnSample(
-        "text" if is_text else "other", count, nulls, texts=flat.present if is_text else None, lengths=lengths
-    )
+        return ColumnSample("list", count, nulls, numbers, lengths=present.lengths)
+    if has_numbers:
+        return ColumnSample("bool" if flat.values.dtype.kind == "b" else "number", count, nulls, numbers)
+    if kinds.is_string(flat.values.type) or kinds.is_large_string(flat.values.type):
+        return ColumnSample("text", count, nulls, texts=flat.values, lengths=present.lengths)
+    return ColumnSample("other", count, nulls, lengths=present.lengths)
 
 
 def _array_sample(column: Column, count: int, nulls: int) -> ColumnSample:
@@ -185,10 +184,6 @@ def _array_sample(column: Column, count: int, nulls: int) -> ColumnSample:
     if not is_scalar:
         return ColumnSample("tensor", count, nulls, numbers, shapes=shapes)
     return ColumnSample("bool" if flat.values.dtype.kind == "b" else "number", count, count - len(numbers), numbers)
-
-
-def _present_lengths(column: Column) -> Array:
-    return column.lengths if column.nulls is None else column.lengths[~column.nulls]
 
 
 def _kernel_numbers(values: Array) -> Array:
