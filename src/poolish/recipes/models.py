@@ -19,40 +19,56 @@ What the schema refuses ``validate`` refuses; ``validate`` sees more, such as th
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
-    PlainValidator,
-    ValidationError,
     ValidationInfo,
     WithJsonSchema,
     create_model,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from poolish import seeds
-from poolish.errors import LimitExceeded, PoolishError, RecipeError
-from poolish.expressions import as_expression
-from poolish.files.documents import MAX_DEPTH
-from poolish.guards.checks.suite import Suite
+from poolish.errors import PoolishError, RecipeError
+from poolish.recipes.file_values import (
+    COUNT,
+    EXPRESSION,
+    KINDS,
+    TABLE,
+    TEXT,
+    Entry,
+    Kind,
+    Problems,
+    Reading,
+    Schema,
+    by_rule,
+    check_depth,
+    joined,
+    kind_of,
+    named,
+    or_null,
+    plain_value,
+    reading_of,
+    short,
+    unknown_key,
+    validated,
+    where_value,
+    wrong,
+    wrong_here,
+    wrong_inside,
+)
 from poolish.recipes.instructions import ON_SHORT, UNITS, check_amount, check_pick, check_total, check_unit, taken_name
-from poolish.recipes.serialization import listed, path_in, plain, read
+from poolish.recipes.serialization import listed, path_in, read
 from poolish.recipes.steps.registry import STEPS, Option, built_in, is_registered, registered, registered_names
 
 VERSION = 1
 #: Recipes that one file may bring along, and how deep: files that name each other twice would double with each level.
 MAX_FILES, MAX_LEVELS = 256, 16
-
-Schema = dict[str, Any]
 
 
 def validate(
@@ -66,238 +82,12 @@ def validate(
       instructions[0]: no key 'm' here; there are step, use, where, version, n
       instructions[0]: 'n' is missing: how many rows stay
     """
-    _check_depth(document, source)
+    check_depth(document, source)
     try:
-        found: RecipeFile = _validated(RecipeFile, document, _Reading(folder, files))
+        found: RecipeFile = validated(RecipeFile, document, Reading(folder, files))
         return found
-    except _Problems as problems:
+    except Problems as problems:
         raise RecipeError(listed(source, problems.texts())) from None
-
-
-# Problems and their places -------------------------------------------------------------------------------------------
-
-
-class _Problems(Exception):
-    """What is wrong with a part of a document: pairs of a place in it and a text."""
-
-    def __init__(self, problems: list[tuple[str, str]]) -> None:
-        super().__init__()
-        self.problems = problems
-
-    def texts(self) -> list[str]:
-        """One text for each problem."""
-        return [f"{place}: {text}" if place else text for place, text in self.problems]
-
-
-def _wrong(text: str) -> PydanticCustomError:
-    """A problem with a value, at the place of the value."""
-    return PydanticCustomError("at", "{text}", {"text": text})
-
-
-def _wrong_here(text: str) -> PydanticCustomError:
-    """A problem with a value that the text names, at the place of the table it is in."""
-    return PydanticCustomError("here", "{text}", {"text": text})
-
-
-def _wrong_inside(problems: _Problems) -> PydanticCustomError:
-    """Problems of a part that was validated by itself."""
-    return PydanticCustomError("inside", "problems inside", {"problems": problems.problems})
-
-
-def _validated(model: type[Entry], document: Any, reading: _Reading) -> Any:
-    if not isinstance(document, Mapping):
-        raise _Problems([("", f"{model.what} is a table of names and values, got {short(document)}")])
-    try:
-        return model.model_validate(document, context=reading)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-    # Misspelt keys first: they are often why another one is missing.
-    found.sort(key=lambda each: each["type"] not in ("extra_forbidden", "invalid_key"))
-    raise _Problems([problem for each in found for problem in _problems_of(each, model)])
-
-
-def _problems_of(found: Any, model: type[Entry]) -> list[tuple[str, str]]:
-    *parents, name = found["loc"] or ("",)
-    place, here = _joined(*found["loc"]), _joined(*parents)
-    if found["type"] == "at":
-        return [(place, found["ctx"]["text"])]
-    if found["type"] == "inside":
-        return [(_joined(*found["loc"], inner), text) for inner, text in found["ctx"]["problems"]]
-    if found["type"] == "missing":
-        return [(here, f"{name!r} is missing: {model.described(name)}")]
-    if found["type"] in ("extra_forbidden", "invalid_key"):
-        return [(here, _unknown_key(name, model.keys()))]
-    return [(here, found["ctx"]["text"] if found["type"] == "here" else f"{name}: {found['msg']}")]
-
-
-def _joined(*parts: Any) -> str:
-    """``instructions[0].columns.x``."""
-    text = ""
-    for part in parts:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif part:
-            text += f".{part}" if text and not str(part).startswith(("[", ": ")) else str(part)
-    return text
-
-
-def _unknown_key(key: Any, known: list[str]) -> str:
-    if not isinstance(key, str):
-        return f"names are text, got {short(key)}; put it in quotes"
-    near = get_close_matches(key, known, 1)
-    return f"no key {key!r} here; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}")
-
-
-def short(value: Any) -> str:
-    """A value in a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _check_depth(document: Any, source: str) -> None:
-    """Refuse nesting beyond the limit, also of what contains itself."""
-    depth, level = 0, [document]
-    while level and depth <= MAX_DEPTH:
-        inner: list[Any] = []
-        for each in level:
-            inner += each.values() if isinstance(each, Mapping) else each if isinstance(each, list) else ()
-        depth, level = depth + 1, inner
-    if depth > MAX_DEPTH:
-        raise LimitExceeded(f"{source}: nested more than {MAX_DEPTH} deep; no recipe is")
-
-
-# Values --------------------------------------------------------------------------------------------------------------
-
-
-#: What makes a field of a model: its validation and its schema.
-Kind = tuple[Any, ...]
-
-
-def _value(check: Callable[[Any, ValidationInfo], Any], schema: Schema) -> Kind:
-    """Values that are validated by a function and described to editors by a schema."""
-    return PlainValidator(check), WithJsonSchema(schema)
-
-
-def _must(is_so: Callable[[Any], bool], what: str) -> Callable[[Any, ValidationInfo], Any]:
-    def check(value: Any, info: ValidationInfo) -> Any:
-        if not is_so(value):
-            raise _wrong(f"{what}, got {short(value)}")
-        return value
-
-    return check
-
-
-def _each(check: Callable[[Any, ValidationInfo], Any]) -> Callable[[Any, ValidationInfo], Any]:
-    """A table of names and values, each of which is checked."""
-
-    def check_table(value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise _wrong(f"a table of names and values, got {short(value)}")
-        problems = []
-        for name, each in value.items():
-            try:
-                check(each, info)
-            except PydanticCustomError as error:
-                problems.append((name, str((error.context or {})["text"])))
-        if problems:
-            raise _wrong_inside(_Problems(problems))
-        return value
-
-    return check_table
-
-
-def _expression(value: Any, info: ValidationInfo) -> Any:
-    try:
-        as_expression(value)
-    except PoolishError as error:
-        raise _wrong(str(error)) from None
-    return value
-
-
-def _column(value: Any, info: ValidationInfo) -> Any:
-    """The expression of a new column, or a constant."""
-    return value if value is None or isinstance(value, bool) or _is_number(value) else _expression(value, info)
-
-
-def _plain_value(value: Any, info: ValidationInfo) -> Any:
-    try:
-        plain(value)
-    except TypeError as error:
-        raise _wrong(f"text, numbers, true, false, lists and tables, got {error}; write it as text") from None
-    return value
-
-
-def _suite(value: Any, info: ValidationInfo) -> Any:
-    try:
-        return Suite.load(path_in(value, _reading(info).folder)) if isinstance(value, str) else Suite.from_dict(value)
-    except (PoolishError, OSError) as error:
-        raise _wrong(str(error)) from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-_is_text = _must(lambda value: isinstance(value, str), "a text")
-_TEXT: Schema = {"type": "string", "minLength": 1}
-_EXPRESSION: Schema = {**_TEXT, "examples": ["lang == 'en' and quality > 0.7"]}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_CONSTANT: Schema = {"type": ["number", "boolean", "null"]}
-_TABLE: Schema = {"type": "object"}
-
-#: The kinds of values that options have.
-KINDS: dict[str, Kind] = {
-    "text": _value(_is_text, {"type": "string"}),
-    "texts": _value(_each(_is_text), {**_TABLE, "additionalProperties": {"type": "string"}}),
-    "names": _value(_must(_are_names, "a list of names"), {"type": "array", "items": {"type": "string"}}),
-    "number": _value(_must(_is_number, "a number"), {"type": "number"}),
-    "count": _value(_must(_is_count, "a whole number, 0 or more"), _COUNT),
-    "values": _value(_each(_plain_value), _TABLE),
-    "expression": _value(_expression, _EXPRESSION),
-    "expressions": _value(_each(_column), {**_TABLE, "additionalProperties": {"anyOf": [_EXPRESSION, _CONSTANT]}}),
-    "suite": _value(_suite, {"anyOf": [_TEXT, _TABLE]}),
-}
-
-
-def _batched(value: Any, known: Mapping[str, Any]) -> None:
-    if value not in (False, True, "arrow", "columns"):
-        raise RecipeError(f"batched={short(value)}: one of false, true (a table), 'columns'")
-
-
-def _where(value: Any, info: ValidationInfo) -> Any:
-    return None if value is None else _expression(value, info)
-
-
-def _name(about: str) -> Kind:
-    """What makes a field a text that has to be there."""
-
-    def check(value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, str) and value:
-            return value
-        raise _wrong_here(f"{info.field_name}={short(value)}: a text, {about}")
-
-    return PlainValidator(check), WithJsonSchema(_TEXT), Field(description=about)
-
-
-def _by_rule(rule: Callable[..., Any], schema: Schema) -> Kind:
-    """A value whose rule belongs to recipes in general; the rule's error names it."""
-
-    def check(value: Any, info: ValidationInfo) -> Any:
-        try:
-            rule(value, info.data)
-        except (PoolishError, TypeError, ValueError) as error:
-            raise _wrong_here(str(error)) from None
-        return value
-
-    return _value(check, schema)
 
 
 def _amount(key: str, schema: Schema) -> Kind:
@@ -307,11 +97,12 @@ def _amount(key: str, schema: Schema) -> Kind:
         if value is not None:
             check_amount(f"ingredient {known.get('ingredient', '')!r}", **{key: value})
 
-    return _by_rule(rule, schema)
+    return by_rule(rule, schema)
 
 
-def _or_null(*schemas: Schema) -> Schema:
-    return {"anyOf": [*schemas, {"type": "null"}]}
+def _batched(value: Any, known: Mapping[str, Any]) -> None:
+    if value not in (False, True, "arrow", "columns"):
+        raise RecipeError(f"batched={short(value)}: one of false, true (a table), 'columns'")
 
 
 def _reference(name: str) -> Schema:
@@ -319,89 +110,53 @@ def _reference(name: str) -> Schema:
     return {"refers to": name}
 
 
-# Tables --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """Where a document is: its folder, the files that led here, and how many files were read in all."""
-
-    folder: str | None
-    files: tuple[str, ...] = ()
-    n_files: list[int] = field(default_factory=lambda: [0])
-
-
-def _reading(info: ValidationInfo) -> _Reading:
-    assert isinstance(info.context, _Reading)
-    return info.context
-
-
-class Entry(BaseModel):
-    """A table of a recipe file."""
-
-    model_config = ConfigDict(extra="forbid")
-    what: ClassVar[str] = "an instruction"
-
-    @classmethod
-    def keys(cls) -> list[str]:
-        """The keys that the table may have."""
-        return [each.alias or name for name, each in cls.model_fields.items()]
-
-    @classmethod
-    def described(cls, key: Any) -> str:
-        """What a key is for."""
-        fields = {each.alias or name: each for name, each in cls.model_fields.items()}
-        return fields[key].description or ""
-
-    def add_to(self, recipe: Any, make: Callable[..., Any]) -> None:
-        """Add the instruction to a recipe; ``make`` makes those inside of it."""
-        raise NotImplementedError
+# Tables -------------------------------------------------------------------------------------------------------------
 
 
 def _source(value: Any, info: ValidationInfo) -> Any:
     """Paths as this process can open them, or the recipe that is the source."""
-    folder = _reading(info).folder
+    folder = reading_of(info).folder
     if isinstance(value, str) and value:
         return path_in(value, folder)
     if isinstance(value, list) and value and all(isinstance(path, str) and path for path in value):
         return [path_in(path, folder) for path in value]
     if not isinstance(value, Mapping) or "recipe" not in value:
-        raise _wrong(f"a source is a path, a list of paths, or {{recipe: ...}}, got {short(value)}")
-    problems = [("", _unknown_key(key, ["recipe"])) for key in value if key != "recipe"]
+        raise wrong(f"a source is a path, a list of paths, or {{recipe: ...}}, got {short(value)}")
+    problems = [("", unknown_key(key, ["recipe"])) for key in value if key != "recipe"]
     nested, recipe = value["recipe"], None
     is_file = isinstance(nested, str)
     try:
-        recipe = _included(nested, _reading(info)) if is_file else _validated(RecipeFile, nested, _reading(info))
-    except _Problems as inner:
-        problems += [(_joined(f": {nested}" if is_file else "recipe", place), text) for place, text in inner.problems]
+        recipe = _included(nested, reading_of(info)) if is_file else validated(RecipeFile, nested, reading_of(info))
+    except Problems as inner:
+        problems += [(joined(f": {nested}" if is_file else "recipe", place), text) for place, text in inner.problems]
     if problems:
-        raise _wrong_inside(_Problems(problems))
+        raise wrong_inside(Problems(problems))
     return recipe
 
 
-def _included(path: str, reading: _Reading) -> Any:
+def _included(path: str, reading: Reading) -> Any:
     """The recipe of another file."""
     found = os.path.realpath(path_in(path, reading.folder))
     reading.n_files[0] += 1
     if found in reading.files:
-        raise _wrong(f"{path} is this recipe itself, or has it as an ingredient; a recipe cannot be made of itself")
+        raise wrong(f"{path} is this recipe itself, or has it as an ingredient; a recipe cannot be made of itself")
     if len(reading.files) >= MAX_LEVELS or reading.n_files[0] > MAX_FILES:
-        raise _wrong(f"{path}: more than {MAX_LEVELS} recipes in each other, or {MAX_FILES} in one; bake some first")
+        raise wrong(f"{path}: more than {MAX_LEVELS} recipes in each other, or {MAX_FILES} in one; bake some first")
     try:
         document = read(found)
-        _check_depth(document, path)
+        check_depth(document, path)
     except OSError as error:
-        raise _wrong(f"{path} cannot be read: {error.strerror or error}") from None
+        raise wrong(f"{path} cannot be read: {error.strerror or error}") from None
     except PoolishError as error:
-        raise _wrong(str(error)) from None
-    inside = _Reading(os.path.dirname(found), (*reading.files, found), reading.n_files)
-    return _validated(RecipeFile, document, inside)
+        raise wrong(str(error)) from None
+    inside = Reading(os.path.dirname(found), (*reading.files, found), reading.n_files)
+    return validated(RecipeFile, document, inside)
 
 
-_PATHS: Schema = {"type": "array", "items": _TEXT, "minItems": 1}
+_PATHS: Schema = {"type": "array", "items": TEXT, "minItems": 1}
 _NESTED: Schema = {
-    **_TABLE,
-    "properties": {"recipe": {"anyOf": [{**_TEXT, "description": "the path of its file"}, _reference("recipe")]}},
+    **TABLE,
+    "properties": {"recipe": {"anyOf": [{**TEXT, "description": "the path of its file"}, _reference("recipe")]}},
     "required": ["recipe"],
     "additionalProperties": False,
 }
@@ -409,21 +164,21 @@ _PICKS: tuple[Schema, ...] = (
     {"enum": ["hash", "latest", "oldest"]},
     {"type": "string", "pattern": r"^(top|stratified)\([\s\S]+\)$"},
 )
-Plain = _value(_plain_value, {})
-Batched = _by_rule(_batched, {})
-Source = _value(_source, {"anyOf": [_TEXT, _PATHS, _NESTED]})
-Where = _value(_where, _or_null(_EXPRESSION))
+Plain = kind_of(plain_value, {})
+Batched = by_rule(_batched, {})
+Source = kind_of(_source, {"anyOf": [TEXT, _PATHS, _NESTED]})
+Where = kind_of(where_value, or_null(EXPRESSION))
 # 1 is one row and 1.0 is all of them, which JSON schema cannot tell apart.
-Take = _amount("take", _or_null(_COUNT, {"type": "number", "minimum": 0, "maximum": 1}))
-Weight = _amount("weight", _or_null({"type": "number", "exclusiveMinimum": 0}))
-Picked = _amount("pick", _or_null(*_PICKS))
+Take = _amount("take", or_null(COUNT, {"type": "number", "minimum": 0, "maximum": 1}))
+Weight = _amount("weight", or_null({"type": "number", "exclusiveMinimum": 0}))
+Picked = _amount("pick", or_null(*_PICKS))
 OnShort = _amount("on_short", {"enum": [*ON_SHORT, None]})
 
 
 class Ingredient(Entry):
     """Rows of a source."""
 
-    ingredient: Annotated[Any, *_name("its name; rows keep it")]
+    ingredient: Annotated[Any, *named("its name; rows keep it")]
     source: Annotated[Any, *Source] = Field(description="paths or globs, relative to this file, or another recipe")
     where: Annotated[Any, *Where] = Field(None, description="which rows of the source")
     take: Annotated[Any, *Take] = Field(None, description="a number of rows, or with a dot a fraction of them")
@@ -442,7 +197,7 @@ class Ingredient(Entry):
             what = f"ingredient {self.ingredient!r}"
             check_pick(what, *check_amount(what, **self._amounts()))
         except PoolishError as error:
-            raise _wrong(str(error)) from None
+            raise wrong(str(error)) from None
         return self
 
     def _amounts(self) -> dict[str, Any]:
@@ -463,21 +218,21 @@ def _version(value: Any, known: Mapping[str, Any]) -> None:
 def _use(value: Any, info: ValidationInfo) -> Any:
     """The name of a registered step."""
     if not isinstance(value, str) or not value:
-        raise _wrong_here(f"use={short(value)}: a text, {_STEP_NAMES}")
+        raise wrong_here(f"use={short(value)}: a text, {_STEP_NAMES}")
     if not is_registered(value):
-        raise _wrong_here(_unknown_step(value))
+        raise wrong_here(_unknown_step(value))
     return value
 
 
 _STEP_NAMES = f"the name of a step, one of {', '.join(STEPS)} or a registered one"
-Use = _value(_use, {**_TEXT, "not": {"enum": list(STEPS)}})
-StepVersion = _by_rule(_version, {"type": ["integer", "string", "null"]})
+Use = kind_of(_use, {**TEXT, "not": {"enum": list(STEPS)}})
+StepVersion = by_rule(_version, {"type": ["integer", "string", "null"]})
 
 
 class Step(Entry):
     """A preparation step; the fields of its options have aliases, because an option may have any name."""
 
-    step: Annotated[Any, *_name("its name")]
+    step: Annotated[Any, *named("its name")]
     use: Annotated[Any, *Use] = Field(description=_STEP_NAMES)
     where: Annotated[Any, *Where] = Field(None, description="which rows it is for; the column ingredient is known")
     version: Annotated[Any, *StepVersion] = Field(None, description="another one whenever the function changes")
@@ -510,7 +265,7 @@ class BuiltInStep(Step):
             try:
                 built_in(self.use, self.step, self.options())
             except PoolishError as error:
-                raise _wrong(str(error)) from None
+                raise wrong(str(error)) from None
         return self
 
 
@@ -521,7 +276,7 @@ class RegisteredStep(Step):
     @classmethod
     def _names(cls, data: Any) -> Any:
         if "name" in data or "self" in data:
-            raise _wrong("an option cannot be called 'name' or 'self'; give the argument another name")
+            raise wrong("an option cannot be called 'name' or 'self'; give the argument another name")
         return data
 
 
@@ -579,26 +334,26 @@ def _step_model(use: Any) -> type[Step]:
 
 def _instructions(value: Any, info: ValidationInfo) -> list[Any]:
     if not isinstance(value, list):
-        raise _wrong_here(f"instructions is a list of ingredients and steps, got {short(value)}")
+        raise wrong_here(f"instructions is a list of ingredients and steps, got {short(value)}")
     found, problems = [], []
     for i, entry in enumerate(value):
         try:
-            found.append(_instruction(entry, _reading(info)))
-        except _Problems as inner:
-            problems += [(_joined(i, place), text) for place, text in inner.problems]
+            found.append(_instruction(entry, reading_of(info)))
+        except Problems as inner:
+            problems += [(joined(i, place), text) for place, text in inner.problems]
     if problems:
-        raise _wrong_inside(_Problems(problems))
+        raise wrong_inside(Problems(problems))
     return found
 
 
-def _instruction(entry: Any, reading: _Reading) -> Any:
+def _instruction(entry: Any, reading: Reading) -> Any:
     if not isinstance(entry, Mapping) or "ingredient" in entry:
-        return _validated(Ingredient, entry, reading)
+        return validated(Ingredient, entry, reading)
     if "step" in entry:
-        return _validated(_step_model(entry.get("use")), entry, reading)
+        return validated(_step_model(entry.get("use")), entry, reading)
     near = [key for key in map(str, entry) if get_close_matches(key, ("ingredient", "step"), 1)]
     hint = f"; is {near[0]!r} one of them?" if near else ""
-    raise _Problems([("", f"an instruction begins with 'ingredient' or 'step' and its name{hint}")])
+    raise Problems([("", f"an instruction begins with 'ingredient' or 'step' and its name{hint}")])
 
 
 def _known_version(value: Any, known: Mapping[str, Any]) -> None:
@@ -614,12 +369,12 @@ def _token_column(value: Any, known: Mapping[str, Any]) -> None:
 
 
 _ENTRIES: Schema = {"type": "array", "items": {"anyOf": [_reference("ingredient"), _reference("step")]}}
-Instructions = _value(_instructions, _ENTRIES)
-Seed = _by_rule(lambda value, known: seeds.check_seed(value), {**_COUNT, "default": 0})
-Total = _by_rule(lambda value, known: check_total(value), _or_null({"type": "integer", "minimum": 1}))
-Unit = _by_rule(lambda value, known: check_unit(value), {"enum": list(UNITS)})
-TokenColumn = _by_rule(_token_column, _or_null(_TEXT))
-FileVersion = _by_rule(_known_version, {"const": VERSION})
+Instructions = kind_of(_instructions, _ENTRIES)
+Seed = by_rule(lambda value, known: seeds.check_seed(value), {**COUNT, "default": 0})
+Total = by_rule(lambda value, known: check_total(value), or_null({"type": "integer", "minimum": 1}))
+Unit = by_rule(lambda value, known: check_unit(value), {"enum": list(UNITS)})
+TokenColumn = by_rule(_token_column, or_null(TEXT))
+FileVersion = by_rule(_known_version, {"const": VERSION})
 
 
 class RecipeFile(Entry):
@@ -627,7 +382,7 @@ class RecipeFile(Entry):
 
     what: ClassVar[str] = "a recipe"
 
-    name: Annotated[Any, *_name("what the dataset is called")]
+    name: Annotated[Any, *named("what the dataset is called")]
     seed: Annotated[Any, *Seed] = Field(0, description="what everything random depends on")
     total: Annotated[Any, *Total] = Field(None, description="what weights are shares of")
     unit: Annotated[Any, *Unit] = Field("rows", description="what the total counts")
@@ -649,7 +404,7 @@ class RecipeFile(Entry):
         names = [each.ingredient if isinstance(each, Ingredient) else None for each in self.instructions]
         for i, name in enumerate(names):
             if name is not None and name in names[:i]:
-                raise _wrong_inside(_Problems([(f"instructions[{i}]", taken_name(name))]))
+                raise wrong_inside(Problems([(f"instructions[{i}]", taken_name(name))]))
         return self
 
     def build(self, make: Callable[..., Any]) -> Any:
