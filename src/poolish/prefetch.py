@@ -154,6 +154,10 @@ class _ThreadGroup:
             except BaseException as error:  # no more threads: raised where they are waited for
                 self._started.put((i, error))
 
+    def all(self) -> list[threading.Thread]:
+        """Return the threads."""
+        return self._threads
+
     def dismiss(self) -> None:
         """Drop all queued work and end the threads, without waiting for them."""
         for queue in self.queues:
@@ -194,25 +198,29 @@ def _run_one(item: tuple[Callable[[Any], None], Any] | None) -> bool:
     return True
 
 
-_ending: WeakRegistry[_ThreadGroup] = WeakRegistry()
+_at_exit: WeakRegistry[_ThreadGroup] = WeakRegistry()
+#: Threads by themselves: their group is gone once it is closed, while a thread that runs is not.
+_running: WeakRegistry[threading.Thread] = WeakRegistry()
 _longest_grace_s = 0.0
 
 
 def _join_at_exit(threads: _ThreadGroup, grace_s: float) -> None:
     global _longest_grace_s
     _longest_grace_s = max(_longest_grace_s, grace_s)
-    _ending.add(threads)
+    _at_exit.add(threads)
+    for thread in threads.all():
+        _running.add(thread)
 
 
 @atexit.register
 def _join_all() -> None:
     # A thread that returns from Arrow while the interpreter shuts down can abort the process; most are back by then.
     deadline = time.monotonic() + _longest_grace_s
-    groups = list(_ending)
-    for threads in groups:
+    for threads in _at_exit:
         threads.dismiss()
-    for threads in groups:
-        threads.join(max(0.0, deadline - time.monotonic()))
+    for thread in _running:
+        if thread.is_alive():  # one of the process that this one was forked from is not
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 # Results in order -------------------------------------------------------------------------------------------------
