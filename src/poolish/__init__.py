@@ -63,50 +63,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Public name -> the module it lives in. The imports above say the same to type checkers and editors.
-_HOMES = {
-    "BadText": "poolish.errors",
-    "BudgetSpent": "poolish.errors",
-    "CircuitOpen": "poolish.errors",
-    "ConfigError": "poolish.errors",
-    "CorruptDataError": "poolish.errors",
-    "DataProvider": "poolish.serve",
-    "DataProviderBase": "poolish.serve",
-    "DataRefused": "poolish.errors",
-    "Dataset": "poolish.load",
-    "DatasetBuffer": "poolish.rows",
-    "DatasetConsumer": "poolish.serve",
-    "DatasetProvider": "poolish.serve",
-    "DatasetRecipe": "poolish.recipes",
-    "DurabilityLost": "poolish.errors",
-    "Field": "poolish.schema",
-    "LimitExceeded": "poolish.errors",
-    "Loader": "poolish.load",
-    "MemmapBuffer": "poolish.tokens",
-    "NumberTooLarge": "poolish.errors",
-    "PoolishError": "poolish.errors",
-    "Profile": "poolish.guards",
-    "QueueError": "poolish.errors",
-    "QueueNotFound": "poolish.errors",
-    "RecipeError": "poolish.errors",
-    "ResumeError": "poolish.errors",
-    "Schema": "poolish.schema",
-    "SchemaError": "poolish.errors",
-    "StaleSchema": "poolish.errors",
-    "Starved": "poolish.errors",
-    "StoreFull": "poolish.errors",
-    "StoreLocked": "poolish.errors",
-    "StreamStore": "poolish.tokens",
-    "Suite": "poolish.guards",
-    "Unfingerprintable": "poolish.errors",
-    "UnknownColumn": "poolish.errors",
-    "bake": "poolish.recipes",
-    "col": "poolish.recipes",
-    "register_normalizer": "poolish.rows",
-    "register_step": "poolish.recipes",
-    "show_versions": "poolish.versions",
-    "verify_resume": "poolish.load",
+#: The modules of the public names. The imports above say the same to type checkers and editors.
+_NAMES = {
+    "errors": (
+        "BadText BudgetSpent CircuitOpen ConfigError CorruptDataError DataRefused DurabilityLost LimitExceeded "
+        "NumberTooLarge PoolishError QueueError QueueNotFound RecipeError ResumeError SchemaError StaleSchema "
+        "Starved StoreFull StoreLocked Unfingerprintable UnknownColumn"
+    ),
+    "guards": "Profile Suite",
+    "load": "Dataset Loader verify_resume",
+    "recipes": "DatasetRecipe bake col register_step",
+    "rows": "DatasetBuffer register_normalizer",
+    "schema": "Field Schema",
+    "serve": "DataProvider DataProviderBase DatasetConsumer DatasetProvider",
+    "tokens": "MemmapBuffer StreamStore",
+    "versions": "show_versions",
 }
+_HOMES = {name: f"poolish.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 #: Modules that are public as they are.
 _MODULES = ("errors", "guards", "load", "testing")

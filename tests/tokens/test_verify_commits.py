@@ -20,7 +20,8 @@ from poolish import DatasetRecipe, Loader, StreamStore
 from poolish.errors import ConfigError, CorruptDataError
 from poolish.files import checksum_hex
 from poolish.tokens import commits, memmap_buffer, writer
-from poolish.tokens.commits import Commit, CommitLog, blocks, chained, follows
+from poolish.tokens.commits import Commit, CommitLog, blocks
+from poolish.tokens.log_file import chained, follows
 from tests.tokens import recordings
 from tests.tokens.recordings import FIELDS, abandon, append, append_many, assert_holds
 
@@ -294,7 +295,7 @@ def test_verify_checks_every_byte(tmp_path, monkeypatch):
 
 
 def record(before: Commit | None = None, uuid: UUID = UUID_A, rows: int = 0) -> Commit:
-    return chained(before, str(uuid), first=0, rows=rows, tokens=rows, kinds="12", data=[], index=[])
+    return chained(Commit, before, str(uuid), first=0, rows=rows, tokens=rows, kinds="12", data=[], index=[])
 
 
 def row_of(n: int, uuid: UUID = UUID_A) -> list[Commit]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError
 from poolish.files import checksum_hex
-from poolish.tokens.log_file import LogFile, chain_of, line_of, proven
+from poolish.tokens.log_file import LogFile, chained, line_of
 
 NAME = "branches"
 
@@ -82,9 +82,7 @@ class Branches:
         """The records for a new branch behind these: for each number of rows whether an episode ends there."""
         branch, before, records = branch or uuid4().hex, self._last, []
         for rows, ends_episode in sorted(ends.items()):
-            seq = before.seq + 1 if before else 0
-            members = {"seq": seq, "uuid": uuid, "rows": rows, "branch": branch, "ends_episode": ends_episode}
-            before = Branch(**members, chain=chain_of(members, before.chain if before else ""))  # type: ignore[arg-type]
+            before = chained(Branch, before, uuid, rows=rows, branch=branch, ends_episode=ends_episode)
             records.append(before)
         return records
 
@@ -99,24 +97,22 @@ def _names(counting: Sequence[Branch]) -> list[str]:
 class BranchLog(LogFile[Branch]):
     """The file of branches."""
 
-    noun = "branch"
+    noun, record_type = "branch", Branch
 
     def append(self, records: Sequence[Branch], *, durable: bool) -> None:
         """Write records, and wait until the disk has them if ``durable``."""
         self.write([line_of(asdict(record)) for record in records], durable=durable)
 
-    def parse(self, line: bytes) -> Branch | None:
-        """The record in a line, if the line proves it."""
-        try:
-            record = Branch(**proven(line))
-        except TypeError:  # not a record, or nothing
-            return None
-        return record if _is_sound(record) else None
-
-    def follows(self, before: Branch | None, record: Branch) -> bool:
-        """Whether a record is the one behind another."""
-        members = {name: value for name, value in asdict(record).items() if name != "chain"}
-        return record.chain == chain_of(members, before.chain if before else "")
+    def is_sound(self, record: Branch) -> bool:
+        """Whether the members have the right types and ranges."""
+        return (
+            all(isinstance(number, int) and 0 <= number < 2**48 for number in (record.seq, record.rows))
+            and isinstance(record.branch, str)
+            and _ID.fullmatch(record.branch) is not None
+            and isinstance(record.ends_episode, bool)
+            and isinstance(record.uuid, str)
+            and isinstance(record.chain, str)
+        )
 
 
 def open_log(path: Path, uuid: UUID, *, mode: str) -> BranchLog | None:
@@ -136,14 +132,3 @@ def read(log: BranchLog | None, path: Path, n_synced: int) -> Branches:
             "restore the file from a copy"
         )
     return branches
-
-
-def _is_sound(record: Branch) -> bool:
-    return (
-        all(isinstance(number, int) and 0 <= number < 2**48 for number in (record.seq, record.rows))
-        and isinstance(record.branch, str)
-        and _ID.fullmatch(record.branch) is not None
-        and isinstance(record.ends_episode, bool)
-        and isinstance(record.uuid, str)
-        and isinstance(record.chain, str)
-    )

@@ -31,7 +31,7 @@ from poolish.errors import CorruptDataError, DurabilityLost
 from poolish.files import checksum_hex
 from poolish.tokens.branches import BranchLog
 from poolish.tokens.head import COMMITTED, Head
-from poolish.tokens.log_file import LogFile, chain_of, line_of, proven
+from poolish.tokens.log_file import LogFile, chained, line_of
 from poolish.tokens.memmap_buffer import MemmapBuffer
 from poolish.tokens.stream_files import BLOCK, State, StreamFiles
 
@@ -53,23 +53,6 @@ class Commit:
     index: list[str]
     chain: str
 
-    def line(self) -> bytes:
-        """The record as a line that proves itself."""
-        return line_of(asdict(self))
-
-
-def chained(before: Commit | None, uuid: str, **parts: Any) -> Commit:
-    """The record that follows another, or the first one of a store."""
-    seq = 0 if before is None else before.seq + 1
-    members = {"seq": seq, "uuid": uuid, **parts}
-    return Commit(**members, chain=chain_of(members, before.chain if before else ""))
-
-
-def follows(before: Commit | None, record: Commit) -> bool:
-    """Whether a record is the one behind another."""
-    parts = {k: v for k, v in asdict(record).items() if k not in ("seq", "uuid", "chain")}
-    return chained(before, record.uuid, **parts) == record
-
 
 def blocks(start: int, end: int) -> Iterator[tuple[int, int]]:
     """A range of bytes, cut at whole MiB.
@@ -86,7 +69,7 @@ def blocks(start: int, end: int) -> Iterator[tuple[int, int]]:
 class CommitLog(LogFile[Commit]):
     """The file of commits."""
 
-    noun = "commit"
+    noun, record_type = "commit", Commit
 
     def __init__(self, path: Path, uuid: UUID, *, mode: str) -> None:
         try:
@@ -96,7 +79,7 @@ class CommitLog(LogFile[Commit]):
 
     def append(self, record: Commit) -> None:
         """Write a record and wait until the disk has it."""
-        self.write([record.line()])
+        self.write([line_of(asdict(record))])
 
     def last(self) -> Commit:
         """The newest record that proves itself, found from the end: opening does not read the whole log."""
@@ -110,39 +93,22 @@ class CommitLog(LogFile[Commit]):
                 raise CorruptDataError(f"{self.path}: not one whole commit; restore the file from a copy")
             n_bytes = min(4 * n_bytes, size)
 
-    def parse(self, line: bytes) -> Commit | None:
-        """The record in a line, if the line proves it."""
-        return _parse(line)
-
-    def follows(self, before: Commit | None, record: Commit) -> bool:
-        """Whether a record is the one behind another."""
-        return follows(before, record)
+    def is_sound(self, record: Commit) -> bool:
+        """Whether the members have the right types and ranges."""
+        numbers = (record.seq, record.first, record.rows, record.tokens)
+        hashes = [*_listed(record.data), *_listed(record.index), record.chain]
+        return (
+            all(isinstance(number, int) and 0 <= number < 2**48 for number in numbers)
+            and record.first <= record.rows
+            and all(isinstance(part, str) and _HASH.fullmatch(part) for part in hashes)
+            and isinstance(record.kinds, str)
+            and set(record.kinds) <= set("012")
+            and isinstance(record.uuid, str)
+        )
 
     def remedy(self, seq: int) -> str:
         """Restore it, or read the commits before it."""
         return f"{super().remedy(seq)}, or read what is whole with StreamStore.open(..., at={max(seq - 1, 0)})"
-
-
-def _parse(line: bytes) -> Commit | None:
-    """The record in a line, if the line proves it."""
-    try:
-        record = Commit(**proven(line))
-    except TypeError:  # not a record, or nothing
-        return None
-    return record if _is_sound(record) else None
-
-
-def _is_sound(record: Commit) -> bool:
-    numbers = (record.seq, record.first, record.rows, record.tokens)
-    hashes = [*_listed(record.data), *_listed(record.index), record.chain]
-    return (
-        all(isinstance(number, int) and 0 <= number < 2**48 for number in numbers)
-        and record.first <= record.rows
-        and all(isinstance(part, str) and _HASH.fullmatch(part) for part in hashes)
-        and isinstance(record.kinds, str)
-        and set(record.kinds) <= set("012")
-        and isinstance(record.uuid, str)
-    )
 
 
 def _listed(parts: object) -> list[Any]:
@@ -187,6 +153,7 @@ class CommitManager:
 
     def _next(self, before: Commit, state: State) -> Commit:
         return chained(
+            Commit,
             before,
             before.uuid,
             first=state.first,

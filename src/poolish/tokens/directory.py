@@ -37,9 +37,10 @@ from poolish.files.state_files import json_checksum
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
 from poolish.tokens import branches
 from poolish.tokens.branches import Branches, BranchLog
-from poolish.tokens.commits import CommitLog, chained
+from poolish.tokens.commits import Commit, CommitLog
 from poolish.tokens.fields import MAX_FIELDS, TokenField
 from poolish.tokens.head import BRANCHES, COMMITTED, Head, owner_of
+from poolish.tokens.log_file import chained
 from poolish.tokens.stream_files import StreamFiles
 
 FORMAT = "poolish stream"
@@ -94,7 +95,7 @@ def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None
             head.store(word, 0)
         head.store(BRANCHES, 1)
         head.sign(owner_of(uuid, lanes.data.file))
-        log.append(chained(None, str(uuid), first=0, rows=0, tokens=0, kinds=kinds, data=[], index=[]))
+        log.append(chained(Commit, None, str(uuid), first=0, rows=0, tokens=0, kinds=kinds, data=[], index=[]))
         branch_log.append(Branches().after(str(uuid), {0: False}), durable=durable)
         if durable:
             lanes.sync()

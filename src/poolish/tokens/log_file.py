@@ -15,7 +15,7 @@ import json
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
@@ -35,6 +35,10 @@ class Record(Protocol):
     def uuid(self) -> str:
         """The stream it belongs to."""
 
+    @property
+    def chain(self) -> str:
+        """A checksum of its other members and the chain of the record before it."""
+
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -42,6 +46,19 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 def chain_of(members: Mapping[str, Any], before: str) -> str:
     """The chain of a record, given all its other members and the chain of the record before it."""
     return checksum_hex(json.dumps([members, before], separators=(",", ":")).encode())
+
+
+def chained(kind: Callable[..., AnyRecord], before: AnyRecord | None, uuid: str, **parts: Any) -> AnyRecord:
+    """The record that follows another, or the first one of a log."""
+    members = {"seq": before.seq + 1 if before else 0, "uuid": uuid, **parts}
+    return kind(**members, chain=chain_of(members, before.chain if before else ""))
+
+
+def follows(before: Record | None, record: Record) -> bool:
+    """Whether a record is the one behind another, or the first one of a log."""
+    members = {name: value for name, value in vars(record).items() if name != "chain"}
+    chain = chain_of(members, before.chain if before else "")
+    return record.seq == (before.seq + 1 if before else 0) and record.chain == chain
 
 
 def line_of(members: Mapping[str, Any]) -> bytes:
@@ -96,13 +113,12 @@ class LogFile(ABC, Generic[AnyRecord]):
     #: What a record is called in messages.
     noun = "record"
 
-    @abstractmethod
-    def parse(self, line: bytes) -> AnyRecord | None:
-        """The record in a line, if the line proves it."""
+    #: Makes a record from its members.
+    record_type: Callable[..., AnyRecord]
 
     @abstractmethod
-    def follows(self, before: AnyRecord | None, record: AnyRecord) -> bool:
-        """Whether a record is the one behind another."""
+    def is_sound(self, record: AnyRecord) -> bool:
+        """Whether the members of a record have the right types and ranges."""
 
     def remedy(self, seq: int) -> str:
         """What to do when a record is damaged."""
@@ -118,11 +134,19 @@ class LogFile(ABC, Generic[AnyRecord]):
                 raise CorruptDataError(f"{self.path}: two {self.noun}s {record.seq} that differ; restore the file")
         ordered = [found[seq] for seq in sorted(found)]
         for i, record in enumerate(ordered):
-            if record.seq != i or not self.follows(ordered[i - 1] if i else None, record):
+            if not follows(ordered[i - 1] if i else None, record):
                 raise CorruptDataError(
                     f"{self.path}: {self.noun} {i} is damaged or missing and others follow; {self.remedy(i)}"
                 )
         return ordered
+
+    def parse(self, line: bytes) -> AnyRecord | None:
+        """The record in a line whose checksum matches; else None."""
+        try:
+            record = self.record_type(**proven(line))
+        except TypeError:  # not a record, or nothing
+            return None
+        return record if self.is_sound(record) else None
 
     def parsed(self, start: int = 0) -> list[AnyRecord]:
         """The records in the lines from a byte on, in the order of the file; those of another stream are an error."""
