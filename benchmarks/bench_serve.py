@@ -29,7 +29,7 @@ from benchmarks.harness import Measure, Missing, compare, needs, per_call
 from poolish import DataProviderBase, DatasetConsumer
 from poolish.files import checksum
 from poolish.serve import queue_status
-from poolish.transports.watch import Watch
+from poolish.transports.watch import DirectoryWaker
 
 BATCH, BLOCK = 64, 1024
 N_BATCHES = 1_000
@@ -167,7 +167,7 @@ def wake() -> None:
     def bare(folder: Path) -> tuple[Callable[[], object], Callable[[], object]]:
         """The least: a file is renamed, a process that waits on inotify sees it and reads it."""
         folder.mkdir(parents=True)
-        numbers, expected, watch = count(), count(), Watch()
+        numbers, expected, watch = count(), count(), DirectoryWaker()
         watch.add(folder)
 
         def publish() -> None:
