@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.errors import StoreFull
-from poolish.files import explain_full, grow, write_all, write_at
+from poolish.files import grow, raising_store_full, write_all, write_at
 from tests.faults import fill, in_child, small_disk
 
 
@@ -90,7 +90,7 @@ def test_only_a_full_disk_is_explained():
     """Another error passes as it is, and one that was explained already is not explained again."""
     inner = StoreFull("inner")
     for error in (OSError(codes.EIO, "broken"), inner, ValueError()):
-        with pytest.raises(type(error)) as raised, explain_full("data"):
+        with pytest.raises(type(error)) as raised, raising_store_full("data"):
             raise error
         assert raised.value is error
 

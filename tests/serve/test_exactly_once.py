@@ -414,9 +414,9 @@ def test_a_state_of_a_queue_that_was_purged_is_refused(path):
     publish(path, 4)
 
     with consumer(path) as reader:
-        with pytest.raises(ResumeError, match="it was purged or made anew since"):
+        with pytest.raises(ResumeError, match="it was purged or created again since"):
             reader.load_state_dict(read_checkpoint(path)["state"])
-        with pytest.raises(ResumeError, match="it was purged or made anew since"):
+        with pytest.raises(ResumeError, match="it was purged or created again since"):
             reader.commit(read_checkpoint(path)["state"])
         check_ledger([take(reader) for _ in range(4)])
 

@@ -301,7 +301,7 @@ def test_a_purge_by_hand_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptur
             assert [filling.publish("train") for _ in range(2)] == [5, 6]
 
     (said,) = [record.getMessage() for record in caplog.records if "removed by hand" in record.getMessage()]
-    names(RuntimeError(said), split, f"all {5 - n_read} batches", f"{n_read} to 4", "batch 5")
+    names(RuntimeError(said), split, f"all {5 - n_read} waiting batches", f"{n_read} to 4", "batch 5")
     filled(tmp_path, 1)  # one more start finds no gap
     assert verify_queue(tmp_path) == {"train": []}
     with consumer(tmp_path) as reading:
@@ -531,7 +531,7 @@ def test_a_consumer_of_the_old_schema_is_told(tmp_path: Path, prefetch: int):
         assert not isinstance(caught.value, Starved)
     with suppress(QueueError):  # it cannot acknowledge any more, and says so
         old.close()
-    with consumer(tmp_path) as new, pytest.raises(ResumeError, match="purged or made anew"):
+    with consumer(tmp_path) as new, pytest.raises(ResumeError, match="purged or created again"):
         new.load_state_dict(state)
 
 

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from poolish.cli.terminal import FAILED, MISUSED, Failure, Interrupt, message, one_line, print_stderr
 from poolish.errors import ConfigError
-from poolish.files import explain_full, publish_directory
+from poolish.files import publish_directory, raising_store_full
 from poolish.printable import printable
 from poolish.recipes import BakeResult, DatasetRecipe
 from poolish.recipes.cache import BakedFragment
@@ -238,7 +238,7 @@ def write_result(result: BakeResult, folder: Path, format_: str) -> None:
     import pyarrow.parquet as pq
 
     data = folder / FORMATS[format_]
-    with explain_full(folder):
+    with raising_store_full(folder):
         if format_ == "parquet":
             pq.write_table(result.table, data)
         elif format_ == "buffer":

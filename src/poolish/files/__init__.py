@@ -17,7 +17,7 @@ from poolish.files.checksums import CHECKSUM, Checksummed, checksum, checksum_he
 from poolish.files.documents import check_name, local_path, parse_bytes, parse_json, read_json, write_json
 from poolish.files.locks import Lock
 from poolish.files.publishing import Partial, publish, publish_directory, sweep, sync, sync_directory
-from poolish.files.space import allocate, explain_full, grow, open_regular, punch, write_all, write_at
+from poolish.files.space import allocate, grow, open_regular, punch, raising_store_full, write_all, write_at
 
 __all__ = [
     "CHECKSUM",
@@ -28,7 +28,6 @@ __all__ = [
     "check_name",
     "checksum",
     "checksum_hex",
-    "explain_full",
     "grow",
     "is_rewritten",
     "local_path",
@@ -39,6 +38,7 @@ __all__ = [
     "publish",
     "publish_directory",
     "punch",
+    "raising_store_full",
     "read_json",
     "sweep",
     "sync",

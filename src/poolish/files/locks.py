@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from poolish.concurrency import close_locked_fd, open_locked_fd, owns_fd, try_lock
 from poolish.errors import StoreLocked
-from poolish.files.space import check_one_name, explain_full, is_at
+from poolish.files.space import check_one_name, is_at, raising_store_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +137,7 @@ class Lock:
 def _take(path: Path) -> int | None:
     """A descriptor that holds the lock, or None if another one does."""
     for _ in range(100):
-        with explain_full(path):
+        with raising_store_full(path):
             fd = open_locked_fd(path, os.O_RDWR | os.O_CREAT)
         try:
             is_ours = try_lock(fd)

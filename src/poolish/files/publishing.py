@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 
 from poolish.concurrency import cached_property, close_locked_fd, open_locked_fd, owns_fd, try_lock
 from poolish.errors import ConfigError, DurabilityLost
-from poolish.files.space import explain_full, is_at
+from poolish.files.space import is_at, raising_store_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,14 +115,14 @@ class Partial:
     def rename(self, target: Path) -> None:
         """Put the file at ``target``, in place of what is there."""
         self._check_ours()
-        with explain_full(target):
+        with raising_store_full(target):
             os.rename(self.path, target)
 
     def link(self, target: Path | str) -> None:
         """Put the file at ``target``, or raise FileExistsError if there is one."""
         self._check_ours()
         try:
-            with explain_full(target):
+            with raising_store_full(target):
                 os.link(self.path, target)
         except FileExistsError:
             # A network file system may repeat a request that had already succeeded; then the file there is ours.
@@ -159,7 +159,7 @@ class _Raw(io.FileIO):
         self._path = path
 
     def write(self, data: Buffer) -> int:
-        with explain_full(self._path, memoryview(data).nbytes):
+        with raising_store_full(self._path, memoryview(data).nbytes):
             return os.write(self.fileno(), data)
 
 
@@ -191,7 +191,7 @@ def _take_over(over: str, directory: str, name: str) -> tuple[Path, int] | None:
 def _create(directory: str, name: str) -> tuple[Path, int]:
     while True:
         path = _partial_name(directory, name)
-        with explain_full(path):
+        with raising_store_full(path):
             fd = open_locked_fd(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             if try_lock(fd) and os.fstat(fd).st_nlink:
@@ -275,12 +275,12 @@ def publish_directory(path: str | os.PathLike[str], *, check: Callable[[Path], o
     folder, fd = _create_folder(target)
     try:
         yield folder
-        with explain_full(target):
+        with raising_store_full(target):
             _sync_inside(folder)
         sync(fd, folder)
         if check is not None:
             check(target)
-        with explain_full(target):
+        with raising_store_full(target):
             _put(folder, target)
         sync_directory(target.parent)
     finally:
@@ -335,7 +335,7 @@ def _sync_inside(folder: Path) -> None:
 def _create_folder(target: Path) -> tuple[Path, int]:
     while True:
         folder = _partial_name(os.fspath(target.parent), target.name)
-        with explain_full(folder):
+        with raising_store_full(folder):
             os.mkdir(folder)
         # Gone or locked: a sweeper came between our calls and took the directory for a dead one.
         with suppress(FileNotFoundError):

@@ -30,7 +30,7 @@ _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _ALLOCATE = 64 * 2**20
 
 
-class explain_full:
+class raising_store_full:
     """Turn the system's "no space", "quota" and "file too large" into a ``StoreFull`` that says what to do.
 
     A class, because it stands in the hot paths and a generator costs 2 us to enter and leave. A descriptor in place of
@@ -60,7 +60,7 @@ def open_regular(path: Path | str, flags: int, *, one_name: bool = False) -> int
     ``one_name`` is for files that are rewritten in place: another name of it, perhaps a backup's, would change too.
     """
     try:
-        with explain_full(path):
+        with raising_store_full(path):
             fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         if error.errno in (codes.EISDIR, codes.ELOOP, codes.ENXIO):
@@ -108,7 +108,7 @@ def write_all(fd: int, buffers: Iterable[Buffer]) -> int:
     views = [memoryview(buffer) for buffer in buffers]
     waiting = [view.cast("B") for view in views if view.nbytes]
     n_bytes = sum(view.nbytes for view in waiting)
-    with explain_full(fd, n_bytes):
+    with raising_store_full(fd, n_bytes):
         first = 0
         while first < len(waiting):
             written = os.writev(fd, waiting[first : first + _IOV_MAX])
@@ -123,7 +123,7 @@ def write_at(fd: int, data: Buffer, start: int) -> None:
     so a durable file is never written with it directly.
     """
     waiting = memoryview(data).cast("B")
-    with explain_full(fd, waiting.nbytes):
+    with raising_store_full(fd, waiting.nbytes):
         _write_at(fd, waiting, start)
 
 
@@ -158,7 +158,7 @@ def grow(fd: int, size: int) -> None:
     before = os.fstat(fd).st_size
     if size <= before:
         return
-    with explain_full(fd, size - before):
+    with raising_store_full(fd, size - before):
         try:
             for start in range(before, size, _ALLOCATE):
                 _allocate(fd, start, min(_ALLOCATE, size - start))
@@ -169,7 +169,7 @@ def grow(fd: int, size: int) -> None:
 
 def allocate(fd: int, start: int, end: int) -> None:
     """Make sure that the disk has the space of a part of a file: one that was copied may have holes in it."""
-    with explain_full(fd, end - start):
+    with raising_store_full(fd, end - start):
         for begin in range(start, end, _ALLOCATE):
             _allocate(fd, begin, min(_ALLOCATE, end - begin))
 

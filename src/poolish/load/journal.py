@@ -24,7 +24,7 @@ from typing import Any
 
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
 from poolish.files import Lock, checksum_hex, parse_json, read_json, write_at, write_json
-from poolish.files.space import explain_full
+from poolish.files.space import raising_store_full
 from poolish.load.frozen import FrozenRows
 from poolish.load.ledger import OnEmpty, Run, Skipped, digest
 from poolish.load.order import BLOCK_ROWS, Block, GenerationCursors, ObservedBounds, Order
@@ -223,7 +223,7 @@ class _EpochFile:
     def write(self, line: dict[str, Any]) -> None:
         """Add a line, under the journal's lock; what a killed writer left is cut off first."""
         text = json.dumps(line, separators=(",", ":")).encode()
-        with explain_full(self.path):
+        with raising_store_full(self.path):
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 end = _end_of_lines(fd)

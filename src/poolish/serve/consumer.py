@@ -52,15 +52,15 @@ class DatasetConsumer:
     torchrun or after ``torch.distributed`` is initialised. One rank needs none. While ranks of a run read, those of
     another are refused; a rank that was killed alone rejoins its run where it was, or is refused with the reason.
 
-    ``acknowledge`` says when a batch is done, so that a restart does not get it again and its file may go:
+    ``acknowledge`` decides when a batch is done, so that a restart does not get it again and its file may be deleted:
 
-    - ``"on_step"``: when the next one is asked for. A killed trainer gets the one in flight again.
+    - ``"on_step"``: when the next one is requested. A killed trainer gets the one in flight again.
     - ``"on_read"``: when it is handed out. A killed trainer loses the one in flight.
     - ``"on_checkpoint"``: when ``commit(state)`` says that a checkpoint holds it. A killed trainer that loads its
       checkpoint gets exactly the batches that followed it, on any ``world_size``: nothing lost, nothing twice.
 
-    ``guard`` is asked about every batch before it is handed out: a ``Suite``, or anything that answers as one. What it
-    refuses is a ``DataRefused``, and the next call meets the same batch again; with ``Suite.on(error="skip")`` the
+    ``guard`` checks every batch before it is handed out: a ``Suite``, or an object with its interface. A rejected batch
+    is a ``DataRefused``, and the next call gets the same batch again; with ``Suite.on(error="skip")`` the
     batch is left out, with ``"drop"`` its bad rows, and ``stats`` count them. One rank of several leaves no batch out.
 
     >>> from poolish import DatasetProvider
@@ -241,7 +241,7 @@ class DatasetConsumer:
             return {"version": 2, "run": self._run, "splits": splits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken, on any world size; checked now, before a batch is asked for."""
+        """Continue from ``state``, on any world size; validated now, before a batch is requested."""
         with self._lock:
             positions = {
                 self._reader(split): Assignment.of(entry["position"], entry["skip"])
@@ -257,7 +257,7 @@ class DatasetConsumer:
 
     @property
     def run(self) -> str | None:
-        """The id of the run that this reads for; None until a batch is asked for or a state is loaded."""
+        """The id of the run that this reads for; None until a batch is requested or a state is loaded."""
         return self._run
 
     def _run_id(self, restored: str | None = None) -> str:
@@ -362,7 +362,7 @@ class DatasetConsumer:
             if entry["queue"] != queue:
                 raise ResumeError(
                     f"{self._place.name_of(split)}: the state is of queue {entry['queue']}, this is {queue}: it was "
-                    "purged or made anew since; start from its beginning, without the state"
+                    "purged or created again since; start from its beginning, without the state"
                 )
         return splits
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from poolish.columns import Mask
 from poolish.errors import BudgetSpent, ConfigError, CorruptDataError, DataRefused, LimitExceeded
-from poolish.files import explain_full, parse_json, publish, sweep, write_all
+from poolish.files import parse_json, publish, raising_store_full, sweep, write_all
 from poolish.guards.checks.guard import Guard, ask, passed, refusal
 from poolish.guards.checks.verdicts import Result
 from poolish.guards.faults.budget import check_budget, n_allowed
@@ -144,7 +144,7 @@ class Quarantine:
 
     def put(self, columns: Columns, metadata: BatchMetadata, result: Result, which: Mask) -> Path:
         """Write the rejected rows of a batch; returns the file with the reasons."""
-        with explain_full(self.folder):
+        with raising_store_full(self.folder):
             self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         place = self.folder / f"{metadata.queue[:8]}-{metadata.provider}-{metadata.counter:09d}.json"
         rows = {name: (dtype, array[which]) for name, (dtype, array) in columns.items()}

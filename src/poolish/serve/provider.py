@@ -1,9 +1,8 @@
-"""DataProviderBase: say what a batch is, and everything between you and the trainer is done.
+"""DataProviderBase: define a batch; everything between it and the trainer is done.
 
-A subclass answers two questions, what the batches look like (``build_meta``) and what the next one is
-(``sample_batch``). The base class numbers, checks and publishes them, waits while the trainer has enough, and goes on
-where it was after a restart: the randomness of each batch is decided by (seed, split, provider name, how many it made
-before), never by how often the process was started.
+A subclass describes the batches (``build_meta``) and makes the next one (``sample_batch``). The base class numbers,
+validates and publishes them, waits while the trainer has enough, and continues after a restart: the randomness of each
+batch depends on (seed, split, provider name, number of batches made before), never on how often the process started.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ _OWN = {"config", "name", "dataset_path", "meta", "schema"}  # attributes that a
 
 
 class DataProviderBase:
-    """Makes batches and puts them into the queue of a dataset, ``<path>/queue/<split>``.
+    """Makes batches and publishes them to the queue of a dataset, ``<path>/queue/<split>``.
 
     ``config`` is what ``load_config`` gives, or a dict of the same names; each of its names is an attribute. ``path``
-    is the dataset's directory, by default ``data/<dataset>`` of the config's workspace. Several providers may fill one
-    queue, each under a ``name`` of its own. What ``publish`` has returned for survives ``kill -9``.
+    is the dataset's directory, by default ``data/<dataset>`` of the config's workspace, or ``memory://NAME`` for
+    consumers in this process. Several providers may fill one queue, each under its own ``name``. Once ``publish``
+    returns, the batch survives ``kill -9``.
 
-    ``guard`` (an argument, or an attribute of the class) is asked about every batch: a ``Suite``, or anything that
-    answers as one. What it does not let pass goes to ``<path>/quarantine/<split>`` with the reasons, never into the
-    queue, and the provider goes on until more than ``max_rejected`` was rejected: a number of batches, or a share of
-    those made.
+    ``guard`` (an argument, or an attribute of the class) checks every batch: a ``Suite``, or an object with its
+    interface. Rejected rows go to ``<path>/quarantine/<split>`` with the reasons, never into the queue, and the
+    provider continues until more than ``max_rejected`` was rejected: a number of batches, or a share of those made.
 
     >>> class Doubler(DataProviderBase):
     ...     def build_meta(self):
@@ -106,7 +105,7 @@ class DataProviderBase:
 
     # -- what a subclass says
 
-    #: What is asked about every batch before it is published.
+    #: Checks every batch before it is published.
     guard: Guard | None = None
 
     #: Whether batches may have other numbers of rows than ``batch_size``.
@@ -154,11 +153,11 @@ class DataProviderBase:
             del self._making[split]
 
     def publish(self, split: str) -> int:
-        """Make the next batch of a split and put it into the queue, room or not; its number there.
+        """Make the next batch of a split, publish it even if the backlog is full, and return its number.
 
         If it fails (a batch that does not fit the schema, a full disk) nothing happened, and the next call makes the
-        same batch again. If the guard does not let it pass, it is in quarantine, this is a ``DataRefused``, and the
-        next call makes the next one; ``run`` goes on by itself.
+        same batch again. If the guard rejects it, it is quarantined, ``DataRefused`` is raised, and the next call makes
+        the next one; ``run`` continues by itself.
         """
         if os.getpid() != self._pid:
             raise QueueError(

@@ -116,7 +116,7 @@ class SplitReader:
         return self._progress.assignment if self._position is not None else self._restored or rest(self.log)
 
     def restore(self, restored: Assignment) -> None:
-        """Begin where a state says, when the next batch is asked for; until then this is no rank of the old run."""
+        """Begin where a state says, when the next batch is requested; until then this is no rank of the old run."""
         self._progress.leave()
         self._position, self._restored = None, restored
 
@@ -162,7 +162,7 @@ class SplitReader:
         if number in removed:
             raise ResumeError(
                 f"{self.log.place}: {who}, but {removed.start} to {removed.stop - 1} were removed by hand; start "
-                f"without a state to go on with batch {removed.stop}"
+                f"without a state to continue with batch {removed.stop}"
             )
 
     # -- taking
@@ -272,7 +272,7 @@ class SplitReader:
         dead = self.log.tombstone_place(number)
         raise CorruptDataError(
             f"batch {number} of {self.log.meta.split!r} cannot be trained: {error} (see {dead}); "
-            'to go on with the last good batch in its place use on_corrupt="cached"'
+            'to train the last good batch in its place use on_corrupt="cached"'
         ) from error
 
     def _last_good(self, number: int, allocate: Allocate | None) -> Batch | None:

@@ -160,7 +160,7 @@ def _read(path: Path) -> bytes:
 
 def _check_file(path: Path, facts: os.stat_result) -> None:
     # The facts are those of the open file, so at the end of a link they are the target's. Of a folder that others may
-    # write to nothing is asked: what they put there belongs to them, and is refused for that.
+    # write to nothing is required: what they put there belongs to them, and is refused for that.
     if not stat.S_ISREG(facts.st_mode):
         raise ConfigError(f"{path}: not a regular file; give the path of a .py or .toml file")
     if path.suffix != ".py":

@@ -32,7 +32,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from poolish.errors import ConfigError, CorruptDataError, StoreLocked
-from poolish.files import CHECKSUM, Lock, explain_full, read_json, sweep, sync_directory, write_json
+from poolish.files import CHECKSUM, Lock, raising_store_full, read_json, sweep, sync_directory, write_json
 from poolish.files.state_files import json_checksum
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
 from poolish.tokens import branches
@@ -67,7 +67,7 @@ def make_directory(path: Path, *, durable: bool) -> None:
     """The directory for a stream; one that holds anything else is refused."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
-        with explain_full(folder):
+        with raising_store_full(folder):
             folder.mkdir(mode=0o700, exist_ok=True)
         if durable:
             sync_directory(folder.parent)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_FILE_BYTES = 2 * 2**30
-#: Files up to this size are read by copying, so that they can be written over when they are done (queue_log.delete);
+#: Files up to this size are read by copying, so that they can be written over when they are done (log.delete);
 #: larger ones are mapped, which for them is quicker, and deleted.
 COPIED_BYTES = 4 * 2**20
 MAX_HEADER_BYTES = 65_536

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from poolish.errors import QueueError
-from poolish.files import Lock, explain_full, local_path
+from poolish.files import Lock, local_path, raising_store_full
 from poolish.files.state_files import DoubleBufferedJson
 from poolish.transports.log import LOCK_TIMEOUT_S, DirectoryLog, make_folders
 from poolish.transports.meta import FILE, QueueMeta, not_found, stale
@@ -58,7 +58,7 @@ class DirectoryPlace:
 
     def create(self, split: str, meta: QueueMeta) -> DirectoryLog:
         """Open or create a split's queue, and remove what killed purges left."""
-        with explain_full(self.path):
+        with raising_store_full(self.path):
             self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
         _sweep_purged(self.path)
         return create_log(self.path / split, meta)
@@ -109,7 +109,7 @@ def purge(path: Path) -> int:
     """Remove a split's queue in one step, whatever is in it; how many batches went with it."""
     if path.is_symlink():
         raise QueueError(f"{path}: a symbolic link, whose target would stay; purge {path.resolve()} instead")
-    with Lock(path / "lock", timeout_s=LOCK_TIMEOUT_S), explain_full(path):
+    with Lock(path / "lock", timeout_s=LOCK_TIMEOUT_S), raising_store_full(path):
         n_batches = sum(1 for _ in path.glob("[0-9]*.safetensors"))
         away = path.with_name(f".purged-{path.name}-{os.urandom(8).hex()}")
         os.rename(path, away)

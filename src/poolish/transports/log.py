@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poolish.errors import CorruptDataError, QueueError
-from poolish.files import Lock, Partial, explain_full, publish, sweep, sync_directory, write_all, write_json
+from poolish.files import Lock, Partial, publish, raising_store_full, sweep, sync_directory, write_all, write_json
 from poolish.files.state_files import MAX_COUNTER, SLOT_BYTES, ChecksummedCounters, DoubleBufferedJson
 from poolish.transports.batch_file import (
     COPIED_BYTES,
@@ -370,7 +370,7 @@ class DirectoryLog:
         place, dead = self.name_of(number), self.path / "dead" / f"{number:012d}.safetensors"
         note = {"number": number, "reason": reason, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         write_json(dead.with_suffix(".json"), note, durable=False)
-        with suppress(FileNotFoundError, FileExistsError), explain_full(dead):
+        with suppress(FileNotFoundError, FileExistsError), raising_store_full(dead):
             if stat.S_ISDIR(os.lstat(place).st_mode):
                 os.rename(place, dead)
             else:  # a link, so that at no moment the number is free
@@ -440,7 +440,7 @@ class _QueueLock:
 def make_folders(path: Path, *, parents: bool = False) -> None:
     """The folders of a queue; copies of a queue may lack those that were empty."""
     for folder in FOLDERS:
-        with explain_full(path):
+        with raising_store_full(path):
             (path / folder).mkdir(mode=0o700, parents=parents, exist_ok=True)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from poolish.errors import CorruptDataError, StoreLocked
-from poolish.files import Lock, check_name, explain_full, open_regular
+from poolish.files import Lock, check_name, open_regular, raising_store_full
 from poolish.files.state_files import ChecksummedCounters, read_checksummed_json, write_checksummed_json
 from poolish.transports.protocols import ProviderRecord
 
@@ -43,7 +43,7 @@ class DirectoryMarks:
 
     def begin(self, name: str, record: dict[str, Any]) -> None:
         """Create the folder of the marks, then replace ``run.json``, then remove older folders."""
-        with explain_full(self._folder):
+        with raising_store_full(self._folder):
             (self._folder / name).mkdir(mode=0o700, parents=True)
         write_checksummed_json(self._run, record, durable=False)
         for other in self._folder.iterdir():
