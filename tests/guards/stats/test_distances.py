@@ -21,6 +21,7 @@ from hypothesis.extra import numpy as nps
 
 from poolish.errors import ConfigError, SchemaError
 from poolish.guards import Profile, chi2, js, kl, ks, psi, wasserstein
+from poolish.guards.stats.distances import DISTANCES
 from poolish.guards.stats.significance import Comparison
 
 pytestmark = pytest.mark.kernels
@@ -31,8 +32,8 @@ LETTERS = ["a"] * 70 + ["b"] * 30
 OTHERS = ["a"] * 50 + ["b"] * 40 + ["c"] * 10
 EVIDENTLY = "evidently-0.7"
 
-ALL: list[Callable[..., Comparison]] = [psi, kl, js, ks, wasserstein, chi2]
-BINNED = [psi, kl, js, chi2]
+ALL: list[Callable[..., Comparison]] = [distance.compare for distance in DISTANCES.values()]
+BINNED = [distance.compare for distance in DISTANCES.values() if not distance.needs_order]
 each = pytest.mark.parametrize("compare", ALL, ids=lambda function: function.__name__)
 
 

@@ -47,17 +47,17 @@ class Finding(Protocol):
 
 
 class Guard(Protocol):
-    """Looks at rows (a ``pa.Table``, or columns by name) on their way through a door."""
+    """Looks at rows (a ``pa.Table``, or columns by name) on their way through a boundary."""
 
     def __call__(self, rows: Any, /) -> Finding:
         """What it finds."""
 
 
-def check_guard(guard: Any, door: str) -> Guard | None:
+def check_guard(guard: Any, boundary: str) -> Guard | None:
     """The guard, if it is one. A suite is in use from here on, and refuses changes."""
     if guard is not None and not callable(guard):
-        raise ConfigError(f"{door}: a guard is a Suite, or a function of rows, got {guard!r}")
-    checked: Guard | None = guard.in_use(door) if isinstance(guard, Suite) else guard
+        raise ConfigError(f"{boundary}: a guard is a Suite, or a function of rows, got {guard!r}")
+    checked: Guard | None = guard.in_use(boundary) if isinstance(guard, Suite) else guard
     return checked
 
 
@@ -118,7 +118,7 @@ def refusal(result: Result, place: str) -> DataRefused:
 
 
 class _Log:
-    """Each failing check is logged once per process with its first examples; all are counted by the doors."""
+    """Each failing check is logged once per process with its first examples; all are counted by the boundaries."""
 
     def __init__(self) -> None:
         self._said: set[tuple[str, str]] = set()

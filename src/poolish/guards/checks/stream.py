@@ -39,7 +39,7 @@ VERSION = 1
 
 
 class StreamGuard:
-    """A guard with a memory, for doors that see batch after batch; safe for threads, one batch at a time.
+    """A guard with a memory, for boundaries that see batch after batch; safe for threads, one batch at a time.
 
     ``reference`` is what drift is measured from: rows, or a ``Profile``. The state holds the rows of the open window
     (only the columns whose distribution is judged), so a restart goes on in the middle of it.
@@ -68,7 +68,7 @@ class StreamGuard:
         self._n_open = 0
         self._lock = threading.Lock()
 
-    #: Whose rows it has seen, and which of them; weakly, as a guard may outlive a door and serve the next one.
+    #: Whose rows it has seen, and which of them; weakly, as a guard may outlive a boundary and serve the next one.
     _claim: tuple[weakref.ref[Any], str] | None = None
 
     def claim(self, owner: object, stream: str = "") -> None:

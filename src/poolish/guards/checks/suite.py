@@ -1,4 +1,4 @@
-"""Suite: what you expect of your data, said once, and asked at every door.
+"""Suite: what you expect of your data, said once, and asked at every boundary.
 
 A suite is plain values: names, numbers and text. So it is written to a file and read back without a change, compared,
 edited by hand, and nothing in it is ever executed. What the values mean is in ``checks`` (rows, one by one) and
@@ -6,13 +6,14 @@ edited by hand, and nothing in it is ever executed. What the values mean is in `
 
     Suite --check(rows)--> Result            all at once: a file, a buffer, a batch
           --guard(window=)--> StreamGuard    batch after batch, statistics over windows, with state
-          itself, called                     a guard without memory, for any door that takes one
+          itself, called                     a guard without memory, for any boundary that takes one
 
 What can only be judged against good data (drift, outliers by a fitted detector) needs a reference. ``fit`` gives a copy
-of the suite that carries one, for doors and recipes; its values stay plain, and the reference is a file of its own.
+of the suite that carries one, for boundaries and recipes; its values stay plain, and the reference is a file of its
+own.
 
-A suite is built in place until a door, a ``StreamGuard`` or a recipe uses it. From then on it refuses changes, so no
-door is disarmed by a change made for another one; ``copy`` gives one that can be changed.
+A suite is built in place until a boundary, a ``StreamGuard`` or a recipe uses it. From then on it refuses changes, so
+no boundary is disarmed by a change made for another one; ``copy`` gives one that can be changed.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Suite:
     __copy__ = copy
 
     def in_use(self, user: str, reference: Any = None) -> Self:
-        """Itself, as ``user`` (a door, a guard, a recipe) keeps it: from now on every change is an error.
+        """Itself, as ``user`` (a boundary, a guard, a recipe) keeps it: from now on every change is an error.
 
         A suite that asks for drift, or for outliers by a fitted method, needs a reference; without one those checks
         would always pass.
@@ -237,7 +238,7 @@ class Suite:
         fatal: Action | None = None,
         persist: int | None = None,
     ) -> Self:
-        """What doors do when a check of a severity fails: log, drop, skip, refuse or raise (guards/checks/verdicts.py).
+        """Choose the action for each severity: log, drop, skip, refuse or raise (guards/checks/verdicts.py).
 
         The defaults are ``error="refuse"``, ``warn="log"``, ``fatal="raise"``. ``persist=k``: a statistic, a drift
         or a share of outliers acts only when it has failed in k windows in a row, which is what tells a change from a
@@ -272,7 +273,7 @@ class Suite:
         return StreamGuard(self, reference, window=window)
 
     def fit(self, reference: Any) -> Self:
-        """A copy of the suite that carries its reference, so that doors, recipes and ``check`` need no other.
+        """A copy of the suite that carries its reference, so that boundaries, recipes and ``check`` need no other.
 
         ``reference`` is good rows, which are profiled and learnt from, or the ``Reference`` that an earlier fit saved.
         isolation_forest and one_class_svm need ``poolish[guards]`` to fit, autoencoder ``poolish[torch]``; a fitted

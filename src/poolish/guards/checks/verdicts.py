@@ -1,10 +1,10 @@
 """What a check found: verdicts with counts and examples, and together a result that says which rows may pass.
 
     check --> Verdict   ok or not, how many rows are bad and which, or what was measured against which threshold
-    suite --> Result    all verdicts; ``mask`` True for good rows; ``kept`` True for rows that may pass the door
+    suite --> Result    all verdicts; ``mask`` True for good rows; ``kept`` True for rows that may pass the boundary
 
 A failing check has a *severity* (warn, error, fatal), and for each severity ``Suite.on`` chooses an *action*, which is
-what a door does. From the mildest to the strictest:
+what a boundary does. From the mildest to the strictest:
 
     log      everything passes; it is logged and counted
     drop     the bad rows stay out, the others pass; where no row is to blame (a mean, a drift), the whole batch does
@@ -117,8 +117,8 @@ class Result:
     """What a suite found in rows.
 
     ``ok``: no check of severity error or fatal failed. ``mask``: True for every row that none of them blames. ``kept``:
-    True for every row that may pass a door, by the actions the suite chose. ``bad_rows``: a table of the rows that are
-    not good, with their numbers, ids and reasons.
+    True for every row that may pass a boundary, by the actions the suite chose. ``bad_rows``: a table of the bad rows
+    with their numbers, ids and reasons.
 
     >>> from poolish.guards import Suite
     >>> result = Suite().expect("reward", finite=True).check({"reward": [1.0, float("nan")]})
@@ -148,7 +148,7 @@ class Result:
 
     @property
     def action(self) -> Action:
-        """What a door does: the strictest action of the checks that failed."""
+        """What a boundary does: the strictest action of the checks that failed."""
         asked = [verdict.action for verdict in self.failures if verdict.acts]
         return max(asked, key=ACTIONS.index, default="log")
 
@@ -159,7 +159,7 @@ class Result:
 
     @cached_property
     def kept(self) -> Mask:
-        """True for the rows that may pass a door."""
+        """True for the rows that may pass a boundary."""
         acting = [verdict for verdict in self.failures if verdict.acts and verdict.action != "log"]
         if any(verdict.action != "drop" or verdict.bad is None for verdict in acting):
             return np.zeros(self.n_rows, np.bool_)
@@ -216,7 +216,7 @@ class Result:
         return "\n".join([printable(self._headline()), *lines])
 
     def error(self, place: str = "", advice: str = "fix the rows, or change what the suite expects") -> DataRefused:
-        """The error with which a door refuses these rows."""
+        """The error with which a boundary refuses these rows."""
         shown = [str(verdict) for verdict in self.failures if verdict.action != "log"][:5]
         more = len(self.failures) - len(shown)
         rest = f"; and {more} more" if more > 0 else ""

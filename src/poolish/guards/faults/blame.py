@@ -14,9 +14,10 @@ the RuntimeError of a WAV, which are far more often bugs; ``recoverable=`` can n
 from __future__ import annotations
 
 import errno as codes
+import inspect
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from poolish.errors import (
@@ -167,3 +168,12 @@ def name_of(error: BaseException) -> str:
     kind = type(error)
     own = kind.__module__ == "builtins" or kind.__module__.startswith("poolish.")
     return kind.__qualname__ if own else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def check_returns_answer(fn: Callable[..., Any], protected: str, protect: str) -> None:
+    """Refuse a coroutine or generator function: its call returns before it can fail."""
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise ConfigError(
+            f"{fn.__qualname__}: calling it only makes a generator or coroutine, which fails later, outside of the "
+            f"{protected} call; {protect} the function that reads inside it"
+        )

@@ -19,7 +19,6 @@ before the breaker opened, lands in a deque that is no longer read.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import math
 import threading
@@ -29,7 +28,7 @@ from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from poolish.errors import CircuitOpen, ConfigError
-from poolish.guards.faults.blame import PROGRAM_ERRORS, ErrorKind, error_kinds, is_of, name_of
+from poolish.guards.faults.blame import PROGRAM_ERRORS, ErrorKind, check_returns_answer, error_kinds, is_of, name_of
 from poolish.health import Health, Problem, wall_time
 
 logger = logging.getLogger("poolish.guards")
@@ -143,11 +142,7 @@ class CircuitBreaker:
 
     def __call__(self, fn: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
         """As a decorator: ``fn``, guarded."""
-        if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-            raise ConfigError(
-                f"{fn.__qualname__}: calling it only makes a generator or coroutine, which fails later, outside of the "
-                "guarded call; guard the function that reads inside it"
-            )
+        check_returns_answer(fn, "guarded", "guard")
 
         @functools.wraps(fn)
         def guarded(*args: Asked.args, **kwargs: Asked.kwargs) -> Answer:

@@ -14,7 +14,6 @@ sleep and randomness are ours, because tenacity would read its own.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import math
 import random
@@ -26,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from poolish.errors import ConfigError
-from poolish.guards.faults.blame import ErrorKind, error_kinds, is_transient, name_of
+from poolish.guards.faults.blame import ErrorKind, check_returns_answer, error_kinds, is_transient, name_of
 from poolish.health import Health, Problem, wall_time
 
 if TYPE_CHECKING:
@@ -153,11 +152,7 @@ class Retry:
 
     def __call__(self, fn: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
         """As a decorator: ``fn``, retried."""
-        if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-            raise ConfigError(
-                f"{fn.__qualname__}: calling it only makes a generator or coroutine, which fails later, outside of the "
-                "retried call; retry the function that reads inside it"
-            )
+        check_returns_answer(fn, "retried", "retry")
 
         @functools.wraps(fn)
         def retried(*args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
