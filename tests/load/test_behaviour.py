@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
+from poolish import load
 from poolish.errors import ConfigError
+from poolish.load import views
 from poolish.load.dataset import Dataset
 from poolish.testing import DatasetBehaviour
 from tests.effort import IS_SOAK
@@ -54,6 +58,19 @@ suite("TextFiles", lambda folder: make_text(folder, unit="document", documents="
 suite("Audio", make_audio)
 suite("CachedImages", lambda folder: VIEWS["OnDisk"](make_images(folder), folder))
 suite("FilteredText", lambda folder: VIEWS["Subsetted"](make_text(folder), folder))
+
+
+def test_every_view_is_registered_exported_and_behaves(tmp_path):
+    """``load.VIEWS`` is complete: it has each public view of the package, and the suite above makes each of them."""
+    modules = [importlib.import_module(f"poolish.load.views.{each.name}") for each in iter_modules(views.__path__)]
+    public = {getattr(load, name) for name in load.__all__}
+    homes = {module.__name__ for module in modules}
+    made = {type(make(Rows(20), tmp_path)) for make in VIEWS.values()}
+    elsewhere = {load.JoinedDataset, load.ResilientDataset}  # test_shards and views/test_resilient run the suite
+
+    assert {each for each in public if each.__module__ in homes and isinstance(each, type)} <= {*load.VIEWS}
+    assert {*load.VIEWS} <= public
+    assert {*load.VIEWS} <= made | elsewhere
 
 
 # The suite itself can fail --------------------------------------------------------------------------------------

@@ -26,6 +26,19 @@ from poolish.load.views.resilient import ResilientDataset
 from poolish.load.views.transformed import TransformedDataset
 from poolish.load.vision import CIFAR10, ImageFolder, VisionDataset
 
+#: Every class that looks at other datasets. The tests derive from it what is exported and must pass DatasetBehaviour.
+VIEWS: tuple[type[Dataset], ...] = (
+    AdaptedDataset,
+    CachedDataset,
+    CompositeDataset,
+    FilteredDataset,
+    JoinedDataset,
+    ResilientDataset,
+    ShuffledDataset,
+    SubsettedDataset,
+    TransformedDataset,
+)
+
 __all__ = [
     "CIFAR10",
     "AdaptedDataset",
