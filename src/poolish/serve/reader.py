@@ -25,8 +25,8 @@ from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaErro
 from poolish.serve.assignment import Assignment
 from poolish.serve.progress import RankProgress, rest
 from poolish.transports.batch_file import LOST, Allocate, Array, BatchMetadata, as_bytes, decode
-from poolish.transports.meta import BatchValidator, QueueMeta
-from poolish.transports.protocols import Log, Waker, raising_queue_missing
+from poolish.transports.meta import BatchValidator, QueueMeta, raising_queue_missing
+from poolish.transports.protocols import Log, Waker
 
 #: Numbers that are deleted together, or fewer if they are large: taking the lock and raising the watermark takes 240 us
 #: between batches of 1 MiB, where none of it is in the processor's caches.
@@ -244,7 +244,7 @@ class SplitReader:
 
     def _load(self, number: int, allocate: Allocate | None) -> Batch:
         name = self.log.name_of(number)
-        with raising_queue_missing(self.log):
+        with raising_queue_missing(self.log.place):
             data = self.log.read(number, allocate)
         batch = self._decoded(number, data, name)
         check_rows(self.log, batch.metadata.rows, name)

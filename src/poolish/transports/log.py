@@ -50,8 +50,8 @@ from poolish.transports.batch_file import (
     read_metadata,
     tombstone,
 )
-from poolish.transports.meta import FILE, QueueMeta
-from poolish.transports.protocols import Consumed, Waker, highest_counters, raising_queue_missing
+from poolish.transports.meta import FILE, QueueMeta, raising_queue_missing
+from poolish.transports.protocols import Consumed, Waker, highest_counters
 from poolish.transports.records import DirectoryMarks, DirectoryProviders, modified_at
 from poolish.transports.watch import DirectoryWaker
 
@@ -96,7 +96,7 @@ class DirectoryLog:
         """An existing queue. Copies of a queue may lack folders that were empty; they are created unless read-only."""
         log = cls(path, QueueMeta.read(path))
         if not read_only:
-            with raising_queue_missing(log):
+            with raising_queue_missing(log.place):
                 make_folders(path)
         return log
 
@@ -122,14 +122,14 @@ class DirectoryLog:
 
     def numbers(self) -> list[int]:
         """The numbers whose files are there, in order. Costs a listing: 10 ms for 10,000 files."""
-        with raising_queue_missing(self):
+        with raising_queue_missing(self.place):
             found = (_BATCH.fullmatch(name) for name in os.listdir(self.path))
         return sorted(int(match[1]) for match in found if match)
 
     def n_bytes(self) -> int:
         """How many bytes the log takes that are not done. Costs a listing and a look at each file."""
         watermark, n_bytes = self.consumed().watermark, 0
-        with raising_queue_missing(self), os.scandir(self.path) as entries:
+        with raising_queue_missing(self.place), os.scandir(self.path) as entries:
             for entry in entries:
                 match = _BATCH.fullmatch(entry.name)
                 if match and int(match[1]) >= watermark:
@@ -139,7 +139,7 @@ class DirectoryLog:
 
     def free_bytes(self) -> int:
         """How many bytes the disk has left."""
-        with raising_queue_missing(self):
+        with raising_queue_missing(self.place):
             status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize
 
@@ -149,7 +149,7 @@ class DirectoryLog:
 
     def check_same(self) -> None:
         """Raise if the queue was removed, or purged and created again, since it was opened."""
-        with raising_queue_missing(self):
+        with raising_queue_missing(self.place):
             now = _identity(self._meta_file)
         if now != self._seen:
             if QueueMeta.read(self.path).queue != self.meta.queue:
@@ -163,7 +163,7 @@ class DirectoryLog:
 
         Once this returns, the batch survives a kill, and if the queue is durable, a power cut.
         """
-        with raising_queue_missing(self), Partial(self._tmp, provider, over=self._free_file()) as partial:
+        with raising_queue_missing(self.place), Partial(self._tmp, provider, over=self._free_file()) as partial:
             n_bytes = write_all(partial.fd, buffers)
             if os.fstat(partial.fd).st_size != n_bytes:  # the file held a larger batch before
                 os.ftruncate(partial.fd, n_bytes)
@@ -188,7 +188,7 @@ class DirectoryLog:
 
     def release_space(self) -> None:
         """Delete the files that wait to be overwritten."""
-        with raising_queue_missing(self):
+        with raising_queue_missing(self.place):
             names = os.listdir(self._free_folder)
         for name in names:
             with suppress(OSError):
@@ -295,7 +295,7 @@ class DirectoryLog:
         Needs no lock: a number below the watermark is never used again. What cannot be removed is left to
         ``delete_done``.
         """
-        with raising_queue_missing(self):
+        with raising_queue_missing(self.place):
             room = _MAX_FREE - len(os.listdir(self._free_folder))
         for number in numbers:
             name = f"{number:012d}.safetensors"
@@ -336,7 +336,7 @@ class DirectoryLog:
 
     def recover(self) -> None:
         """Clean up after killed processes, and write tombstones for what a power cut lost."""
-        with raising_queue_missing(self):
+        with raising_queue_missing(self.place):
             for folder in (self.path, *(self.path / name for name in FOLDERS)):
                 sweep(folder)
         with self.locked():
@@ -417,7 +417,7 @@ class _QueueLock:
         self._lock = Lock(log.path / "lock", timeout_s=LOCK_TIMEOUT_S, keep_open=True)
 
     def __enter__(self) -> None:
-        with raising_queue_missing(self._log):
+        with raising_queue_missing(self._log.place):
             self._threads.acquire()
             try:
                 self._lock.acquire()
@@ -431,7 +431,7 @@ class _QueueLock:
     ) -> None:
         self._lock.release()
         self._threads.release()
-        raising_queue_missing(self._log).__exit__(kind, error, traceback)
+        raising_queue_missing(self._log.place).__exit__(kind, error, traceback)
 
     def close(self) -> None:
         self._lock.close()

@@ -26,7 +26,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from poolish.errors import QueueError
 from poolish.transports.batch_file import Allocate, Array, BatchMetadata
 from poolish.transports.meta import QueueMeta
 
@@ -330,25 +329,6 @@ class Place(Protocol):
     def purge(self, split: str) -> int:
         """Discard a split's queue in one step; how many batches went. Running processes notice."""
         ...
-
-
-class raising_queue_missing:
-    """Raise that the queue is gone where a part of it is missing. A class, because a generator costs 2 us."""
-
-    __slots__ = ("_log",)
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, FileNotFoundError) and not isinstance(error, QueueError):
-            raise QueueError(
-                f"{self._log.place}: the queue was removed meanwhile ({error.filename} is missing); "
-                "start `poolish prepare CONFIG` again, then the trainer"
-            ) from error
 
 
 def highest_counters(before: Mapping[str, int], batches: Iterable[BatchMetadata | None]) -> dict[str, int]:
