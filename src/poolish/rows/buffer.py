@@ -32,6 +32,7 @@ from poolish.rows import normalizers
 from poolish.rows.codec import Draft, RowCodec, joined, kept_types, runs_of
 from poolish.rows.gather import gather_fn
 from poolish.rows.retention import RETENTION, Policy, Retention, drop_policy, n_kept
+from poolish.rows.row_state import RowState, RowStates, SavedRowState
 from poolish.rows.snapshot import ReadsSnapshots, Snapshot, check_mask, checked_ids
 from poolish.rows.storage import State, StoredRows
 from poolish.rows.validate import Limits
@@ -92,6 +93,7 @@ class DatasetBuffer(ReadsSnapshots):
         self._rejected: Rejected | None = None
         self._state = State(seeds.generator(seed, "rows", "retain"), self.uuid, ((self.uuid, 0),))
         self._shown: tuple[State, Snapshot] | None = None
+        self._row_states = RowStates()
         if guard is not None:
             self.guard = guard
         if schema is not None:
@@ -362,6 +364,14 @@ class DatasetBuffer(ReadsSnapshots):
         self._publish(state.replace(rows=rows, loaded=None, patches=patches, version=uuid.uuid4().hex))
         self._flushed()  # or by the next reader, if this is interrupted
 
+    def row_state(self, name: str, *, default: int | float = 0.0) -> RowState:
+        """Numbers beside the columns, one per row, by row id: priorities, counters. Made on first use.
+
+        They belong to no schema, snapshot or ``map``, and stay with their rows through ``save``, ``load`` and pickling.
+        """
+        with self._lock:
+            return RowState(self.snapshot, self._lock, self._row_states.values(name, default, self.snapshot()))
+
     @property
     def version(self) -> str:
         """Another text after each ``update`` that changed a row, so that caches know; ids tell all other rows apart."""
@@ -484,7 +494,8 @@ class DatasetBuffer(ReadsSnapshots):
 
         with self._lock:
             snapshot, settings = self.snapshot(), self._settings()
-        saved.write(path, snapshot, settings)
+            row_states = self._row_states.saved(snapshot)
+        saved.write(path, snapshot, settings, row_states)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, limits: Limits | None = None, mmap: bool = True) -> DatasetBuffer:
@@ -496,7 +507,9 @@ class DatasetBuffer(ReadsSnapshots):
         """
         from poolish.rows import saved
 
-        return saved.read(path, lambda snapshot, settings: cls._restored(snapshot, settings, limits), mmap=mmap)
+        return saved.read(
+            path, lambda snapshot, settings, states: cls._restored(snapshot, settings, states, limits), mmap=mmap
+        )
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -510,7 +523,13 @@ class DatasetBuffer(ReadsSnapshots):
         }
 
     @classmethod
-    def _restored(cls, snapshot: Snapshot, settings: dict[str, Any], limits: Limits | None) -> DatasetBuffer:
+    def _restored(
+        cls,
+        snapshot: Snapshot,
+        settings: dict[str, Any],
+        row_states: Sequence[SavedRowState],
+        limits: Limits | None,
+    ) -> DatasetBuffer:
         buffer = cls(settings["max_size"], settings["drop_strategy"], seed=settings["seed"], limits=limits)
         buffer.uuid = snapshot.uuid
         buffer._may_be_missing = frozenset(settings["may_be_missing"])
@@ -520,6 +539,7 @@ class DatasetBuffer(ReadsSnapshots):
         if len(snapshot.schema):
             codec = buffer._codec(snapshot.schema)
             buffer._state = buffer._state.replace(loaded=snapshot, kind=settings["kind"], codec=codec)
+        buffer._row_states.restore(row_states, snapshot)
         return buffer
 
     def _become_copy(self) -> None:
@@ -527,7 +547,9 @@ class DatasetBuffer(ReadsSnapshots):
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         with self._lock:
-            return DatasetBuffer._restored, (self.snapshot(), self._settings(), self.limits)
+            snapshot = self.snapshot()
+            row_states = self._row_states.saved(snapshot)
+            return DatasetBuffer._restored, (snapshot, self._settings(), row_states, self.limits)
 
     def _settings_text(self) -> str:
         return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self.drop_strategy!r}"

@@ -1,6 +1,6 @@
 """A buffer in one file: written whole or not at all, checked bit by bit before anything in it is believed.
 
-    magic, zeros to 64 | rows, an Arrow IPC stream | ids, int64 | generation starts, int64
+    magic, zeros to 64 | rows, an Arrow IPC stream | ids, int64 | generation starts, int64 | row states, if any
     footer, JSON | u64 length of the footer | u64 xxh3 of the footer | magic
 
 The footer comes last, so that rows are written as they are hashed, in one pass and without a second copy in memory.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -27,10 +27,12 @@ from poolish import files
 from poolish.errors import CorruptDataError, PoolishError
 from poolish.rows.cast import one_chunk
 from poolish.rows.ipc import AlignedIpc, MappedFile, table_over, write_stream
+from poolish.rows.row_state import SavedRowState
 from poolish.rows.snapshot import Snapshot
 from poolish.rows.validate import ValueRejected, check_shapes
 
 Restored = TypeVar("Restored")
+Restore = Callable[[Snapshot, dict[str, Any], list[SavedRowState]], Restored]
 
 MAGIC = b"POOLROW1"
 VERSION = 1
@@ -40,8 +42,10 @@ _TAIL = struct.Struct("<QQ8s")
 _FRONT = MAGIC.ljust(64, b"\0")
 
 
-def write(path: str | os.PathLike[str], snapshot: Snapshot, settings: dict[str, Any]) -> None:
-    """Publish the file; a reader of ``path`` sees the old one or the new one."""
+def write(
+    path: str | os.PathLike[str], snapshot: Snapshot, settings: dict[str, Any], row_states: Sequence[SavedRowState] = ()
+) -> None:
+    """Publish the file: a reader of ``path`` sees the old one or the new one."""
     snapshot.check_file()
     with files.publish(files.local_path(path, "DatasetBuffer.save path", instead=_URLS)) as file:
         body = _Hashed(file)
@@ -51,7 +55,9 @@ def write(path: str | os.PathLike[str], snapshot: Snapshot, settings: dict[str, 
         starts = snapshot.generation_starts
         body.write(snapshot.ids.astype("<i8").tobytes())
         body.write(starts.astype("<i8").tobytes())
-        footer = {
+        for state in row_states:
+            body.write(state.values.astype(_little_endian(state.default)).tobytes())
+        footer: dict[str, Any] = {
             "format": "poolish.rows",
             "version": VERSION,
             "uuid": snapshot.uuid,
@@ -61,8 +67,15 @@ def write(path: str | os.PathLike[str], snapshot: Snapshot, settings: dict[str, 
             "xxh3": body.digest.hexdigest(),
             "settings": settings,
         }
-        told = json.dumps(footer, separators=(",", ":")).encode()
-        file.write(told + _TAIL.pack(len(told), xxhash.xxh3_64_intdigest(told), MAGIC))
+        if row_states:
+            footer["bytes"]["row_states"] = len(row_states) * len(snapshot) * 8
+            footer["row_states"] = [[state.name, state.default] for state in row_states]
+        raw = json.dumps(footer, separators=(",", ":")).encode()
+        file.write(raw + _TAIL.pack(len(raw), xxhash.xxh3_64_intdigest(raw), MAGIC))
+
+
+def _little_endian(default: int | float) -> str:
+    return "<f8" if isinstance(default, float) else "<i8"
 
 
 class _Hashed:
@@ -85,10 +98,8 @@ class _Hashed:
         """Publishing flushes."""
 
 
-def read(
-    path: str | os.PathLike[str], restore: Callable[[Snapshot, dict[str, Any]], Restored], *, mmap: bool = True
-) -> Restored:
-    """What ``restore`` makes of the snapshot and the settings in a file; CorruptDataError if anything is wrong."""
+def read(path: str | os.PathLike[str], restore: Restore[Restored], *, mmap: bool = True) -> Restored:
+    """What ``restore`` makes of snapshot, settings and row states of a file; CorruptDataError if anything is wrong."""
     path = files.local_path(path, "DatasetBuffer.load path", instead=_URLS)
     try:
         memory, mapped = _memory(path, mmap)
@@ -96,7 +107,7 @@ def read(
         _check_body(memory, footer, end)
         snapshot = _snapshot(memory, footer)
         snapshot.mapped_file = mapped
-        return _restored(snapshot, footer, restore)
+        return _restored(snapshot, footer, _row_states(memory, footer, end), restore)
     except _Damaged as damage:
         advice = "restore it from a copy, or save the buffer again"
         raise CorruptDataError(f"{path}: not a whole saved buffer: {damage}; {advice}") from None
@@ -106,14 +117,31 @@ class _Damaged(Exception):
     """What is wrong with the file."""
 
 
+def _row_states(memory: memoryview, footer: dict[str, Any], end: int) -> list[SavedRowState]:
+    named = footer.get("row_states", [])
+    if not isinstance(named, list) or not all(
+        isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) and type(each[1]) in (int, float)
+        for each in named
+    ):
+        raise _Damaged("its footer does not name its row states")
+    n_bytes, n_each = footer["bytes"].get("row_states", 0), footer["bytes"]["ids"]
+    if n_bytes != len(named) * n_each:
+        raise _Damaged("its row states do not match its rows")
+    starts = range(end - n_bytes, end, n_each) if n_each else [end] * len(named)
+    return [
+        SavedRowState(name, default, np.frombuffer(memory[start : start + n_each], _little_endian(default)))
+        for start, (name, default) in zip(starts, named, strict=True)
+    ]
+
+
 def _restored(
-    snapshot: Snapshot, footer: dict[str, Any], restore: Callable[[Snapshot, dict[str, Any]], Restored]
+    snapshot: Snapshot, footer: dict[str, Any], row_states: list[SavedRowState], restore: Restore[Restored]
 ) -> Restored:
     settings = footer.get("settings")
     if not isinstance(settings, dict) or not isinstance(settings.get("kind"), str | None):
         raise _Damaged("its settings are missing")
     try:
-        return restore(snapshot, settings)
+        return restore(snapshot, settings, row_states)
     except (KeyError, TypeError, ValueError) as error:
         raise _Damaged(f"its settings make no sense ({error})") from None
 
@@ -170,7 +198,7 @@ def _check_body(memory: memoryview, footer: dict[str, Any], end: int) -> None:
     if xxhash.xxh3_64_hexdigest(memory[:end]) != footer.get("xxh3"):
         raise _Damaged("the checksum of its rows does not match")
     sizes = footer.get("bytes")
-    if not isinstance(sizes, dict) or sizes.keys() != {"rows", "ids", "generations"}:
+    if not isinstance(sizes, dict) or sizes.keys() - {"row_states"} != {"rows", "ids", "generations"}:
         raise _Damaged("its footer does not name its parts")
     if not all(type(size) is int and size >= 0 for size in sizes.values()):
         raise _Damaged("its footer does not say how long its parts are")

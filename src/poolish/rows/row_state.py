@@ -1,0 +1,175 @@
+"""Numbers beside the rows of a buffer, addressed by row id: priorities, counters, times sampled.
+
+They belong to no schema and no snapshot. New rows have the default, and appending costs nothing: values of new rows are
+added when they are first asked for.
+
+    ids[0] ... ids[n-1]            first, first + 1, ...
+    values of the rows that were   values of all ids given out since, dense
+    there at the last compaction
+
+Rows that left keep their place until there are twice as many places as rows; then the values move together, so each
+row that leaves pays for moving at most two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from poolish.errors import ConfigError
+from poolish.rows.snapshot import Snapshot, checked_ids
+
+Int64 = NDArray[np.int64]
+Numbers = NDArray[np.int64] | NDArray[np.float64]
+
+#: Fewer places of rows that left are not worth moving the others for.
+MIN_DEAD = 1024
+
+
+class SavedRowState(NamedTuple):
+    """A row state in a file or a pickle: one value per row of the snapshot that goes with it."""
+
+    name: str
+    default: int | float
+    values: Numbers
+
+
+class FoundValues(NamedTuple):
+    """Values of the rows that are still there, in the order asked for, and the ids that are gone."""
+
+    values: Numbers
+    gone: Int64
+
+
+class RowValues:
+    """One number per row, by id."""
+
+    def __init__(self, default: int | float, snapshot: Snapshot, values: Numbers | None = None) -> None:
+        self.default = default
+        if values is None:
+            values = np.full(len(snapshot), default)
+        self._parts: tuple[Int64, int, Numbers] = (snapshot.ids.copy(), snapshot.next_id, values)
+
+    def at(self, ids: Int64) -> Int64:
+        """Places of live rows in ``values``."""
+        known, first, _ = self._parts
+        return np.where(ids >= first, ids - first + len(known), np.searchsorted(known, ids))
+
+    def aligned(self, snapshot: Snapshot) -> Numbers:
+        """The values of all rows of the snapshot, in its order."""
+        values = self.covering(snapshot)
+        return values[self.at(snapshot.ids)]
+
+    def covering(self, snapshot: Snapshot) -> Numbers:
+        """All values, with room for every row of the snapshot."""
+        known, first, values = self._parts
+        n_places = len(known) + snapshot.next_id - first
+        if n_places > 2 * len(snapshot) + MIN_DEAD:
+            is_old = snapshot.ids < first + len(values) - len(known)
+            moved = np.full(len(snapshot), self.default)
+            moved[is_old] = values[self.at(snapshot.ids[is_old])]
+            self._parts = snapshot.ids.copy(), snapshot.next_id, moved
+        elif n_places > len(values):
+            grown = np.full(2 * n_places, self.default)
+            grown[: len(values)] = values
+            self._parts = known, first, grown
+        return self._parts[2]
+
+
+class RowState:
+    """A number per row of a buffer, which stays with the row until it leaves.
+
+    >>> from poolish import DatasetBuffer
+    >>> buffer = DatasetBuffer()
+    >>> buffer.append([{"x": 1}, {"x": 2}, {"x": 3}])
+    >>> priority = buffer.row_state("priority", default=1.0)
+    >>> priority.set([0, 2], [0.25, 4.0])
+    array([], dtype=int64)
+    >>> buffer.retain(0.5, by="latest"); buffer.append({"x": 4})
+    >>> priority.all(), priority.get([2, 0])
+    (array([1., 4., 1.]), FoundValues(values=array([4.]), gone=array([0])))
+    """
+
+    def __init__(self, snapshot: Callable[[], Snapshot], lock: threading.RLock, values: RowValues) -> None:
+        self._snapshot, self._lock, self._values = snapshot, lock, values
+
+    def all(self) -> Numbers:
+        """The values of all rows, oldest first: the order of ``buffer.ids``."""
+        with self._lock:
+            return self._values.aligned(self._snapshot())
+
+    def get(self, ids: ArrayLike) -> FoundValues:
+        """The values of the rows with these ids that are still there, and which of the ids are gone."""
+        with self._lock:
+            snapshot = self._snapshot()
+            asked = checked_ids(ids, snapshot.next_id)
+            _, found = snapshot.numbers_of(asked)
+            values = self._values.covering(snapshot)
+            return FoundValues(values[self._values.at(asked[found])], asked[~found])
+
+    def set(self, ids: ArrayLike, values: ArrayLike) -> Int64:
+        """Give the rows with these ids new values, one each or one for all; which of the ids are gone.
+
+        Where an id stands twice, its last value counts.
+        """
+        with self._lock:
+            snapshot = self._snapshot()
+            asked = checked_ids(ids, snapshot.next_id)
+            known = self._values.covering(snapshot)
+            new = _numbers(values, known.dtype)
+            if new.shape not in ((), asked.shape):
+                raise ValueError(
+                    f"row state: values of shape {new.shape} for {len(asked)} ids; pass one each, or one for all"
+                )
+            new = np.broadcast_to(new, asked.shape)
+            _, found = snapshot.numbers_of(asked)
+            known[self._values.at(asked[found])] = new[found]
+            return asked[~found]
+
+
+class RowStates:
+    """The row states of one buffer, by name."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, RowValues] = {}
+
+    def values(self, name: str, default: int | float, snapshot: Snapshot) -> RowValues:
+        """The values called ``name``, made on first use; another default than before is a ConfigError."""
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"row_state: a name is text that is not empty, got {name!r}")
+        if type(default) not in (int, float) or (type(default) is int and not -(2**63) <= default < 2**63):
+            raise ConfigError(f"row_state {name!r}: default is a float or an int of 64 bits, got {default!r}")
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = RowValues(default, snapshot)
+        if (type(known.default), repr(known.default)) != (type(default), repr(default)):
+            raise ConfigError(
+                f"row_state {name!r}: its default is {known.default!r}, got {default!r}; pass the same, or another name"
+            )
+        return known
+
+    def saved(self, snapshot: Snapshot) -> list[SavedRowState]:
+        """All of them, one value per row of the snapshot."""
+        return [SavedRowState(name, known.default, known.aligned(snapshot)) for name, known in self._known.items()]
+
+    def restore(self, saved: Iterable[SavedRowState], snapshot: Snapshot) -> None:
+        """Take over what ``saved`` returned."""
+        for name, default, values in saved:
+            self._known[name] = RowValues(default, snapshot, values.copy())
+
+
+def _numbers(values: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The values in the dtype of a row state; TypeError if they are no numbers, ValueError if one would change."""
+    given = np.asarray(values)
+    if given.dtype.kind not in "iuf" and given.size:
+        raise TypeError(f"row state holds {dtype}, got {given.dtype}; pass numbers")
+    with np.errstate(invalid="ignore", over="ignore"):
+        exact = given.astype(dtype)
+        is_wrapped = given.dtype.kind == "u" and dtype.kind == "i" and bool((exact < 0).any())
+        if is_wrapped or (given.dtype.kind != dtype.kind and not np.array_equal(exact.astype(given.dtype), given)):
+            raise ValueError(f"row state holds {dtype}, which cannot hold all of these values exactly; convert them")
+    return exact
