@@ -507,9 +507,10 @@ class DatasetBuffer(ReadsSnapshots):
         """
         from poolish.rows import saved
 
-        return saved.read(
-            path, lambda snapshot, settings, states: cls._restored(snapshot, settings, states, limits), mmap=mmap
-        )
+        def restore(snapshot: Snapshot, settings: dict[str, Any], states: Sequence[SavedRowState]) -> DatasetBuffer:
+            return cls._restored(snapshot, settings, states, limits)
+
+        return saved.read(path, restore, mmap=mmap)
 
     def _settings(self) -> dict[str, Any]:
         return {

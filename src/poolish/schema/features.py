@@ -48,8 +48,8 @@ def features_in(schema: pa.Schema) -> dict[str, Any]:
     They are a hint for the way back to Hugging Face; anything else in the metadata is ignored.
     """
     try:
-        told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")[:MAX_HINT_BYTES])
-        features = told["info"]["features"]
+        hint = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")[:MAX_HINT_BYTES])
+        features = hint["info"]["features"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return features if isinstance(features, dict) else {}
@@ -64,8 +64,8 @@ def to_features(fields: Iterable[Field]) -> datasets.Features:
     """Features whose Arrow types hold exactly what the fields hold."""
     import datasets
 
-    told = {field.name: _feature(field) for field in fields}
-    return datasets.Features(told)
+    hint = {field.name: _feature(field) for field in fields}
+    return datasets.Features(hint)
 
 
 def _feature(field: Field) -> Any:
@@ -92,14 +92,14 @@ def _with_images(hint: Any, type_: pa.DataType, name: str) -> Any:
     """The feature for a type, with Image where a hint of the same form says so."""
     import datasets
 
-    told = hint if isinstance(hint, dict) else {}
-    if told.get("_type") == "Image" and kinds.is_large_binary(type_):
+    hint = hint if isinstance(hint, dict) else {}
+    if hint.get("_type") == "Image" and kinds.is_large_binary(type_):
         return datasets.Image()
-    if told.get("_type") == "List" and kinds.is_large_list(type_):
-        return datasets.List(_with_images(told.get("feature"), type_.value_type, name))
-    if told and "_type" not in told and kinds.is_struct(type_):
+    if hint.get("_type") == "List" and kinds.is_large_list(type_):
+        return datasets.List(_with_images(hint.get("feature"), type_.value_type, name))
+    if hint and "_type" not in hint and kinds.is_struct(type_):
         fields = [type_.field(i) for i in range(type_.num_fields)]
-        return {field.name: _with_images(told.get(field.name), field.type, name) for field in fields}
+        return {field.name: _with_images(hint.get(field.name), field.type, name) for field in fields}
     return feature_of(type_, name)
 
 

@@ -104,15 +104,19 @@ class Field:
         if self.feature is None:
             return []
         try:
-            told = json.loads(self.feature)
+            feature = json.loads(self.feature)
         except ValueError:
             return []
-        return list(told.get("names") or ()) if isinstance(told, dict) and told.get("_type") == "ClassLabel" else []
+        return (
+            list(feature.get("names") or ())
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+            else []
+        )
 
     def to_arrow(self) -> pa.Field:
         """The Arrow field, with role and feature in its metadata."""
-        told = {"poolish.role": self.role, "poolish.feature": self.feature}
-        metadata = {key: value for key, value in told.items() if value is not None}
+        known = {"poolish.role": self.role, "poolish.feature": self.feature}
+        metadata = {key: value for key, value in known.items() if value is not None}
         return pa.field(self.name, self.type, self.nullable, metadata or None)
 
     @classmethod
@@ -264,9 +268,9 @@ class Schema:
 @lru_cache(maxsize=256)  # tables come in many batches, and a schema takes longer than a batch of a thousand rows
 def _from_arrow(schema: pa.Schema, key: object) -> Schema:
     check_names(schema.names, "Arrow schema")
-    told = hf.features_in(schema)
+    hints = hf.features_in(schema)
     fields = [Field.from_arrow(field) for field in schema]
-    return Schema(hf.with_feature(field, told.get(field.name)) for field in fields)
+    return Schema(hf.with_feature(field, hints.get(field.name)) for field in fields)
 
 
 def column_name(name: object) -> str:
@@ -335,8 +339,8 @@ def _shaped(word: str, shape: Any, name: str) -> pa.DataType:
 
 def _batch_field(field: Field) -> dict[str, Any]:
     if field.dtype not in TENSOR_DTYPES:
-        told = describe(field.type)
-        raise SchemaError(f"field {field.name!r}: {told} has no place in a batch; use numbers with a shape")
+        held = describe(field.type)
+        raise SchemaError(f"field {field.name!r}: batches cannot hold {held}; use numbers with a shape")
     if field.nullable:
         raise SchemaError(f"field {field.name!r}: a batch has no nulls; declare it nullable=False")
     entry = {"name": field.name, "dtype": field.dtype, "shape": list(field.shape or ())}

@@ -101,8 +101,8 @@ class TensorType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow has no type
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> TensorType:
         try:
-            told = json.loads(serialized[:MAX_METADATA_BYTES])
-            dtype, shape = told["dtype"], tuple(told["shape"])
+            metadata = json.loads(serialized[:MAX_METADATA_BYTES])
+            dtype, shape = metadata["dtype"], tuple(metadata["shape"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise SchemaError(
                 "poolish.tensor: its metadata is no JSON of a dtype and a shape; is it damaged?"
