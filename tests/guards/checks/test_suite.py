@@ -354,6 +354,7 @@ def test_a_suite_in_a_file_reads_like_a_page():
         ("expect: [{column: a, check: os.system}]", "check 'os.system' is not registered here"),
         ("checks: [{check: builtins.eval}]", "is not registered here"),
         ("rows: [{rule: '__import__(\"os\")'}]", "is no function here"),
+        ("unique: [{columns: 3}]", "s.yaml: unique[0]: columns: a list of names, got 3"),
         ("drift: [{method: psy}]", "did you mean 'psi'?"),
         ("drift: [{alpha: 2}]", "between 0 and 1"),
         ("outliers: [{column: a, most: 1}]", "from 0 to below 1"),

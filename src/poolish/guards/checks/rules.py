@@ -135,7 +135,8 @@ def column_name(value: Any) -> str:
 
 def column_names(value: Any) -> list[str]:
     """Names of columns."""
-    if isinstance(value, str) or not all(isinstance(name, str) and name for name in value):
+    is_list = isinstance(value, Iterable) and not isinstance(value, str)
+    if not is_list or not all(isinstance(name, str) and name for name in value):
         raise ConfigError(f"a list of names, got {value!r}")
     return list(value)
 
