@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from poolish import col
+from poolish import DatasetRecipe, col
 from poolish.errors import RecipeError
 from poolish.guards import Suite
 from poolish.recipes.steps.barriers import BarrierContext
@@ -61,3 +62,19 @@ def test_a_statistic_that_fails_has_no_row_to_skip(on_error):
 
     with pytest.raises(RecipeError, match=r"(?s)'check'.*no row is to blame"):
         step.decide([piece(pa.table({"x": [5.0, 6.0]}))], BarrierContext("check", on_error=on_error))
+
+
+def test_a_row_that_a_suite_over_all_rows_rejects_is_named(tmp_path):
+    """By ingredient, file, row and step, as one that a row-local step rejects."""
+    for name, values in {"a": [1, 1], "b": [2, 1, 2]}.items():
+        pq.write_table(pa.table({"x": values}), tmp_path / f"{name}.parquet")
+    recipe = DatasetRecipe("unique").add_ingredient("oats", str(tmp_path / "*.parquet"))
+    recipe.prepare_step("check", Suite().expect_unique("x"))
+
+    rejects = recipe.bake(on_error="skip", cache=None).rejects.to_pylist()
+
+    places = [(each["ingredient"], each["file"], each["row"], each["step"]) for each in rejects]
+    assert places == [
+        ("oats", file, row, "check") for file, row in (("a.parquet", 1), ("b.parquet", 1), ("b.parquet", 2))
+    ]
+    assert all("x" in each["reason"] for each in rejects)
