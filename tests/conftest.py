@@ -57,6 +57,16 @@ SLOW_MODULES = {
     *("test_loader_torch", "test_model", "test_hf", "test_saved", "test_torch", "test_dtypes", "test_incremental"),
     *("test_drift", "test_fitted_outliers", "test_detectors", "test_provider", "test_watching", "test_cached"),
     *("test_timeouts"),
+    *(
+        "test_directories",
+        "test_reference",
+        "test_discovery",
+        "test_window_dataset",
+        "test_memmap_buffer",
+        "test_breaks",
+    ),
+    *("test_journal", "test_identity", "test_file_sources", "test_sources", "test_canary", "test_engine"),
+    *("test_alignment", "test_verify_resume"),
 }
 
 

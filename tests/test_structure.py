@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import poolish
-from tests.import_graph import ROOT, cycles, graph, imports, module_name, package_of, run_nodes, sources
+from tests.import_graph import ROOT, cycles, graph, imports, package_of, run_nodes, sources
 
 #: From the ground up. A package may import those on lower floors and itself, never one on its own floor or above.
 #: The ground is finer than "the shared modules": seeds permute and files checksum with the kernels, all may raise.
@@ -430,8 +430,6 @@ BANNED_WORDS = re.compile(
     r"|so\s+many|goes\s+on\s+where\s+he\s+was)\b",
     re.I,
 )
-#: Packages that remain to be rewritten.
-WORDS_LEFT = {"load"}
 
 
 def banned_words(source: str) -> list[tuple[int, str]]:
@@ -448,7 +446,6 @@ def test_docstrings_messages_and_comments_use_plain_terms():
     found = [
         f"{path.relative_to(ROOT)}:{line} {word}"
         for path in sorted((ROOT / "src").rglob("*.py"))
-        if package_of(module_name(path)) not in WORDS_LEFT
         for line, word in banned_words(path.read_text())
     ]
 
