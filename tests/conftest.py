@@ -56,7 +56,7 @@ SLOW_MODULES = {
     ),
     *("test_loader_torch", "test_model", "test_hf", "test_saved", "test_torch", "test_dtypes", "test_incremental"),
     *("test_drift", "test_fitted_outliers", "test_detectors", "test_provider", "test_watching", "test_cached"),
-    *("test_timeouts"),
+    "test_timeouts",
     *(
         "test_directories",
         "test_reference",
