@@ -133,9 +133,12 @@ def test_byte_order_does_not_matter():
 
 
 def test_integers_beyond_64_bits_are_floats():
-    """Arrow has no integers of that size."""
-    assert checked([10**30, 1, None], at_most=10**20) == [False, True, True]
+    """Arrow has no integers of that size. A statistic may round them; a rounded one could pass a check it must fail."""
+    assert checked([2**70, 1, None], at_most=2**66) == [False, True, True]
     assert profiled([10**30, 1]).max == 1e30
+    for too_precise in ([2**70 + 1, 1], [10**400]):
+        with pytest.raises(SchemaError, match="convert them"):
+            checked(too_precise, at_most=1)
 
 
 def test_decimals_and_times_of_day_are_measured_and_not_compared_inexactly():

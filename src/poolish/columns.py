@@ -161,9 +161,9 @@ class Column:
     ('list of float64', array([1., 2., 3.]), array([2, 0, 1]))
     """
 
-    def __init__(self, name: str, values: Any) -> None:
+    def __init__(self, name: str, values: Any, *, may_round: bool = False) -> None:
         self.name = name
-        values = read_values(name, values)
+        values = read_values(name, values, may_round=may_round)
         is_arrow = isinstance(values, (pa.Array, pa.ChunkedArray))
         self._values = _decoded(_one_chunk(values)) if is_arrow else values
 
@@ -358,8 +358,11 @@ def _table(rows: Any) -> pa.Table | None:
 _NUMBERS = "?bBhHiIlLqQefdFD"
 
 
-def read_values(name: str, values: Any) -> Any:
-    """A column's values as Arrow, as a NumPy array of numbers, or as a list of arrays of different ranks."""
+def read_values(name: str, values: Any, *, may_round: bool = False) -> Any:
+    """A column's values as Arrow, as a NumPy array of numbers, or as a list of arrays of different ranks.
+
+    ``may_round`` makes integers beyond 64 bits the nearest floats, for statistics; otherwise they must be exact.
+    """
     if isinstance(values, np.ndarray) and values.ndim and values.dtype.char in _NUMBERS and values.dtype.isnative:
         return values  # first, and without the name of its dtype, which takes long to make
     if is_torch_tensor(values):
@@ -376,7 +379,7 @@ def read_values(name: str, values: Any) -> Any:
     if is_single or not isinstance(values, Iterable):
         place = f"column {name!r}" if name else "a column"
         raise NotTabular(f"{place}: an array or a list with one value per row, got {type(values).__name__}")
-    return _listed(name, list(values))
+    return _listed(name, list(values), may_round)
 
 
 def _numpy_values(values: Array) -> Any:
@@ -390,7 +393,7 @@ def _numpy_values(values: Array) -> Any:
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
-def _listed(name: str, values: list[Any]) -> Any:
+def _listed(name: str, values: list[Any], may_round: bool) -> Any:
     plain = [_torch_values(value) if is_torch_tensor(value) else value for value in values]
     present = [value for value in plain if value is not None]
     are_arrays = [isinstance(value, np.ndarray) and value.dtype.name in TENSOR_DTYPES for value in present]
@@ -399,13 +402,22 @@ def _listed(name: str, values: list[Any]) -> Any:
     try:
         return pa.array([value.tolist() if isinstance(value, np.ndarray) else value for value in plain])
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
-        if all(isinstance(value, (int, float, np.number)) for value in present):  # integers beyond 64 bits
+        if _are_floats(present, may_round):  # integers beyond 64 bits
             return pa.array([None if value is None else float(value) for value in plain], pa.float64())
         types = sorted({type(value).__name__ for value in present})
         raise SchemaError(
             f"{f'column {name!r}' if name else 'a column'}: values of one type, got {', '.join(types)} ({error}); "
             "convert them to one type"
         ) from None
+
+
+def _are_floats(values: list[Any], may_round: bool) -> bool:
+    if not all(isinstance(value, (int, float, np.number)) for value in values):
+        return False
+    try:
+        return all(float(value) == value or may_round or value != value for value in values)
+    except OverflowError:
+        return False
 
 
 def _stacked(values: list[Array | None], present: list[Array]) -> Any:

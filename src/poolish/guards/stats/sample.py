@@ -55,7 +55,7 @@ class ColumnSample:
         """
         if isinstance(values, ColumnSample):
             return values
-        return _sample(values if isinstance(values, Column) else Column("", values))
+        return _sample(values if isinstance(values, Column) else Column("", values, may_round=True))
 
     @cached_property
     def ordered(self) -> Floats:
