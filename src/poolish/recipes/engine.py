@@ -79,14 +79,22 @@ def taken(results: Iterable[Result]) -> Iterator[Iterator[Result]]:
             close()
 
 
-def as_engine(engine: Any) -> Engine:
-    """An engine, or the name of one."""
-    if engine == "local":
-        return LocalEngine()
-    if isinstance(engine, type) or not callable(getattr(engine, "run", None)):
+#: Engines by name: what ``engine=`` of a bake and ``poolish bake --engine`` accept.
+ENGINES: dict[str, Callable[[], Engine]] = {"local": LocalEngine}
+
+
+def as_engine(engine: str | Engine) -> Engine:
+    """Return an engine, given as itself or by its name.
+
+    >>> as_engine("local").n_workers == LocalEngine().n_workers
+    True
+    """
+    if isinstance(engine, str) and engine in ENGINES:
+        return ENGINES[engine]()
+    if isinstance(engine, (str, type)) or not callable(getattr(engine, "run", None)):
+        names = ", ".join(map(repr, ENGINES))
         raise ConfigError(
-            f"engine={engine!r}: 'local', or an object with run(function, tasks); for a number of threads write "
+            f"engine={engine!r}: {names}, or an object with run(function, tasks); for a number of threads write "
             "LocalEngine(n_workers=4), of poolish.recipes.engine"
         )
-    made: Engine = engine
-    return made
+    return engine
