@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import select
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 import pytest
 
 from poolish.testing.faults import SYSTEM_CALLS, die, die_at_call, ended, every_kill_point, fork, in_child
-from tests.effort import IS_SOAK
+from tests.effort import IS_SOAK, POINTS
 
 __all__ = [
     "PATIENCE_S",
@@ -70,7 +69,7 @@ def kill(pid: int) -> None:
 def some_kill_points(scenario: Callable[[], object], check: Callable[[], object], **options: Any) -> int:
     """``every_kill_point``, where every point takes long: each fourth one on a push, from a random start."""
     stride = 1 if IS_SOAK else 4
-    return every_kill_point(scenario, check, first=random.randint(1, stride), stride=stride, **options)
+    return every_kill_point(scenario, check, first=POINTS.randint(1, stride), stride=stride, **options)
 
 
 def in_own_process(test: Callable[..., None]) -> Callable[..., None]:

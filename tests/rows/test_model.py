@@ -414,13 +414,14 @@ class LongMachine(BufferMachine):
             self.append_many(n, fraction, by, "list")
 
 
+#: Each with the examples of a push; a soak multiplies three times as many.
 MACHINES = [(BufferMachine, 100), (OldestMachine, 100), (RandomMachine, 120), (LowestMachine, 60), (LongMachine, 10)]
 
 
 @pytest.mark.parametrize(("machine", "n"), MACHINES, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_buffer_does_as_a_list_of_dicts(machine, n):
     """Whatever is done in whatever order, rows, ids, generations and every way to read them are those of the list."""
-    run_state_machine_as_test(machine, settings=settings(max_examples=times(n), stateful_step_count=40))
+    run_state_machine_as_test(machine, settings=settings(max_examples=times(3 * n, push=n), stateful_step_count=40))
 
 
 # Chance -------------------------------------------------------------------------------------------------------

@@ -758,4 +758,4 @@ class patched:
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=times(12), stateful_step_count=25)
+TestQueueMachine.settings = settings(max_examples=times(40, push=12), stateful_step_count=25)

@@ -90,7 +90,7 @@ def test_killed_at_random_nothing_that_was_told_is_lost(tmp_path, request, chunk
     if chunks == "small chunks":
         request.getfixturevalue("small_chunks")
     rng, n_told = random.Random(chunks), 0
-    for number in range(times(2)):
+    for number in range(times(5, push=2)):
         path = tmp_path / str(number)
         n_steps = make(path)
         for _ in range(10):
@@ -104,7 +104,7 @@ def test_killed_at_random_nothing_that_was_told_is_lost(tmp_path, request, chunk
 
             n_steps = check_and_go_on(path, max(told, n_steps))
         shutil.rmtree(path)
-    assert n_told > times(10)
+    assert n_told > times(25, push=10)
 
 
 def test_a_killed_writer_takes_nobody_with_it(tmp_path):

@@ -600,4 +600,4 @@ class BoundedMachine(StreamMachine):
 @pytest.mark.parametrize(("machine", "n"), [(StreamMachine, 20), (BoundedMachine, 20)], ids=["unbounded", "bounded"])
 def test_a_stream_does_as_a_list_of_field_writes(machine, n):
     """Whatever is done in whatever order, positions, steps, windows and samples are those of the list."""
-    run_state_machine_as_test(machine, settings=settings(max_examples=times(n), stateful_step_count=25))
+    run_state_machine_as_test(machine, settings=settings(max_examples=times(2 * n, push=n), stateful_step_count=25))

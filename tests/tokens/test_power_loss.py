@@ -248,9 +248,9 @@ def cut_power_often(folder: Path, n_states: int, seed: int, n_lives: int = 3) ->
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_a_power_cut_leaves_every_commit_is_there(tmp_path, seed):
     """In hundreds of states of the disk, in a row of three lives: all that was committed, and only that."""
-    n_seen = cut_power_often(tmp_path, times(36), seed)
+    n_seen = cut_power_often(tmp_path, times(125, push=36), seed)
 
-    assert n_seen >= times(36)
+    assert n_seen >= times(125, push=36)
 
 
 def lanes_after_the_record(patch: pytest.MonkeyPatch) -> None:
