@@ -11,9 +11,11 @@ from poolish.load.base import BaseDataset
 from poolish.load.batch import Batch
 from poolish.load.batching import RandomBatches, SequentialBatches, StratifiedBatches
 from poolish.load.cached import CachedDataset, CacheStats
-from poolish.load.dataset import Dataset, check_index
+from poolish.load.dataset import Dataset, Operations, check_index, provide
 from poolish.load.hit_curve import CacheAdvice
 from poolish.load.loader import Loader
+from poolish.load.materialised import fit as _fit
+from poolish.load.materialised import materialised as _materialised
 from poolish.load.resume_check import verify_resume
 from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard
 from poolish.load.text import TextDataset
@@ -25,6 +27,8 @@ from poolish.load.views.reindexed import ShuffledDataset, SubsettedDataset
 from poolish.load.views.resilient import ResilientDataset
 from poolish.load.views.transformed import TransformedDataset
 from poolish.load.vision import CIFAR10, ImageFolder, VisionDataset
+
+provide(Operations(CompositeDataset, _fit, _materialised))
 
 #: Every class that looks at other datasets. The tests derive from it what is exported and must pass DatasetBehaviour.
 VIEWS: tuple[type[Dataset], ...] = (

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,23 @@ ADVICE = (
     "pass version=1 to the CachedDataset, TransformedDataset, FilteredDataset or AdaptedDataset that uses it, and "
     "another number whenever it changes"
 )
+
+
+class Operations(NamedTuple):
+    """What a dataset's methods need of views, which build on this module; the package provides them when it loads."""
+
+    concatenate: Callable[[list[Any]], CompositeDataset]
+    fit: Callable[[Any, float | str], Fit]
+    materialise: Callable[[Any, float | str], Dataset]
+
+
+_operations: Operations
+
+
+def provide(operations: Operations) -> None:
+    """Set the operations that all datasets use."""
+    global _operations
+    _operations = operations
 
 
 class Dataset(ABC):
@@ -66,9 +83,7 @@ class Dataset(ABC):
             yield self[i]
 
     def __add__(self, other: Any) -> CompositeDataset:
-        from poolish.load.views.composite import CompositeDataset
-
-        return CompositeDataset([self, other])
+        return _operations.concatenate([self, other])
 
     def __repr__(self) -> str:
         columns = printable(", ".join(map(str, self.metadata["columns"] or ())))
@@ -87,9 +102,7 @@ class Dataset(ABC):
         ``if_fits`` is a number of bytes (``1_000_000``, ``"2gb"``) or a fraction of the memory that is free now (a
         float up to 1).
         """
-        from poolish.load.materialised import fit
-
-        return fit(self, if_fits)
+        return _operations.fit(self, if_fits)
 
     def materialise(self, if_fits: float | str = 0.5) -> Dataset:
         """All rows read into memory now, if they fit; else this dataset itself, whose rows are read when asked for.
@@ -105,9 +118,7 @@ class Dataset(ABC):
         >>> rows.materialise(if_fits="1mb").stats.items, rows.materialise(if_fits="10kb") is rows
         (50, True)
         """
-        from poolish.load.materialised import materialised
-
-        return materialised(self, if_fits)
+        return _operations.materialise(self, if_fits)
 
     @property
     def version(self) -> str:
