@@ -144,7 +144,7 @@ class DatasetBuffer(ReadsSnapshots):
 
     def _draft(self) -> Draft:
         state = self._state
-        return Draft(state.schema, state.kind, self.limits, self._may_be_missing)
+        return Draft(state.schema, state.kind, self.limits, self._may_be_missing, state.codec)
 
     def _append_draft(self, draft: Draft, retention: Retention, guard: Guard | None) -> None:
         if guard is not None or self._state.guard is not None:

@@ -205,9 +205,19 @@ def _kept(known: Schema, name: str, values: Sequence[Any], limits: Limits) -> Fi
 
 
 class Draft:
-    """Samples on their way into a buffer of a schema, or into one that has none yet."""
+    """Samples on their way into a buffer of a schema, or into one that has none yet.
 
-    def __init__(self, schema: Schema | None, kind: str | None, limits: Limits, may_be_missing: frozenset[str]) -> None:
+    ``codec`` is the buffer's own for that schema, where it has one: making another costs more than a row.
+    """
+
+    def __init__(
+        self,
+        schema: Schema | None,
+        kind: str | None,
+        limits: Limits,
+        may_be_missing: frozenset[str],
+        codec: RowCodec | None = None,
+    ) -> None:
         self.schema = schema
         self.kind = kind
         self.n_rows = 0
@@ -216,7 +226,7 @@ class Draft:
         self._may_be_missing = may_be_missing
         self._chunks: list[list[pa.Array]] = []
         self._chosen: list[NDArray[np.int64] | None] | None = None
-        self._codec = None if schema is None else RowCodec(schema, limits, may_be_missing)
+        self._codec = codec or (None if schema is None else RowCodec(schema, limits, may_be_missing))
 
     def read(self, samples: Any) -> Draft:
         """Take in everything that was passed to ``append``."""
@@ -235,10 +245,11 @@ class Draft:
 
     def arrays(self, schema: Schema, limits: Limits) -> list[list[pa.Array]]:
         """The chunks in the types of ``schema``, which may have settled further since they were read."""
-        codec, first_row, chunks = RowCodec(schema, limits), 0, []
+        types, first_row, chunks = [field.type for field in schema], 0, []
+        names = [] if self.schema is None else self.schema.names
         for chunk in self._chunks:
-            names = [] if self.schema is None else self.schema.names
-            if names != schema.names or [array.type for array in chunk] != [field.type for field in schema]:
+            if names != schema.names or [array.type for array in chunk] != types:
+                codec = RowCodec(schema, limits)
                 chunk = codec.cast_columns(dict(zip(names, chunk, strict=True)), len(chunk[0]), first_row)
             chunks.append(chunk)
             first_row += len(chunk[0])
