@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["printable"]
+__all__ = ["counted", "printable"]
 
 
 def printable(text: object, keep: str = "") -> str:
@@ -23,6 +23,15 @@ def printable(text: object, keep: str = "") -> str:
     if plain.isprintable():
         return plain
     return "".join(each if each in keep or _is_visible(each) else ascii(each)[1:-1] for each in plain)
+
+
+def counted(n: int, noun: str) -> str:
+    """A number of things, in words.
+
+    >>> counted(1, "check"), counted(2_000, "row")
+    ('1 check', '2,000 rows')
+    """
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def _is_visible(character: str) -> bool:

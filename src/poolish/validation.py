@@ -52,6 +52,7 @@ from poolish.guards.checks.suite import Suite
 from poolish.guards.checks.verdicts import Level
 from poolish.guards.stats.profile import Profile
 from poolish.guards.stats.serialization import is_arrays_file
+from poolish.printable import counted
 
 __all__ = ["validate"]
 
@@ -80,7 +81,7 @@ def validate(data: Any, level: str | int = "meaning", *, suite: Any = None, refe
         in memory
       format: ok
         2 rows, 1 column: reward
-      statistics: failed, 1 checks
+      statistics: failed, 1 check
         error: reward is between -1 and 1: 1 of 2 rows are bad; row 1: 7.0
     >>> validate({"reward": [0.5, 7.0]}, level="format", suite=suite).ok
     True
@@ -178,12 +179,8 @@ class Source:
             rows = self.rows
         except (PoolishError, pa.ArrowException, ValueError, OSError) as error:
             return Findings([" ".join(str(error).split())[:500]])
-        size = f"{_count(len(rows), 'row')}, {_count(len(rows.names), 'column')}"
+        size = f"{counted(len(rows), 'row')}, {counted(len(rows.names), 'column')}"
         return Findings(notes=[f"{size}: {', '.join(rows.names[:20])}"])
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def sources(data: Any) -> list[Source]:

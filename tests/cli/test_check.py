@@ -74,7 +74,7 @@ def test_good_files_are_good(tmp_path: Path, suite: Path, name: str):
         "file: ok",
         "format: ok, 7 checks",
         "statistics: ok, 3 checks",
-        "meaning: ok, 1 checks",
+        "meaning: ok, 1 check",
     ]
 
 
@@ -92,7 +92,7 @@ def test_good_files_are_good(tmp_path: Path, suite: Path, name: str):
     ],
 )
 def test_the_first_level_that_fails_ends_it(tmp_path: Path, suite: Path, change: dict, level: str, found: str):
-    """With exit code 1, and the levels that were not asked."""
+    """With exit code 1, and the levels that were skipped."""
     columns = {name: TABLE[name] for name in TABLE.column_names} | change
 
     done = check(write(tmp_path / "x.parquet", pa.table(columns)), "--suite", suite)
@@ -101,7 +101,7 @@ def test_the_first_level_that_fails_ends_it(tmp_path: Path, suite: Path, change:
     assert found in done.output
     assert f"{level}: failed" in done.output
     if level != "meaning":
-        assert f"stopped at {level}: " in done.output
+        assert f"stopped at {level}; " in done.output
 
 
 def test_only_the_levels_that_are_asked_for_are_looked_at(tmp_path: Path, suite: Path):
@@ -132,7 +132,7 @@ def test_what_is_no_file_fails_the_first_level(tmp_path: Path, make, why: str):
 
     assert done.exit_code == 1
     assert why in done.output
-    assert "stopped at file: format, statistics, meaning not asked" in done.output
+    assert "stopped at file; format, statistics, meaning: skipped" in done.output
 
 
 @pytest.mark.parametrize("method", ["sha256", "xxh3"])

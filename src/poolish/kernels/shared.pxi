@@ -16,7 +16,7 @@ cdef extern from *:
 @cython.final
 @cython.freelist(8)
 cdef class Views:
-    """The buffers one call looks at; all are let go when the call is over, however it ends."""
+    """The buffers one call looks at; all are released when the call is over, however it ends."""
     cdef Py_buffer held[6]
     cdef int n_held
 

@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from poolish.errors import ConfigError, ResumeError
+from poolish.printable import counted
 
 if TYPE_CHECKING:
     import torch
@@ -154,8 +155,7 @@ class GradientAccumulator:
 
     def __repr__(self) -> str:
         of = "" if self.steps is None else f" of {self.steps}"
-        steps = f"{self.n_steps:,} step{'' if self.n_steps == 1 else 's'}"
-        return f"<GradientAccumulator: {self._n_pending}{of} micro-batches, {steps} so far>"
+        return f"<GradientAccumulator: {self._n_pending}{of} micro-batches, {counted(self.n_steps, 'step')} so far>"
 
     def _finish(self) -> bool:
         total, gradients_are_means_of = self._exchange()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from poolish import html
-from poolish.printable import printable
+from poolish.printable import counted, printable
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class ExplainedLine:
         if not self.fragments:
             return ""
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in self.missing.items())
-        plural = "" if self.fragments == 1 else "s"
-        return f"{self.cached:,} of {self.fragments:,} fragment{plural} cached{f' ({reasons})' if reasons else ''}"
+        fragments = counted(self.fragments, "fragment")
+        return f"{self.cached:,} of {fragments} cached{f' ({reasons})' if reasons else ''}"
 
 
 @dataclass(frozen=True)

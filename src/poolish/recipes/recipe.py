@@ -16,7 +16,7 @@ from poolish.files import local_path, publish
 from poolish.fingerprints import check_attributes
 from poolish.guards.checks.guard import check_guard
 from poolish.guards.checks.suite import Suite
-from poolish.printable import printable
+from poolish.printable import counted, printable
 from poolish.recipes import serialization
 from poolish.recipes.baking import Bake, BakeOptions, Progress
 from poolish.recipes.cache import Cache, LastBake
@@ -269,8 +269,8 @@ class DatasetRecipe:
     def __repr__(self) -> str:
         n_ingredients = sum(isinstance(each, AddIngredient) for each in self.instructions)
         n_steps = len(self.instructions) - n_ingredients
-        ingredients = f"{n_ingredients} ingredient{'' if n_ingredients == 1 else 's'}"
-        return f"<DatasetRecipe {printable(self.name)}: {ingredients}, {n_steps} step{'' if n_steps == 1 else 's'}>"
+        parts = f"{counted(n_ingredients, 'ingredient')}, {counted(n_steps, 'step')}"
+        return f"<DatasetRecipe {printable(self.name)}: {parts}>"
 
 
 def bake(

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from poolish import html, kernels, seeds
 from poolish.concurrency import cached_property
 from poolish.errors import UnknownColumn
-from poolish.printable import printable
+from poolish.printable import counted, printable
 from poolish.rows.cast import one_chunk
 from poolish.rows.decode import Reader, reader, to_array, to_tensor
 from poolish.rows.gather import GatherFn, gather_fn
@@ -100,9 +100,8 @@ class Conversions(ABC):
     def __repr__(self) -> str:
         rows, extra = self.snapshot(), self._settings_text()
         columns = ", ".join(f"{field.name}: {describe(field.type)}" for field in rows.schema)
-        counted = f"{len(rows):,} row" + ("" if len(rows) == 1 else "s")
         held = f" of {{{columns}}}" if columns else ", no schema yet"
-        return printable(f"{type(self).__name__}({counted}{held}{extra and ', '}{extra})")
+        return printable(f"{type(self).__name__}({counted(len(rows), 'row')}{held}{extra and ', '}{extra})")
 
     def _repr_html_(self) -> str:
         """A table of the first and last rows, with their ids and the types of their columns."""

@@ -35,7 +35,7 @@ def test_the_first_level_that_fails_is_the_last_that_is_asked(level, failing):
     assert report.ok == (failing not in wanted)
     assert report.stopped_at == (failing if failing in wanted else None)
     left = wanted[len(expected) :]
-    assert (f"stopped at {failing}: {', '.join(left)} not asked" in str(report)) == bool(left)
+    assert (f"stopped at {failing}; {', '.join(left)}: skipped" in str(report)) == bool(left)
 
 
 def test_a_failing_check_stops_and_a_warning_does_not():

@@ -18,7 +18,7 @@ from typing import Any
 from poolish import html
 from poolish.errors import ConfigError
 from poolish.guards.checks.verdicts import LEVELS, Level, Verdict, verdict_table
-from poolish.printable import printable
+from poolish.printable import counted, printable
 
 
 @dataclass
@@ -57,18 +57,18 @@ class LevelReport:
 
     @property
     def stopped_at(self) -> Level | None:
-        """The level that failed; those after it were not asked."""
+        """The level that failed; those after it were skipped."""
         return next((level for level, each in self.found.items() if not each.ok), None)
 
     def __str__(self) -> str:
         lines = [f"{self.name} ({self.kind}): {'ok' if self.ok else 'not ok'}"]
         for level, each in self.found.items():
-            n_checks = f", {len(each.verdicts)} checks" if each.verdicts else ""
+            n_checks = f", {counted(len(each.verdicts), 'check')}" if each.verdicts else ""
             lines.append(f"  {level}: {'ok' if each.ok else 'failed'}{n_checks}")
             lines += [f"    {line}" for line in each.lines()]
         left = [level for level in self.asked if level not in self.found]
         if left:
-            lines.append(f"  stopped at {self.stopped_at}: {', '.join(left)} not asked")
+            lines.append(f"  stopped at {self.stopped_at}; {', '.join(left)}: skipped")
         return "\n".join(map(printable, lines))
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class LevelReport:
             parts.append(html.element("ul", *(html.element("li", line) for line in lines)) if lines else None)
             parts.append(verdict_table(each.verdicts) if each.verdicts else None)
         left = [level for level in self.asked if level not in self.found]
-        parts.append(html.element("p", f"stopped at {self.stopped_at}: {', '.join(left)} not asked") if left else None)
+        parts.append(html.element("p", f"stopped at {self.stopped_at}; {', '.join(left)}: skipped") if left else None)
         return html.element("section", *parts)
 
 
@@ -129,7 +129,7 @@ def run_levels(name: str, kind: str, steps: Mapping[Level, Step], level: Level) 
     rows.csv (csv): not ok
       file: failed
         error: it is empty
-      stopped at file: format not asked
+      stopped at file; format: skipped
     """
     asked, found = levels_through(level), dict[Level, Findings]()
     for each in asked:

@@ -26,6 +26,7 @@ from poolish.guards.checks.verdicts import Level
 from poolish.guards.stats.detectors import DETECTOR_OPTIONS, DETECTORS, Arrays, Detector
 from poolish.guards.stats.profile import Profile
 from poolish.guards.stats.serialization import load_arrays, save_arrays
+from poolish.printable import counted
 
 _KIND = "suite reference"
 _PROFILE = "profile"
@@ -91,7 +92,7 @@ class Reference:
 
     def __repr__(self) -> str:
         kinds = ", ".join(each.kind for each in self.detectors.values())
-        return f"<Reference of {len(self.profile)} columns{f', fitted: {kinds}' if kinds else ''}>"
+        return f"<Reference of {counted(len(self.profile), 'column')}{f', fitted: {kinds}' if kinds else ''}>"
 
 
 def _of(arrays: Arrays, number: int) -> Arrays:

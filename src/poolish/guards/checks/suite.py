@@ -51,7 +51,7 @@ from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.verdicts import LEVELS, SEVERITIES, Action, Level, Result, Severity, Verdict, examples_of
 from poolish.guards.stats.outliers import OUTLIER_METHODS
 from poolish.guards.stats.profile import Profile
-from poolish.printable import printable
+from poolish.printable import counted, printable
 from poolish.schema import Schema
 
 VERSION = 1
@@ -282,7 +282,7 @@ class Suite:
         >>> suite = Suite("watch").drift(["x"], severity="error")
         >>> fitted = suite.fit({"x": np.arange(1_000.0)})
         >>> fitted.reference
-        <Reference of 1 columns>
+        <Reference of 1 column>
         >>> fitted.check({"x": np.arange(500.0, 1_500.0)}).ok
         False
         """
@@ -449,7 +449,7 @@ class Suite:
         row_checks, others = self._checks()
         lines = [f"  {severity}: {', '.join(check.columns)} {check.rule}" for check, severity in row_checks]
         lines += [f"  {check.severity}: {check}" for check in others]
-        return "\n".join(map(printable, [f"Suite({self.name!r}), {len(lines)} checks", *lines]))
+        return "\n".join(map(printable, [f"Suite({self.name!r}), {counted(len(lines), 'check')}", *lines]))
 
     def _repr_html_(self) -> str:
         row_checks, others = self._checks()

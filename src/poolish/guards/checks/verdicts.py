@@ -31,7 +31,7 @@ from poolish import html
 from poolish.columns import Mask, NotApplicable, TableView
 from poolish.concurrency import cached_property
 from poolish.errors import DataRefused
-from poolish.printable import printable
+from poolish.printable import counted, printable
 
 Severity = Literal["warn", "error", "fatal"]
 Action = Literal["log", "drop", "skip", "refuse", "raise"]
@@ -229,7 +229,7 @@ class Result:
         n_failed = len(self.failures)
         verdict = "ok" if self.ok else "not ok"
         rows = f"{n_bad:,} of {self.n_rows:,} rows bad"
-        return f"{self.name}: {verdict}, {n_failed} of {len(self.verdicts)} checks failed, {rows}"
+        return f"{self.name}: {verdict}, {n_failed} of {counted(len(self.verdicts), 'check')} failed, {rows}"
 
     def _good(self, verdicts: Iterator[Verdict]) -> Mask:
         good = np.ones(self.n_rows, np.bool_)

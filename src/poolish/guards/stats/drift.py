@@ -24,7 +24,7 @@ from poolish.guards.stats.profile import Profile
 from poolish.guards.stats.serialization import encode_float
 from poolish.guards.stats.significance import Comparison, Verdict
 from poolish.guards.stats.sketches import Moments
-from poolish.printable import printable
+from poolish.printable import counted, printable
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class DriftReport(Mapping[str, ColumnDrift]):
         """The report as a table."""
         rows = [[cell for _, cell in _line(column)] for column in self.values()]
         headers = [header for header, _ in _line(next(iter(self.values())))] if self._columns else ["column"]
-        caption = f"{len(self.drifted)} of {len(self)} columns drifted ({self.method}, alpha {self.alpha:g})"
+        caption = f"{len(self.drifted)} of {counted(len(self), 'column')} drifted ({self.method}, alpha {self.alpha:g})"
         return str(html.table(headers, rows, caption=caption))
 
     def _repr_html_(self) -> str:
@@ -137,7 +137,9 @@ class DriftReport(Mapping[str, ColumnDrift]):
             f"  {printable(column.name)}: {column.verdict}" + "".join(f"; {test}" for test in column.tests.values())
             for column in self.values()
         ]
-        return "\n".join([f"{len(self.drifted)} of {len(self)} columns drifted (alpha {self.alpha:g})", *lines])
+        return "\n".join(
+            [f"{len(self.drifted)} of {counted(len(self), 'column')} drifted (alpha {self.alpha:g})", *lines]
+        )
 
 
 def compare_columns(
@@ -341,7 +343,7 @@ def drift(
     >>> import numpy as np
     >>> before = {"x": np.arange(1000) / 10}
     >>> drift(before, {"x": 0.22 * np.arange(500) + 3})
-    1 of 1 columns drifted (alpha 0.05)
+    1 of 1 column drifted (alpha 0.05)
       x: drift; psi 0.1002 (threshold 0.05076, p 0.000114): drift; ks 0.118 (threshold 0.0739, p 0.000178): drift
     """
     rules = {"convention": convention, "alpha": alpha, "min_rows": min_rows, "bins": bins}

@@ -24,7 +24,7 @@ from poolish.guards.stats.quantiles import N_EXACT, Quantiles, Ranks
 from poolish.guards.stats.sample import ColumnSample
 from poolish.guards.stats.sketches import Distinct, Moments
 from poolish.kernels import scan
-from poolish.printable import printable
+from poolish.printable import counted, printable
 
 VERSION = 1
 _MOST_BINS = 1_000
@@ -153,12 +153,12 @@ class Profile(Mapping[str, ColumnProfile]):
 
     def __repr__(self) -> str:
         lines = [f"  {printable(name)}: {repr(column)[14:-1]}" for name, column in self._columns.items()]
-        return "\n".join([f"Profile of {len(self)} columns", *lines])
+        return "\n".join([f"Profile of {counted(len(self), 'column')}", *lines])
 
     def _repr_html_(self) -> str:
         headers = ("column", "kind", "rows", "missing", "mean", "std", "min", "median", "max", "distinct", "histogram")
         rows = [[name, *_cells(column)] for name, column in self._columns.items()]
-        return str(html.table(headers, rows, caption=f"Profile of {len(self)} columns"))
+        return str(html.table(headers, rows, caption=f"Profile of {counted(len(self), 'column')}"))
 
 
 def checksum_of(columns: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ import pyarrow as pa
 from poolish.errors import CorruptDataError, PoolishError, RecipeError
 from poolish.files import checksum_hex, local_stamp
 from poolish.formats import FORMATS, check_exact, check_row_groups, counted_rows, decompress, format_of, is_text, parse
+from poolish.printable import counted
 from poolish.recipes.fragment_rows import Int64, workable
 from poolish.recipes.sources.paths import file_system, named_files, remote_stamp
 from poolish.recipes.sources.pruning import can_prune, is_out_of_range
@@ -53,8 +54,7 @@ class FileSource:
 
     def describe(self) -> str:
         """How many files there are."""
-        n_files = len(self._files())
-        return f"{n_files} file{'' if n_files == 1 else 's'} of {', '.join(self.paths)}"
+        return f"{counted(len(self._files()), 'file')} of {', '.join(self.paths)}"
 
     def _files(self) -> list[tuple[str, str]]:
         """Path and name below the root of every file, in the order of names."""
