@@ -121,16 +121,15 @@ class _Log:
     """Each failing check is logged once per process with its first examples; all are counted by the boundaries."""
 
     def __init__(self) -> None:
-        self._said: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()
+        self._said: dict[tuple[str, str], object] = {}
 
     def say(self, result: Result) -> None:
         for verdict in result.failures:
-            key = (result.name, verdict.title)
-            with self._lock:
-                is_new = key not in self._said and len(self._said) < 10_000
-                self._said.add(key) if is_new else None
-            if is_new:
+            if len(self._said) >= 10_000:
+                return
+            mine = object()
+            # The first of several threads wins. Not under a lock: a process forked meanwhile could never take it.
+            if self._said.setdefault((result.name, verdict.title), mine) is mine:
                 logger.warning(
                     "%s: %s (%s; more of this kind are counted and not logged)",
                     printable(result.name),
