@@ -1,12 +1,17 @@
-"""What threads and forks must not break: finding all objects that are still alive."""
+"""What threads and forks must not break: finding all objects that are still alive, and locks."""
 
 from __future__ import annotations
 
 import sys
 import threading
 
-from poolish import DatasetBuffer
+import pytest
+
+from poolish import DatasetBuffer, Suite
 from poolish.concurrency import WeakRegistry
+from poolish.guards import CircuitBreaker, Retry
+from poolish.guards.faults.budget import FaultCounts
+from tests.rows.children import in_child
 
 
 class Loaf:
@@ -73,3 +78,34 @@ def test_one_may_be_added_while_somebody_looks():
     finally:
         is_over.set()
         adding.join()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Retry,
+        CircuitBreaker,
+        lambda: Suite().expect("x", finite=True).guard(),
+        lambda: DatasetBuffer().rejected,
+        lambda: FaultCounts(0.5),
+    ],
+    ids=["retry", "breaker", "stream guard", "rejected rows", "fault counts"],
+)
+def test_a_lock_that_another_thread_holds_is_free_in_a_forked_child(make):
+    """A worker of a loader is forked while another thread counts a fault, and counts its own."""
+    guarded, is_held, is_over = make(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with guarded._lock:
+            is_held.set()
+            is_over.wait(30)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    try:
+        assert is_held.wait(30)
+
+        assert in_child(lambda: guarded._lock.acquire(timeout=1)) is True
+    finally:
+        is_over.set()
+        holding.join()

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.columns import Mask, TableView
+from poolish.concurrency import Locked
 from poolish.errors import ConfigError, DataRefused
 from poolish.guards.checks.rules import nearest
 from poolish.guards.checks.stream import StreamGuard
@@ -172,7 +173,7 @@ class RejectedCounts(NamedTuple):
         return RejectedCounts(self.n_rows + len(bad), self.n_appends + 1, reasons, _newest([*self.kept, bad]), since)
 
 
-class Rejected:
+class Rejected(Locked):
     """Rows that a guard kept out of a buffer.
 
     ``n_rows`` and ``reasons`` count all of them. ``rows`` are the newest, at most 1,000 and 64 MiB, with three columns
@@ -180,8 +181,8 @@ class Rejected:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.tally = RejectedCounts(0, 0, Counter(), ())
-        self.lock = threading.Lock()
 
     @property
     def n_rows(self) -> int:
@@ -234,11 +235,10 @@ class Rejected:
         reasons = printable(", ".join(f"{title}: {n:,}" for title, n in self.reasons.most_common()))
         return f"<Rejected {self.n_rows:,} rows of {self.n_appends:,} appends{': ' if reasons else ''}{reasons}>"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, lock=threading.Lock())
+    @property
+    def lock(self) -> threading.RLock:
+        """Held while a change is published together with the rows that it belongs to."""
+        return self._lock
 
 
 def _newest(tables: list[pa.Table]) -> list[pa.Table]:

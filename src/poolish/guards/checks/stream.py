@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import binascii
 import reprlib
-import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from poolish.columns import TableView
+from poolish.concurrency import Locked
 from poolish.errors import ConfigError, ResumeError
 from poolish.files import checksum_hex
 from poolish.guards.checks.reference import Reference
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 VERSION = 1
 
 
-class StreamGuard:
+class StreamGuard(Locked):
     """A guard with a memory, for boundaries that see batch after batch; safe for threads, one batch at a time.
 
     ``reference`` is what drift is measured from: rows, or a ``Profile``. The state holds the rows of the open window
@@ -54,6 +54,7 @@ class StreamGuard:
     """
 
     def __init__(self, suite: Suite, reference: Any = None, *, window: int = 1_000) -> None:
+        super().__init__()
         if not callable(getattr(suite, "check_rows", None)):
             raise ConfigError(f"a guard for a stream is made by a Suite, got {suite!r}")
         window = plain(window)
@@ -66,7 +67,6 @@ class StreamGuard:
         self.streaks: dict[str, int] = {}
         self._open: list[pa.Table] = []
         self._n_open = 0
-        self._lock = threading.Lock()
 
     #: Whose rows it has seen, and which of them; weakly, as a guard may outlive a boundary and serve the next one.
     _claim: tuple[weakref.ref[Any], str] | None = None
@@ -194,10 +194,7 @@ class StreamGuard:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_claim")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
+        return {name: value for name, value in super().__getstate__().items() if name != "_claim"}
 
 
 def _place(owner: object, stream: str) -> str:

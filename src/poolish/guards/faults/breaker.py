@@ -21,12 +21,12 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar
 
+from poolish.concurrency import Locked
 from poolish.errors import CircuitOpen, ConfigError
 from poolish.guards.faults.blame import PROGRAM_ERRORS, ErrorKind, check_returns_answer, error_kinds, is_of, name_of
 from poolish.health import Health, Problem, wall_time
@@ -38,7 +38,7 @@ Answer = TypeVar("Answer")
 State = Literal["closed", "open", "half-open"]
 
 
-class CircuitBreaker:
+class CircuitBreaker(Locked):
     """Let calls through while a source answers, and fail at once while it does not.
 
     It opens when of the last ``window`` calls more than the fraction ``error_rate`` failed, or all of them; fewer calls
@@ -78,6 +78,7 @@ class CircuitBreaker:
         name: str | None = None,
         counts: ErrorKind | tuple[ErrorKind, ...] = (Exception,),
     ) -> None:
+        super().__init__()
         self.error_rate = _number("error_rate", error_rate, most=1.0)
         self.window = _count("window", window)
         self.cooldown = _number("cooldown", cooldown)
@@ -88,7 +89,7 @@ class CircuitBreaker:
         self.counts = error_kinds(counts, "counts")
         # "More than", as a whole number; the last digit of 0.29 * 100 must not decide.
         self._n_to_open = min(self.window, math.floor(self.error_rate * self.window + 1e-9) + 1)
-        self._clock, self._lock = clock, threading.Lock()
+        self._clock = clock
         #: True for each failed call, of the last ``window`` calls of this closed period; None while it is not closed.
         self._outcomes: deque[bool] | None = deque(maxlen=self.window)
         self._since = 0.0  # when it opened, or when the present probes were let through
@@ -153,12 +154,6 @@ class CircuitBreaker:
     def __repr__(self) -> str:
         rule = f"error_rate={self.error_rate}, window={self.window}, cooldown={self.cooldown}"
         return f"<CircuitBreaker {self.state}: {rule}>"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
 
     # -- closed
 

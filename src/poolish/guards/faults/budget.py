@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 import math
 import reprlib
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from poolish.concurrency import Locked
 from poolish.errors import BudgetSpent, ConfigError, ResumeError
 from poolish.guards.faults.blame import name_of
 from poolish.health import Health, Problem
@@ -52,7 +52,7 @@ def check_budget(budget: float) -> float:
     return budget
 
 
-class FaultCounts:
+class FaultCounts(Locked):
     """Counts that all threads share, small and JSON however much fails.
 
     >>> counts = FaultCounts(budget=1)
@@ -64,13 +64,13 @@ class FaultCounts:
     """
 
     def __init__(self, budget: float) -> None:
+        super().__init__()
         self.budget = check_budget(budget)
         self.n_seen = self.n_failed = 0
         self._kinds: dict[str, int] = {}
         self._examples: dict[str, list[str]] = {}
         self._done: dict[str, int] = {}
         self._logged: set[str] = set()
-        self._lock = threading.Lock()
 
     #: When the first sample failed; None if none has, or if that was in an earlier run.
     failed_since: float | None = None
@@ -177,12 +177,6 @@ class FaultCounts:
         lines = [f"  {kind}: {line}" for kind, examples in counts["examples"].items() for line in examples]
         head = summary + (f": {kinds}" if kinds else "") + (f"; {done}" if done else "")
         return "\n".join(map(printable, [head, *lines]))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
 
     def _add(self, row: int, error: Exception) -> str:
         kind = name_of(error)

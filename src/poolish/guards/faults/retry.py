@@ -17,13 +17,13 @@ import functools
 import logging
 import math
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, Protocol, TypeVar
 
+from poolish.concurrency import Locked
 from poolish.errors import ConfigError
 from poolish.guards.faults.blame import ErrorKind, check_returns_answer, error_kinds, is_transient, name_of
 from poolish.health import Health, Problem, wall_time
@@ -54,7 +54,7 @@ class RetryStats:
     waited_s: float = 0.0  #: seconds spent between attempts, all threads together
 
 
-class Retry:
+class Retry(Locked):
     """Call again what failed with an error that may pass, at most ``attempts`` times in all.
 
     ``retry.call(fn, ...)``, ``retry(fn)`` as a decorator, or a loop over a block. The last error is raised as it was,
@@ -96,6 +96,7 @@ class Retry:
         sleep: Callable[[float], None] = time.sleep,
         rng: Random | None = None,
     ) -> None:
+        super().__init__()
         if type(attempts) is not int or attempts < 1:
             raise ConfigError(f"attempts: a whole number from 1, counting the first call, got {attempts!r}")
         self.attempts = attempts
@@ -107,7 +108,7 @@ class Retry:
         self._clock, self._sleep = clock, sleep
         # The default is drawn anew in forked workers; a Random of our own would give them all the same waits.
         self._random = random.random if rng is None else rng.random
-        self._stats, self._lock = RetryStats(), threading.Lock()
+        self._stats = RetryStats()
 
     @property
     def stats(self) -> RetryStats:
@@ -169,12 +170,6 @@ class Retry:
 
     def __repr__(self) -> str:
         return f"Retry(attempts={self.attempts}, base_delay={self.base_delay}, max_delay={self.max_delay})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
 
     def _go_on(self, first: Exception) -> Iterator[AbstractContextManager[object]]:
         """The attempts after the first, with the waits before them; ends when one succeeds."""

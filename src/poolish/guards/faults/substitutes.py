@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish import torch_bridge
+from poolish.concurrency import Locked
 from poolish.errors import ConfigError
 from poolish.seeds import generator
 
@@ -192,7 +192,7 @@ class ElementMoments:
         return ElementMoments(n, self.mean + apart * (other.n / n), squares, lowest, highest)
 
 
-class Synthesizer:
+class Synthesizer(Locked):
     """Learns what samples look like, and draws new ones; the same for the same seed, row and knowledge.
 
     >>> synthesizer = Synthesizer(seed=0)
@@ -203,12 +203,12 @@ class Synthesizer:
     """
 
     def __init__(self, *, seed: int, profile: Any = None) -> None:
+        super().__init__()
         self._seed, self._profile = seed, profile
         self._template: Sample | None = None
         self._expected: Sample | None = None
         self._moments: dict[Any, ElementMoments | None] = {}
         self._n_left = N_LEARNED
-        self._lock = threading.Lock()
 
     @property
     def knows_enough(self) -> bool:
@@ -237,12 +237,6 @@ class Synthesizer:
         template = copied(self._model())
         drawn = {name: self._drawn(name, value, rng) for name, value in columns(template).items()}
         return rebuilt(template, drawn)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
 
     def _model(self) -> Sample | None:
         """What a sample looks like: a good one, else what the schema says, else the columns of the profile."""
