@@ -96,3 +96,9 @@ def test_another_transport_can_be_registered(monkeypatch):
 
     assert serve("mine://x") == list(range(8))
     assert place_to_fill("memory://mine-x").purge("train") == 0
+
+
+def test_a_queue_that_is_not_there_is_named_with_what_to_do():
+    """Nothing prepares a queue in memory from outside."""
+    with pytest.raises(QueueNotFound, match=r"memory://nothing; open a provider"):
+        DatasetConsumer("memory://nothing", timeout_s=1).get_batch("train")

@@ -180,12 +180,14 @@ def stale(place: str, n_batches: int, found: QueueMeta, meta: QueueMeta) -> Stal
     )
 
 
-def not_found(directory: Path | str) -> QueueNotFound:
-    """The error for a missing queue."""
+def not_found(place: Path | str) -> QueueNotFound:
+    """The error for a missing queue, in a directory or at the address of another transport."""
+    if "://" in str(place):
+        return QueueNotFound(f"Queue not found: {place}; open a provider with this address first", filename=place)
     return QueueNotFound(
-        f"Queue directory not found: {directory}; run `poolish prepare CONFIG` (or `python prepare.py CONFIG`) "
+        f"Queue directory not found: {place}; run `poolish prepare CONFIG` (or `python prepare.py CONFIG`) "
         "with the same config first",
-        filename=directory,
+        filename=place,
     )
 
 
