@@ -7,6 +7,7 @@ barrier --decide--> Decision --act--> rows that stay, a fitted step, an order
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -51,7 +52,7 @@ class IngredientState:
 State = TypeVar("State", bound=IngredientState)
 
 
-class RecipeRun(Generic[State]):
+class RecipeRun(ABC, Generic[State]):
     """Follows the instructions; a subclass says what becomes of an ingredient and of a step."""
 
     def __init__(self, recipe: Recipe, on_error: str) -> None:
@@ -62,13 +63,13 @@ class RecipeRun(Generic[State]):
         #: The rows of the first ingredients are ordered by a key.
         self._sorted: tuple[int, SortKey] | None = None
 
+    @abstractmethod
     def add(self, ingredient: AddIngredient, quota: int | None) -> None:
         """Add an ingredient; ``quota`` is its share of the recipe's total."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prepare(self, bound: BoundStep) -> None:
         """Apply a step to the ingredients so far."""
-        raise NotImplementedError
 
     def follow(self) -> None:
         """Carry out all instructions."""
