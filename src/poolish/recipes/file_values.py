@@ -56,10 +56,6 @@ class Entry(BaseModel):
         fields = {each.alias or name: each for name, each in cls.model_fields.items()}
         return fields[key].description or ""
 
-    def add_to(self, recipe: Any, make: Callable[..., Any]) -> None:
-        """Add the instruction to a recipe; ``make`` makes those inside of it."""
-        raise NotImplementedError
-
 
 # Problems and their places -------------------------------------------------------------------------------------------
 
