@@ -138,3 +138,15 @@ b
 """
 
     assert program_of(document).split("\n") == ["", "a", "", "", "", "", "", "", "c:", "  d", "", "", "```", "", ""]
+
+
+def test_links_in_documents_lead_to_files():
+    """A file that is moved takes its links along."""
+    links = [
+        (document, link)
+        for document in DOCUMENTS
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", document.read_text())
+    ]
+
+    assert len(links) > 20
+    assert [(str(document), link) for document, link in links if not (document.parent / link).exists()] == []
