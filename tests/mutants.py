@@ -140,6 +140,13 @@ MUTANTS = (
         "damage.py::test_both_lines_of_a_record_damaged_are_an_error",
     ),
     _stream(
+        "S6",
+        "opening",
+        "    return max(head.branches, last.branches or 0)\n",
+        "    return head.branches\n",
+        "damage.py::test_branches_that_are_missing_beside_a_damaged_head_are_an_error",
+    ),
+    _stream(
         "S7",
         "commits",
         "            if self._is_log_torn:\n",

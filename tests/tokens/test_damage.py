@@ -258,6 +258,23 @@ def test_both_lines_of_a_record_damaged_are_an_error(stream, log):
     assert look(stream, "a") == "right"
 
 
+@pytest.mark.parametrize("byte", [24, 64, 128, 192, 512], ids=["boot", "published", "first", "committed", "branches"])
+def test_branches_that_are_missing_beside_a_damaged_head_are_an_error(stream, byte):
+    """The newest commit knows how many there were, so no break is lost with the page that knows it too."""
+    whole = (stream / "branches").read_bytes()
+    last_record = whole.rindex(b"\n\n")  # its first line ends here, which is enough to prove it
+    rewrite("head", lambda content: content.__setitem__(byte, content[byte] ^ 1))(stream)
+
+    for n_bytes in [*range(0, last_record, last_record // times(4)), last_record - 1]:
+        (stream / "branches").write_bytes(whole[:n_bytes])
+        for mode in "ra":
+            with (
+                warnings.catch_warnings(action="ignore"),
+                pytest.raises(CorruptDataError, match="4 branches were recorded"),
+            ):
+                StreamStore.open(stream, mode=mode)
+
+
 def test_files_that_were_cut_are_healed_or_told(stream):
     """At many places, and at nothing at all."""
     rng = random.Random(1)

@@ -71,7 +71,7 @@ def proof(data: bytes) -> str:
 def lines(rows: int, tokens: int, before: str, seq: int, data: list[str], index: list[str]) -> tuple[str, str]:
     """Both lines of a record, made as the document says, and its chain."""
     told = {"seq": seq, "uuid": str(NAME), "first": 0, "rows": rows, "tokens": tokens, "kinds": "121"}
-    told |= {"data": data, "index": index}
+    told |= {"data": data, "index": index, "branches": 1}
     chain = proof(json.dumps([told, before], separators=(",", ":")).encode())
     text = json.dumps({**told, "chain": chain}, separators=(",", ":"))
     line = f"{proof(text.encode())} {text}\n"
@@ -129,7 +129,7 @@ def test_commits(stream: Path):
     second, _ = lines(6, 6, chain, 1, [proof(data)], [proof(index)])
 
     assert (stream / "commits").read_text() == first + second
-    assert second.startswith("0ff7f87e3271af62 ")
+    assert second.startswith("3162a940fc391790 ")
 
 
 def test_branches(stream: Path, monkeypatch: pytest.MonkeyPatch):

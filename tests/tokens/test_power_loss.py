@@ -12,7 +12,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -275,7 +275,7 @@ MISTAKES = {
     "the branch is not synced": lambda patch: patch.setattr(
         branches.BranchLog,
         "append",
-        lambda self, records, durable: self.write([log_file.line_of(asdict(r)) for r in records], durable=False),
+        lambda self, records, durable: self.write([log_file.line_of(r) for r in records], durable=False),
     ),
     "the log is not synced": lambda patch: patch.setattr(log_file, "sync", lambda *_: None),
     "the directory is not synced before": lambda patch: patch.setattr(directory, "sync_directory", lambda _: None),

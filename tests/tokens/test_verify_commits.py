@@ -294,8 +294,11 @@ def test_verify_checks_every_byte(tmp_path, monkeypatch):
 # The log ----------------------------------------------------------------------------------------------------------
 
 
+PARTS = {"first": 0, "rows": 0, "tokens": 0, "kinds": "12", "data": [], "index": []}
+
+
 def record(before: Commit | None = None, uuid: UUID = UUID_A, rows: int = 0) -> Commit:
-    return chained(Commit, before, str(uuid), first=0, rows=rows, tokens=rows, kinds="12", data=[], index=[])
+    return chained(Commit, before, str(uuid), **{**PARTS, "rows": rows, "tokens": rows})
 
 
 def row_of(n: int, uuid: UUID = UUID_A) -> list[Commit]:
@@ -334,6 +337,17 @@ def test_a_line_of_the_log_is_pinned(log):
     )
     assert record().chain == "1f8a71fb0580a3e3"
     assert log.path.read_bytes().split() == 2 * [checksum_hex(told).encode(), told]
+
+
+def test_records_of_0_1_0_do_not_say_how_many_branches_there_were(log):
+    """They are read as they are; those that follow say it."""
+    old = record()
+    new = chained(Commit, old, str(UUID_A), **{**PARTS, "rows": 1}, branches=2)
+    log.append(old)
+    log.append(new)
+
+    assert [found.branches for found in log.records()] == [None, 2]
+    assert log.last() == new
 
 
 def test_the_chain_tells_records_of_other_histories_apart():
@@ -440,6 +454,8 @@ def line_of(told: object) -> bytes:
         {**vars(record()), "kinds": "13"},
         {**vars(record()), "kinds": None},
         {**vars(record()), "chain": ""},
+        {**vars(record()), "branches": "1"},
+        {**vars(record()), "branches": -1},
         {**vars(record()), "uuid": 7},
         b"[" * 100_000,
         b"\xff\xfe",

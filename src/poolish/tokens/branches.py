@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -101,7 +101,7 @@ class BranchLog(LogFile[Branch]):
 
     def append(self, records: Sequence[Branch], *, durable: bool) -> None:
         """Write records, and wait until the disk has them if ``durable``."""
-        self.write([line_of(asdict(record)) for record in records], durable=durable)
+        self.write([line_of(record) for record in records], durable=durable)
 
     def is_sound(self, record: Branch) -> bool:
         """Whether the members have the right types and ranges."""

@@ -5,7 +5,10 @@
     verify   every committed byte against the checksums in the log
 
     {"seq": 3, "uuid": ..., "first": 0, "rows": 400, "tokens": 700, "kinds": "1211",
-     "data": [<xxh3 of a block>, ...], "index": [...], "chain": <xxh3>}
+     "data": [<xxh3 of a block>, ...], "index": [...], "branches": 2, "chain": <xxh3>}
+
+``branches`` is how many records that log had, so that a log which lost its end is seen without the head page; records
+of 0.1.0 do not have it.
 
 ``data`` and ``index`` cover what was added since the commit before, cut at whole MiB of the file, so that a bounded
 store can give whole blocks back and still check the others. See log_file.py for how a record lies in the file.
@@ -22,13 +25,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from poolish.errors import CorruptDataError, DurabilityLost
 from poolish.files import checksum_hex
+from poolish.tokens import branches
 from poolish.tokens.branches import BranchLog
 from poolish.tokens.head import COMMITTED, Head
 from poolish.tokens.log_file import LogFile, chained, line_of
@@ -39,9 +43,9 @@ _HASH = re.compile(r"[0-9a-f]{16}")
 _TAIL_BYTES = 64 << 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Commit:
-    """One record: the lengths it stands for and the checksums of what it added."""
+    """One record: the lengths it stands for, the checksums of what it added, and how many branches there were."""
 
     seq: int
     uuid: str
@@ -51,6 +55,7 @@ class Commit:
     kinds: str
     data: list[str]
     index: list[str]
+    branches: int | None = None
     chain: str
 
 
@@ -79,7 +84,7 @@ class CommitLog(LogFile[Commit]):
 
     def append(self, record: Commit) -> None:
         """Write a record and wait until the disk has it."""
-        self.write([line_of(asdict(record))])
+        self.write([line_of(record)])
 
     def last(self) -> Commit:
         """The newest record that proves itself, found from the end: opening does not read the whole log."""
@@ -95,7 +100,8 @@ class CommitLog(LogFile[Commit]):
 
     def is_sound(self, record: Commit) -> bool:
         """Whether the members have the right types and ranges."""
-        numbers = (record.seq, record.first, record.rows, record.tokens)
+        numbers = [record.seq, record.first, record.rows, record.tokens]
+        numbers += [] if record.branches is None else [record.branches]
         hashes = [*_listed(record.data), *_listed(record.index), record.chain]
         return (
             all(isinstance(number, int) and 0 <= number < 2**48 for number in numbers)
@@ -139,7 +145,7 @@ class CommitManager:
         """The newest record."""
         return self._last
 
-    def commit(self, state: State) -> Commit:
+    def commit(self, state: State, n_branches: int) -> Commit:
         """Make a state of the stream survive a power cut; the record that says so, or a newer one."""
         with self.lock:
             if self._is_log_torn:
@@ -148,10 +154,10 @@ class CommitManager:
                 self._write(self._last)
             before = self._last
             if state.rows > before.rows or (state.rows == before.rows and state.first > before.first):
-                self._write(self._next(before, state))
+                self._write(self._next(before, state, n_branches))
             return self._last
 
-    def _next(self, before: Commit, state: State) -> Commit:
+    def _next(self, before: Commit, state: State, n_branches: int) -> Commit:
         return chained(
             Commit,
             before,
@@ -162,6 +168,7 @@ class CommitManager:
             kinds="".join(map(str, state.kinds)),
             data=_hashes(self._lanes.data, before.tokens, state.tokens),
             index=_hashes(self._lanes.index, before.rows, state.rows),
+            branches=n_branches,
         )
 
     def _write(self, record: Commit) -> None:
@@ -184,12 +191,12 @@ class CommitManager:
             self.failure = DurabilityLost(f"{self._path}: a sync failed before ({error}); open the stream again")
             raise
 
-    def trim(self, state: State) -> None:
+    def trim(self, state: State, n_branches: int) -> None:
         """Give back the whole blocks below the first row that is kept."""
         with self.lock:
             try:
                 if self._is_durable:
-                    self.commit(state)
+                    self.commit(state, n_branches)
                 self._lanes.punch(state.first, self._lanes.tokens_at(state.first))
             except DurabilityLost:
                 raise
@@ -236,8 +243,8 @@ def verify(
     if lanes.tokens_at(last.rows) != last.tokens or lanes.tokens_at(state.rows) != state.tokens:
         raise CorruptDataError(f"{lanes.index.path}: ends at another token than the stream; restore it from a copy")
     healed = log.n_damaged() + _check_types(lanes, state, heal=heal)
+    branches.read(branch_log, lanes.path, last.branches or 0)  # each proves itself, and none is missing
     if branch_log is not None:
-        branch_log.records()  # each proves itself, and none is missing between two others
         healed += branch_log.n_damaged()
     kept = last.tokens - lanes.tokens_at(state.first)
     return Verified(len(records), kept, state.tokens - last.tokens, n_bytes, healed)

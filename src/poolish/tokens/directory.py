@@ -95,8 +95,10 @@ def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None
             head.store(word, 0)
         head.store(BRANCHES, 1)
         head.sign(owner_of(uuid, lanes.data.file))
-        log.append(chained(Commit, None, str(uuid), first=0, rows=0, tokens=0, kinds=kinds, data=[], index=[]))
-        branch_log.append(Branches().after(str(uuid), {0: False}), durable=durable)
+        root = Branches().after(str(uuid), {0: False})
+        branch_log.append(root, durable=durable)
+        empty = {"first": 0, "rows": 0, "tokens": 0, "kinds": kinds, "data": [], "index": [], "branches": len(root)}
+        log.append(chained(Commit, None, str(uuid), **empty))
         if durable:
             lanes.sync()
             head.sync()

@@ -48,6 +48,11 @@ def chain_of(members: Mapping[str, Any], before: str) -> str:
     return checksum_hex(json.dumps([members, before], separators=(",", ":")).encode())
 
 
+def members_of(record: Record) -> dict[str, Any]:
+    """The members of a record as they are stored; those that are None, as in records of 0.1.0, are left out."""
+    return {name: value for name, value in vars(record).items() if value is not None}
+
+
 def chained(kind: Callable[..., AnyRecord], before: AnyRecord | None, uuid: str, **parts: Any) -> AnyRecord:
     """The record that follows another, or the first one of a log."""
     members = {"seq": before.seq + 1 if before else 0, "uuid": uuid, **parts}
@@ -56,14 +61,14 @@ def chained(kind: Callable[..., AnyRecord], before: AnyRecord | None, uuid: str,
 
 def follows(before: Record | None, record: Record) -> bool:
     """Whether a record is the one behind another, or the first one of a log."""
-    members = {name: value for name, value in vars(record).items() if name != "chain"}
+    members = {name: value for name, value in members_of(record).items() if name != "chain"}
     chain = chain_of(members, before.chain if before else "")
     return record.seq == (before.seq + 1 if before else 0) and record.chain == chain
 
 
-def line_of(members: Mapping[str, Any]) -> bytes:
+def line_of(record: Record) -> bytes:
     """A record as a line with its checksum."""
-    text = json.dumps(members, separators=(",", ":")).encode()
+    text = json.dumps(members_of(record), separators=(",", ":")).encode()
     return checksum_hex(text).encode() + b" " + text + b"\n"
 
 

@@ -79,6 +79,11 @@ def warn_of_copy(head: Head, lanes: StreamFiles, last: Commit) -> None:
         )
 
 
+def n_branches(head: Head, last: Commit) -> int:
+    """How many branches there must be. The head page is newer than the commit, and may be damaged."""
+    return max(head.branches, last.branches or 0)
+
+
 def published(head: Head, lanes: StreamFiles, n_fields: int) -> State:
     """What a trusted head page says, after making sure that the files hold it."""
     first, rows, kinds = head.first, head.published, head.kinds(n_fields)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
 from poolish.tokens import branches, opening
-from poolish.tokens.commits import CommitLog, Verified, verify
+from poolish.tokens.commits import Commit, CommitLog, Verified, verify
 from poolish.tokens.directory import read_description
 from poolish.tokens.fields import decided
 from poolish.tokens.head import Head
@@ -76,12 +76,12 @@ class Reader:
             newest = opening.published(self.head, self.lanes, len(self.fields))
         else:
             newest = opening.committed(last)
-        self._look_at_branches()
+        self._look_at_branches(last)
         return newest if self._pinned is None else self._kept(self._pinned, newest)
 
-    def _look_at_branches(self) -> None:
+    def _look_at_branches(self, last: Commit) -> None:
         """See what was recorded since. After the length: a branch is recorded before its first row is published."""
-        n_synced = self.head.branches
+        n_synced = opening.n_branches(self.head, last)
         if self._is_live and 0 < n_synced == self.branches.n_records:
             return
         if self.branch_log is None:

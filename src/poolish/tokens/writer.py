@@ -22,7 +22,7 @@ from poolish import kernels
 from poolish.errors import ConfigError, DurabilityLost, LimitExceeded, SchemaError
 from poolish.files import Lock, sweep, sync_directory
 from poolish.health import Health, Problem
-from poolish.tokens import branches
+from poolish.tokens import branches, opening
 from poolish.tokens.branches import BranchLog
 from poolish.tokens.columns import Column, check_columns, columns_of
 from poolish.tokens.commits import Commit, CommitLog, CommitManager, Verified, verify
@@ -30,7 +30,6 @@ from poolish.tokens.directory import LOCK, create, is_store, make_directory, rea
 from poolish.tokens.encoding import draft, shown, step_number
 from poolish.tokens.fields import TokenField, decided
 from poolish.tokens.head import BRANCHES, Head
-from poolish.tokens.opening import recover
 from poolish.tokens.stream_files import STEP, TYPE, State, StreamFiles
 from poolish.tokens.view import View
 
@@ -104,9 +103,9 @@ class Writer:
             found = branches.open_log(self.path, uuid, mode="a")
             if found is not None:
                 opened.enter_context(closing(found))
-            self.branches = branches.read(found, self.path, self.head.branches)
+            self.branches = branches.read(found, self.path, opening.n_branches(self.head, self.log.last()))
             parts = self.lanes, self.head, self.log, self.branches, self.description
-            state, last = recover(*parts, durable=durable)
+            state, last = opening.recover(*parts, durable=durable)
             if found is None:  # 0.1.0 wrote the stream
                 found = opened.enter_context(closing(BranchLog(self.path / branches.NAME, uuid, mode="w")))
                 sync_directory(self.path)
@@ -404,9 +403,9 @@ class Writer:
     def commit(self) -> Commit:
         """Make everything that was appended survive a power cut; the record that says so."""
         with self._alone():
-            state = self.state
+            state, n_branches = self.state, self.branches.n_records
         try:
-            return self.commits.commit(state)  # other threads may append while the disk is waited for
+            return self.commits.commit(state, n_branches)  # other threads may append while the disk is waited for
         except DurabilityLost:
             self.recorder.is_busy = True  # from now on every append takes the slow path, and is refused
             raise
@@ -435,7 +434,7 @@ class Writer:
         recorder = self.recorder
         if recorder.first_token >= recorder.trim_at and not recorder.is_held:
             recorder.trim_at = recorder.first_token + self._trim_step
-            self.commits.trim(self.state)
+            self.commits.trim(self.state, self.branches.n_records)
 
     def verify(self) -> Verified:
         """Check every committed byte, and write the types lane anew where it is wrong."""
@@ -458,7 +457,7 @@ class Writer:
             try:
                 if self._end is None and self.commits.failure is None and not self.is_temporary:
                     self._end_hold()
-                    self.commits.commit(self.state)
+                    self.commits.commit(self.state, self.branches.n_records)
                 self._shut()
             except BaseException:
                 self._shut()  # again, where an interrupt came in the middle of it
