@@ -6,6 +6,8 @@
     checksums    is this what was written? has this file changed?
     documents    small JSON files, names, paths and sizes that come from outside
     state_files  small checksummed files that are rewritten often; imported by name
+    lines        append-only files of JSON lines with checksums; imported by name
+    membership   permanent numbers for the members of a dataset; imported by name
     yaml_toml    files that people write, read strictly; imported by name, because PyYAML takes long to load
 
 All of it works on paths and descriptors alone and knows nothing of rows, tokens or queues.

@@ -20,7 +20,8 @@ class Audit:
     """The rows of a range of steps, over all ranks.
 
     ``steps`` has the row ids of each step, in order; ``duplicates`` are ids that came more than once in one epoch,
-    ``gaps`` steps of which nothing is known any more, ``skipped`` rows that were due and could not be read.
+    ``gaps`` steps of which nothing is known any more, ``skipped`` rows that were due and could not be read. ``left``
+    counts the rows that went with members of the dataset which had gone when a step was planned.
     """
 
     steps: dict[int, Int64] = field(default_factory=dict)
@@ -28,16 +29,17 @@ class Audit:
     duplicates: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
     skipped: dict[int, list[int]] = field(default_factory=dict)
+    left: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_clean(self) -> bool:
         """Nothing came twice, nothing is unknown, nothing was left out."""
-        return not (self.duplicates or self.gaps or self.skipped)
+        return not (self.duplicates or self.gaps or self.skipped or self.left)
 
     def __repr__(self) -> str:
         n_rows = sum(len(ids) for ids in self.steps.values())
         shown = f"{len(self.steps)} steps, {n_rows:,} rows, {len(self.duplicates)} repeated"
-        n_skipped = sum(len(ids) for ids in self.skipped.values())
+        n_skipped = sum(len(ids) for ids in self.skipped.values()) + sum(self.left.values())
         return f"<Audit: {shown}, {n_skipped} skipped, {len(self.gaps)} steps unknown>"
 
 
@@ -56,9 +58,11 @@ def audit(ledger: LedgerProtocol, walk: StepPlanner, first_step: int, last_step:
         end = min([later.step for later in runs[i + 1 :]] + [last])
         # An epoch may be begun again, on purpose; what goes on from a checkpoint is still the same pass.
         n_passes = sum(earlier.position == 0 for earlier in runs[: i + 1])
-        for step, ids in _replay(run, ledger, walk, end):
+        again = _Replay(run, ledger, walk)
+        for step, ids in again.steps(end):
             if step >= first_step:
                 found.steps[step], found.epochs[step], passes[step] = ids, run.epoch, n_passes
+        found.left |= {step: n for step, n in again.left.items() if first_step <= step < end}
     found.gaps = [step for step in range(first_step, last_step + 1) if step not in found.steps]
     found.duplicates = _duplicates(found.steps, passes)
     found.skipped = {step: ids for step, ids in _skipped(notes).items() if first_step <= step <= last_step}
@@ -81,17 +85,6 @@ def _skipped(notes: list[Run | Skipped]) -> dict[int, list[int]]:
     return dict(sorted(found.items()))
 
 
-def _replay(run: Run, ledger: LedgerProtocol, walk: OrderPlanner, end: int) -> Iterator[tuple[int, Int64]]:
-    again = _Replay(run, ledger, walk)
-    place = again.begin()
-    while place.step < end:
-        plan = again.next(place)
-        if plan is None:
-            return
-        yield place.step, np.concatenate([piece.ids for piece in plan.pieces])
-        place = plan.after
-
-
 class _Unknown(Exception):
     """It is unknown how a block was decided."""
 
@@ -111,6 +104,17 @@ class _Replay(OrderPlanner):
             drop_last=run.drop_last,
         )
         self._run, self._first = run, (run.block, self.order(run.epoch).parts_from(run.parts, run.ends))
+        self.left: dict[int, int] = {}
+
+    def steps(self, end: int) -> Iterator[tuple[int, Int64]]:
+        """Each step before ``end`` and its rows, as far as they are known."""
+        place = self.begin()
+        while (plan := self.next(place)) is not None and place.step < end:
+            yield place.step, np.concatenate([piece.ids for piece in plan.pieces])
+            place = plan.after
+        n_left = self.left.pop(place.step, 0)
+        if plan is None and n_left:  # found when the epoch was to end
+            self.left[place.step - 1] = self.left.get(place.step - 1, 0) + n_left
 
     def begin(self) -> LoaderPosition:
         """Where the run began."""
@@ -126,11 +130,17 @@ class _Replay(OrderPlanner):
         except _Unknown:
             return None
 
+    def _total(self, first: OpenBlock) -> None:
+        """Nothing counts the rows of an epoch that is over."""
+
     def _next_block(self, place: LoaderPosition, on_empty: OnEmpty) -> OpenBlock:
         seen = self._seen(place.epoch, self._open(place)[0])
         if seen is None:
             raise _Unknown
-        return self._decided(place, seen)
+        decided = self._decided(place, seen)
+        if decided.block.n_gone:
+            self.left[place.step] = self.left.get(place.step, 0) + decided.block.n_gone
+        return decided
 
     def _open(self, place: LoaderPosition) -> tuple[int, GenerationCursors]:
         return self._first if place.open_block is None else place.next_block

@@ -10,13 +10,16 @@ order of ids, so everything the loader reads is first frozen::
     anything else map-style    ids are row numbers; it may only grow at its end
 
 Ids lie in *spans*: ranges that begin where the oldest row is and grow at their end. Most datasets have one; a
-composite has one for each of its parts.
+composite has one for each of its parts. Each span lies in 2**48 ids of its own: the upper bits are its *ordinal*.
+
+The number of spans is fixed, unless the frozen rows have ``members()``. Then each span is a member: one that comes gets
+the next ordinal, one that goes keeps its own for ever (``files.membership`` is a record of them).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +40,28 @@ Span = tuple[int, int]
 FIXED, LOCAL, SHARED = "fixed", "local", "shared"
 
 
+#: Bits of an id below the ordinal of its span.
+ID_BITS = 48
+
+
+class Members(NamedTuple):
+    """What is known of members that may come and go, at one moment.
+
+    Ordinals below ``n_given`` have been given out: one of them that has no span has left, for ever. Members with the
+    ordinals in ``finished`` never grow again.
+    """
+
+    n_given: int
+    finished: Sequence[int] = ()
+
+
 class FrozenRows(Protocol):
-    """Rows by id, as they are at one moment. Safe to read from threads."""
+    """Rows by id, as they are at one moment. Safe to read from threads.
+
+    ``members() -> Members`` is for rows whose spans are members that come and go; views pass it on. Such rows answer
+    ``alive`` for ids of members that have left, too, and ``branch_below`` and ``has_branch`` for some members only: the
+    ordinal of each end says which.
+    """
 
     #: The name of what the ids belong to; empty where it has none.
     uuid: str
@@ -51,7 +74,7 @@ class FrozenRows(Protocol):
         """How many rows there are."""
 
     def spans(self) -> list[Span]:
-        """The ranges ``[first, end)`` in which all ids lie."""
+        """The ranges ``[first, end)`` in which all ids lie, in the order of their ordinals."""
 
     def alive(self, ids: Int64) -> Mask | None:
         """Which of these ids (inside the spans) are rows; None for all."""
@@ -272,6 +295,13 @@ def _scalar_dtypes(store: StreamStore) -> list[tuple[str, type[np.generic]]]:
     """Fields of single numbers that Python's int and float would widen, each with its dtype."""
     declared = [(name, feature.dtype) for name, feature in store.features.items() if type(feature).__name__ == "Value"]
     return [(name, np.dtype(dtype).type) for name, dtype in declared if dtype not in ("int64", "float64", "bool")]
+
+
+def members_of(rows: FrozenRows) -> Members | None:
+    """The members of a dataset in which they may come and go; None where the number of spans is fixed."""
+    own = getattr(rows, "members", None)
+    found: Members | None = None if own is None else own()
+    return found
 
 
 def fixed_by(rows: FrozenRows) -> list[int] | None:

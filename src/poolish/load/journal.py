@@ -16,15 +16,14 @@ to no run yet: the first loader that loaded a state claims it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from poolish.errors import ConfigError, CorruptDataError, ResumeError
-from poolish.files import Lock, checksum_hex, parse_json, read_json, write_at, write_json
-from poolish.files.space import raising_store_full
+from poolish.errors import ConfigError, ResumeError
+from poolish.files import Lock, read_json, write_json
+from poolish.files.lines import ChecksummedLines
 from poolish.load.frozen import FrozenRows
 from poolish.load.ledger import OnEmpty, Run, Skipped, digest
 from poolish.load.order import BLOCK_ROWS, Block, GenerationCursors, ObservedBounds, Order
@@ -174,68 +173,28 @@ class Journal:
     def _lines(self) -> Iterator[dict[str, Any]]:
         paths = self.path.glob("epoch-*.jsonl")
         for path in sorted(paths, key=lambda path: int(path.stem.removeprefix("epoch-"))):
-            yield from _EpochFile(path).lines()
+            yield from ChecksummedLines(path).unread()
 
 
 class _EpochFile:
-    """One file of lines, read from where it was read last."""
+    """The file of one epoch, and the decisions read from it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = self._first_kept = 0
+        self.path, self._lines = path, ChecksummedLines(path)
+        self.write = self._lines.write
+        self._first_kept = 0
         self._blocks: dict[int, dict[str, Any]] = {}
 
     def block(self, number: int) -> dict[str, Any] | None:
         """The line that decided a block; lines far behind it are forgotten, and read again if anybody asks."""
         if number < self._first_kept:
-            self._offset, self._first_kept = 0, number
+            self._first_kept = number
+            self._lines.rewind()
         if number not in self._blocks:
-            for line in self.lines():
+            for line in self._lines.unread():
                 if line.get("block", -1) >= self._first_kept:
                     self._blocks[line["block"]] = line
         if number > self._first_kept + 2 * _KEPT_BLOCKS:
             self._first_kept = number - _KEPT_BLOCKS
             self._blocks = {i: line for i, line in self._blocks.items() if i >= self._first_kept}
         return self._blocks.get(number)
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Whole lines that were not read yet."""
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return
-        # What is behind the last line's end is being written, or was left by a killed process.
-        for raw in data.split(b"\n")[:-1]:
-            yield self._parsed(raw)
-            self._offset += len(raw) + 1
-
-    def _parsed(self, raw: bytes) -> dict[str, Any]:
-        text, _, found = raw.rpartition(b" ")
-        if found.decode("ascii", "replace") != checksum_hex(text):
-            raise CorruptDataError(
-                f"{self.path}, byte {self._offset}: a damaged line; restore the journal or remove it"
-            )
-        line: dict[str, Any] = parse_json(text.decode(), self.path)
-        return line
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Add a line, under the journal's lock; what a killed writer left is cut off first."""
-        text = json.dumps(line, separators=(",", ":")).encode()
-        with raising_store_full(self.path):
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                end = _end_of_lines(fd)
-                os.ftruncate(fd, end)
-                write_at(fd, text + b" " + checksum_hex(text).encode() + b"\n", end)
-            finally:
-                os.close(fd)
-
-
-def _end_of_lines(fd: int) -> int:
-    """Where the last whole line ends."""
-    end = os.fstat(fd).st_size
-    while end and os.pread(fd, 1, end - 1) != b"\n":
-        end -= 1
-    return end

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from poolish.files import checksum_hex
 from poolish.load.frozen import FrozenRows
-from poolish.load.order import Block, GenerationCursors, ObservedBounds, Order
+from poolish.load.order import Block, GenerationCursors, ObservedBounds, Order, delta_encode
 
 #: Decisions that a ledger in memory keeps before it forgets the oldest: those of 67 million rows.
 MAX_DECISIONS = 65_536
@@ -98,8 +98,8 @@ class LedgerProtocol(Protocol):
 
 def digest(parts: GenerationCursors) -> str:
     """Tells apart what is left in one history from what is left in another."""
-    ends = ",".join(map(str, parts.ends)).encode()
-    return checksum_hex(ends, parts.starts.data, parts.sizes.data, parts.cursors.data)
+    ends = ",".join(map(str, parts.ends)) + (f";{delta_encode(parts.done)}" if parts.done else "")
+    return checksum_hex(ends.encode(), parts.starts.data, parts.sizes.data, parts.cursors.data)
 
 
 class Ledger:
@@ -199,7 +199,7 @@ class _History:
         self._last = number - 1
         while self._kept and self._kept[-1][0] >= number:  # the epoch went on from an earlier place
             self._kept.pop()
-        if not self._kept or seen != ObservedBounds(self._kept[-1][1].spans):
+        if not self._kept or seen != self._kept[-1][1].lasting:
             self._kept.append((number, seen))
         self._last = number
 
@@ -208,7 +208,7 @@ class _History:
         if i < 0 or number > self._last:
             return None
         first, seen = self._kept[i]
-        return seen if first == number else ObservedBounds(seen.spans)
+        return seen if first == number else seen.lasting
 
 
 _shared: weakref.WeakValueDictionary[tuple[Any, ...], Ledger] = weakref.WeakValueDictionary()

@@ -35,7 +35,7 @@ from poolish.load import arguments, dataset_state
 from poolish.load.batch import Origin, chosen, labelled
 from poolish.load.dataset import version_of
 from poolish.load.fetch import BatchReader, Fetcher, PrefetchingFetcher
-from poolish.load.frozen import FIXED, branch_below, choice_of, fixed_by, snapshot_rows
+from poolish.load.frozen import FIXED, branch_below, choice_of, fixed_by, members_of, snapshot_rows
 from poolish.load.journal import Journal
 from poolish.load.ledger import Ledger, LedgerProtocol, Skipped, shared_ledger
 from poolish.load.order import Order
@@ -43,7 +43,7 @@ from poolish.load.planner import BatchPlanner, LoaderPosition, OrderPlanner, Ste
 from poolish.load.progress import InFlight, Progress
 from poolish.load.sampling import Draw, SampledBatches, sampled, weighted
 from poolish.load.spot_check import check_spots, kept_spots, spots_of
-from poolish.load.state import VERSION, check_belongs, check_rows, highest, sealed, to_order, to_place
+from poolish.load.state import VERSION, check_belongs, check_rows, highest, place_in, sealed, to_order, to_place
 from poolish.load.structures import map_columns
 from poolish.load.views.transformed import n_epochs
 from poolish.load.views.view import check_epoch, pass_epoch
@@ -274,7 +274,7 @@ class Loader:
     def _moment(self) -> object:
         """Equal as long as nothing changes in the dataset: ids are never used again."""
         rows = snapshot_rows(self.dataset)
-        return version_of(self.dataset), tuple(rows.spans()), len(rows)
+        return version_of(self.dataset), tuple(rows.spans()), members_of(rows), len(rows)
 
     def _check_begin(self) -> None:
         """What has changed between ``iter`` and the first ``next`` belongs to the epoch: it is read again."""
@@ -420,7 +420,7 @@ class Loader:
     def _end(self) -> Any:
         self._leave()
         self._fetcher.forget(keep_workers=self._keeps_workers)
-        place = self._progress.place.next_epoch()
+        place = self._progress.place.begin(self._progress.place.epoch + 1)
         self._dataset_at = self._progress.dataset
         self._progress = self._progress._replace(place=place, n_skip=None)
         return _END
@@ -495,7 +495,7 @@ class Loader:
     @property
     def n_skipped(self) -> int:
         """Rows that were due to this rank and not read: they had left the dataset, or ``faults`` left them out."""
-        return self._progress.n_skipped
+        return self._progress.n_skipped + self._planner.n_lost
 
     @property
     def stats(self) -> dict[str, int]:
@@ -528,15 +528,15 @@ class Loader:
         found = self._faults.health() if hasattr(self._faults, "health") else Health()
         skipped = (
             None
-            if not progress.n_skipped
+            if not self.n_skipped
             else Problem(
-                f"{progress.n_skipped:,} rows were due to rank {self.rank} and not read",
+                f"{self.n_skipped:,} rows were due to rank {self.rank} and not read",
                 self._skipped_since,
                 "they left the dataset, or faults= left them out: loader.audit() lists them; keep rows for an epoch",
             )
         )
         place = progress.place
-        figures = {"epoch": place.epoch, "step": place.step, "position": place.position, "skipped": progress.n_skipped}
+        figures = {"epoch": place.epoch, "step": place.step, "position": place.position, "skipped": self.n_skipped}
         return found.plus(skipped, **figures, in_flight=self._flight.n_waiting(place.step))
 
     def set_epoch(self, epoch: int) -> None:
@@ -550,7 +550,7 @@ class Loader:
         self._n_iterations += 1
         if not place.position and self._dataset_epoch == place.epoch:
             self._dataset_at = _NOWHERE  # it has begun an epoch of which nothing was read
-        self._go_to(LoaderPosition(epoch, place.step), dataset=self._progress.dataset)
+        self._go_to(place.begin(epoch), dataset=self._progress.dataset)
         if isinstance(self._planner, BatchPlanner):
             self._planner.forget()
 
@@ -566,6 +566,7 @@ class Loader:
         place = frontier.place
         state = {"format": "poolish loader", "version": VERSION, **self._about, "run": self._known_run()}
         state |= {"epoch": place.epoch, "step": place.step, "position": place.position}
+        state |= {"first_step": place.first_step, "total": -1 if place.total is None else place.total}
         state["fixed_by"] = fixed_by(rows)
         if isinstance(self._planner, BatchPlanner):
             state["n_rows"] = len(rows)
@@ -628,7 +629,7 @@ class Loader:
 
     def _place_of(self, state: Mapping[str, Any], own: str | None) -> LoaderPosition:
         """Where a state is, in the dataset as it is there: its epoch and its own state decide which rows it has."""
-        place = LoaderPosition(state["epoch"], state["step"], state["position"])
+        place = place_in(state)
         if own is not None:
             self._put_dataset(place, own)
         self._set_dataset_epoch(place.epoch)

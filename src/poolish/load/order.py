@@ -9,16 +9,21 @@ Others make the order a function of how many rows there are, so that an append r
 twice, some never. Here rows that are new when a block is decided become a part, and what is dealt out stays dealt out.
 The *position* is a place in this one order; the number of ranks that read it plays no part here.
 
-A block follows from the parts before it and from what was *seen* when it was decided: how far the ids reached, and
-which of the chosen ids were no rows. Ranks that agree on what was seen (``ledger``) agree on the order.
+A block follows from the parts before it and from what was *seen* when it was decided: which members the dataset had,
+how far their ids reached, which of them never grow again, and which of the chosen ids were no rows. Ranks that agree on
+what was seen (``ledger``) agree on the order.
+
+Each span of ids is a *member*, known by its ordinal, the upper bits of its ids. Where members may come and go, one that
+comes is a new part, and what is left of one that has gone is left out. A member that is finished and dealt out, or has
+gone, is remembered as its ordinal only, so that it does not come twice.
 """
 
 from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,50 +31,71 @@ from numpy.typing import NDArray
 
 from poolish import kernels, seeds
 from poolish.errors import ResumeError
-from poolish.load.frozen import FrozenRows, Int64, Span
+from poolish.load.frozen import ID_BITS, FrozenRows, Int64, Span, members_of
 
 #: Ids in a block. Small, so that what is appended comes soon; large enough that Python's share of a block is small.
 BLOCK_ROWS = 1024
 
 Words = NDArray[np.uint64]
 
-_JUMP, _HALF = 2**48, 2**47
+_JUMP, _HALF = 2**ID_BITS, 2 ** (ID_BITS - 1)
+
+
+#: Ordinals as the edges of their runs: (0, 3, 7, 8) are 0, 1, 2 and 7.
+OrdinalRuns = tuple[int, ...]
 
 
 class ObservedBounds(NamedTuple):
     """What decides a block: the spans of the dataset at that moment, and which chosen ids were no rows.
 
     ``is_end`` is for a block without ids: whether the epoch ends there, because a step that was to begin found nothing,
-    or one that had begun goes out short and the next one looks again.
+    or one that had begun goes out short and the next one looks again. ``finished`` are members that never grow again;
+    ``n_rows`` is how many rows there were, where an epoch begins that does not follow growth.
     """
 
     spans: tuple[Span, ...]
     dead: bytes = b""
     is_end: bool = False
+    finished: OrdinalRuns = ()
+    n_rows: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         packed = base64.b64encode(zlib.compress(self.dead)).decode() if self.dead else ""
         edges = [edge for span in self.spans for edge in span]
-        return {"spans": delta_encode(edges), "dead": packed, "end": self.is_end}
+        members = {"finished": delta_encode(self.finished), "rows": -1 if self.n_rows is None else self.n_rows}
+        return {"spans": delta_encode(edges), "dead": packed, "end": self.is_end, **members}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ObservedBounds:
         """What ``to_json`` gave."""
         dead = zlib.decompress(base64.b64decode(value["dead"])) if value["dead"] else b""
         edges = delta_decode(value["spans"])
-        return cls(tuple(zip(edges[::2], edges[1::2], strict=True)), dead, bool(value["end"]))
+        spans = tuple(zip(edges[::2], edges[1::2], strict=True))
+        # 0.1.0 knew nothing of finished members and of the number of rows.
+        finished, n_rows = tuple(delta_decode(value.get("finished", ""))), value.get("rows", -1)
+        return cls(spans, dead, bool(value["end"]), finished, None if n_rows < 0 else n_rows)
+
+    @property
+    def lasting(self) -> ObservedBounds:
+        """What holds for the next block as well, while nothing changes."""
+        return ObservedBounds(self.spans, finished=self.finished)
 
 
 @dataclass(frozen=True)
 class GenerationCursors:
-    """What is left to deal out: ranges of ids, and how much of each is gone. ``ends`` is how far each span is known."""
+    """What is left to deal out: ranges of ids, and how much of each is gone.
+
+    ``ends`` is how far each member is known, in the order of their ordinals; ``done`` are the members of which nothing
+    will ever be dealt again.
+    """
 
     ends: tuple[int, ...]
     starts: Int64
     sizes: Int64
     cursors: Int64
     keys: Words
+    done: OrdinalRuns = ()
 
     @property
     def n_left(self) -> int:
@@ -77,9 +103,10 @@ class GenerationCursors:
         return int(self.sizes.sum() - self.cursors.sum())
 
     def to_text(self) -> str:
-        """Three numbers a part."""
+        """Three numbers a part; then the members that are done."""
         edges = np.stack([self.starts, self.starts + self.sizes], axis=1).ravel()
-        return delta_encode(edges.tolist()) + ";" + ",".join(map(str, self.cursors.tolist()))
+        text = delta_encode(edges.tolist()) + ";" + ",".join(map(str, self.cursors.tolist()))
+        return f"{text};{delta_encode(self.done)}" if self.done else text
 
 
 NOTHING = GenerationCursors(
@@ -91,7 +118,8 @@ NOTHING = GenerationCursors(
 class Block:
     """One block: its ids in their order, and what is left behind it.
 
-    ``is_empty`` when nothing was left to choose from; ``is_fresh`` when it was decided here and now.
+    ``is_empty`` when nothing was left to choose from; ``is_fresh`` when it was decided here and now. ``n_gone`` ids
+    were left of members that have gone since the block before.
     """
 
     number: int
@@ -101,6 +129,7 @@ class Block:
     after: GenerationCursors
     is_empty: bool
     is_fresh: bool
+    n_gone: int = 0
 
 
 class Order:
@@ -124,12 +153,18 @@ class Order:
 
     def look(self, before: GenerationCursors, frozen: FrozenRows) -> ObservedBounds:
         """What there is now; where growth is not followed, what there was when the epoch began."""
-        spans = tuple(frozen.spans())
-        if before.ends and len(spans) != len(before.ends):
+        known, has_begun = _by_ordinal(before.ends), bool(before.ends or before.done)
+        spans, members, done = frozen.spans(), members_of(frozen), _listed(before.done)
+        if members is None and has_begun and [ordinal_of(end) for _, end in spans] != list(known):
             raise ResumeError(f"the dataset has {len(spans)} parts, this epoch began with {len(before.ends)}")
-        if before.ends and not self.follow:
-            spans = tuple((min(first, end), end) for (first, _), end in zip(spans, before.ends, strict=True))
-        return ObservedBounds(spans)
+        spans = [span for span in spans if ordinal_of(span[0]) not in done]
+        if has_begun and not self.follow:
+            ends = [(first, known.get(ordinal_of(first))) for first, _ in spans]
+            spans = [(min(first, end), end) for first, end in ends if end is not None]
+        ordinals = {ordinal_of(first) for first, _ in spans}
+        finished = runs_of(ordinals & set(members.finished)) if members is not None else ()
+        n_rows = None if has_begun or self.follow else len(frozen)
+        return ObservedBounds(tuple(spans), finished=finished, n_rows=n_rows)
 
     def decide(
         self,
@@ -143,25 +178,26 @@ class Order:
         """Block ``number`` of what is left, by what was ``seen``: now, unless it is given."""
         is_fresh = seen is None
         seen = self.look(before, frozen) if seen is None else seen
-        ids, after = self._draw(number, self._grown(before, seen.spans))
+        present = _without_gone(before, seen.spans)
+        ids, after = self._draw(number, self._grown(present, seen.spans))
         if is_fresh:
             alive = frozen.alive(ids) if len(ids) else None
             dead = b"" if alive is None or alive.all() else np.packbits(~alive).tobytes()
-            seen = ObservedBounds(seen.spans, dead, is_end=is_end and not len(ids))
-        is_empty = not len(ids)
+            seen = seen._replace(dead=dead, is_end=is_end and not len(ids))
+        is_empty, n_gone = not len(ids), before.n_left - present.n_left
         if seen.dead:
             ids = ids[np.unpackbits(np.frombuffer(seen.dead, np.uint8), count=len(ids)) == 0]
-        return Block(number, before, seen, ids, after, is_empty, is_fresh)
+        return Block(number, before, seen, ids, _without_finished(after, seen.finished), is_empty, is_fresh, n_gone)
 
     def _grown(self, parts: GenerationCursors, spans: tuple[Span, ...]) -> GenerationCursors:
         """The parts with what is new: a part of its own, or more of the last one if nothing of that is dealt out."""
-        ends = tuple(end for _, end in spans)
-        known = parts.ends or tuple(first for first, _ in spans)
-        if ends == known and parts.ends:
+        if tuple(end for _, end in spans) == parts.ends:
             return parts
-        sizes, new = parts.sizes, []
-        for (first, end), begin in zip(spans, known, strict=True):
-            begin = max(begin, first)  # what came and went unseen is no row
+        known, sizes, new = _by_ordinal(parts.ends), parts.sizes, []
+        highest = []
+        for first, end in spans:
+            begin = max(known.get(ordinal_of(first), first), first)  # what came and went unseen is no row
+            highest.append(max(end, known.get(ordinal_of(first), first)))
             if end <= begin:
                 continue
             last = np.flatnonzero(parts.starts + parts.sizes == begin)
@@ -170,19 +206,18 @@ class Order:
                 sizes[last[-1]] += end - begin
             else:
                 new.append((begin, end - begin))
-        highest = tuple(max(end, begin) for end, begin in zip(ends, known, strict=True))
-        grown = GenerationCursors(highest, parts.starts, sizes, parts.cursors, parts.keys)
+        grown = replace(parts, ends=tuple(highest), sizes=sizes)
         return self._with_new(grown, new) if new else grown
 
     def _with_new(self, parts: GenerationCursors, new: list[tuple[int, int]]) -> GenerationCursors:
         starts, sizes = np.array(new, np.int64).T
         keys = np.array([self.part_key(start) for start, _ in new], np.uint64)
-        return GenerationCursors(
-            parts.ends,
-            np.concatenate([parts.starts, starts]),
-            np.concatenate([parts.sizes, sizes]),
-            np.concatenate([parts.cursors, np.zeros(len(new), np.int64)]),
-            np.concatenate([parts.keys, keys]),
+        return replace(
+            parts,
+            starts=np.concatenate([parts.starts, starts]),
+            sizes=np.concatenate([parts.sizes, sizes]),
+            cursors=np.concatenate([parts.cursors, np.zeros(len(new), np.int64)]),
+            keys=np.concatenate([parts.keys, keys]),
         )
 
     def part_key(self, start: int) -> int:
@@ -199,11 +234,8 @@ class Order:
             kernels.deal(parts.starts, parts.sizes, cursors, parts.keys, key, ids, scratch)
         elif n:
             _in_order(parts, cursors, ids)
-        is_left = cursors < parts.sizes
-        if is_left.all():
-            return ids, GenerationCursors(parts.ends, parts.starts, parts.sizes, cursors, parts.keys)
-        starts, sizes, keys = parts.starts[is_left], parts.sizes[is_left], parts.keys[is_left]
-        return ids, GenerationCursors(parts.ends, starts, sizes, cursors[is_left], keys)
+        dealt = replace(parts, cursors=cursors)
+        return ids, _only(dealt, cursors < parts.sizes)
 
     def undealt(self, parts: GenerationCursors) -> Iterator[Int64]:
         """The ids that are left, a chunk at a time."""
@@ -215,17 +247,72 @@ class Order:
 
     def parts_from(self, text: str, ends: tuple[int, ...]) -> GenerationCursors:
         """What ``Parts.to_text`` wrote."""
-        first, _, second = text.partition(";")
+        first, _, rest = text.partition(";")
+        second, _, third = rest.partition(";")
         try:
             edges = np.array(delta_decode(first), np.int64).reshape(-1, 2)
             cursors = np.array(second.split(",") if second else [], np.int64)
+            done = tuple(delta_decode(third))
         except (ValueError, OverflowError):
             raise ResumeError(f"these are no parts of an order: {text[:60]!r}") from None
         starts, sizes = edges[:, 0].copy(), edges[:, 1] - edges[:, 0]
         if len(cursors) != len(sizes) or (sizes < 1).any() or (cursors < 0).any() or (cursors >= sizes).any():
             raise ResumeError(f"the state's parts make no sense: {text[:60]!r}; it was changed or cut")
         keys = np.array([self.part_key(start) for start in starts.tolist()], np.uint64)
-        return GenerationCursors(ends, starts, sizes, cursors, keys)
+        return GenerationCursors(ends, starts, sizes, cursors, keys, done)
+
+
+def ordinal_of(id_: int) -> int:
+    """The member that an id belongs to."""
+    return id_ >> ID_BITS
+
+
+def runs_of(ordinals: Iterable[int]) -> OrdinalRuns:
+    """Ordinals as the edges of their runs.
+
+    >>> runs_of([7, 0, 2, 1])
+    (0, 3, 7, 8)
+    """
+    edges: list[int] = []
+    for ordinal in sorted(ordinals):
+        if edges and edges[-1] == ordinal:
+            edges[-1] += 1
+        else:
+            edges += [ordinal, ordinal + 1]
+    return tuple(edges)
+
+
+def _listed(runs: OrdinalRuns) -> set[int]:
+    return {ordinal for first, end in zip(runs[::2], runs[1::2], strict=True) for ordinal in range(first, end)}
+
+
+def _by_ordinal(ends: tuple[int, ...]) -> dict[int, int]:
+    return {ordinal_of(end): end for end in ends}
+
+
+def _without_gone(parts: GenerationCursors, spans: tuple[Span, ...]) -> GenerationCursors:
+    """The parts without those of members that have no span any more; these are done."""
+    gone = _by_ordinal(parts.ends).keys() - {ordinal_of(first) for first, _ in spans}
+    return _done_with(parts, gone) if gone else parts
+
+
+def _without_finished(parts: GenerationCursors, finished: OrdinalRuns) -> GenerationCursors:
+    """The parts after members that never grow again and are dealt out are done."""
+    over = _listed(finished) - set((parts.starts >> ID_BITS).tolist()) if finished else set()
+    return _done_with(parts, over) if over else parts
+
+
+def _done_with(parts: GenerationCursors, members: set[int]) -> GenerationCursors:
+    kept = _only(parts, ~np.isin(parts.starts >> ID_BITS, list(members)))
+    ends = tuple(end for end in parts.ends if ordinal_of(end) not in members)
+    return replace(kept, ends=ends, done=runs_of(_listed(parts.done) | members))
+
+
+def _only(parts: GenerationCursors, is_kept: NDArray[np.bool_]) -> GenerationCursors:
+    if is_kept.all():
+        return parts
+    kept = {name: getattr(parts, name)[is_kept] for name in ("starts", "sizes", "cursors", "keys")}
+    return replace(parts, **kept)
 
 
 def delta_encode(numbers: Sequence[int]) -> str:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from poolish.errors import ResumeError
-from poolish.load.frozen import FrozenRows, Int64, Mask, SnapshotRows, Span, ids_of, snapshot_rows
+from poolish.load.frozen import FrozenRows, Int64, Mask, SnapshotRows, Span, ids_of, members_of, snapshot_rows
 from poolish.load.ledger import LedgerProtocol, OnEmpty, Run
-from poolish.load.order import NOTHING, Block, GenerationCursors, ObservedBounds, Order
+from poolish.load.order import NOTHING, Block, GenerationCursors, ObservedBounds, Order, ordinal_of
 from poolish.load.sampling import SampledBatches
 from poolish.rows import DatasetBuffer
 
@@ -39,17 +39,23 @@ class OpenBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class LoaderPosition:
-    """Between two steps of an epoch. ``open_block`` is the block it lies in; none before the first."""
+    """Between two steps of an epoch. ``open_block`` is the block it lies in; none before the first.
+
+    ``first_step`` is the step that the epoch began with; ``total`` is the position of its end, None while it is
+    unknown: before the first step, and where growth is followed.
+    """
 
     epoch: int = 0
     step: int = 0
     position: int = 0
     open_block: OpenBlock | None = None
     offset: int = 0
+    first_step: int = 0
+    total: int | None = None
 
-    def next_epoch(self) -> LoaderPosition:
-        """Where the next epoch begins."""
-        return LoaderPosition(self.epoch + 1, self.step)
+    def begin(self, epoch: int) -> LoaderPosition:
+        """Where an epoch begins that comes after this place."""
+        return LoaderPosition(epoch, self.step, first_step=self.step)
 
     @property
     def next_block(self) -> tuple[int, GenerationCursors]:
@@ -85,6 +91,10 @@ class StepPlanner(Protocol):
     def n_left(self, place: LoaderPosition) -> int:
         """How many steps are left in the epoch."""
 
+    @property
+    def n_lost(self) -> int:
+        """How many rows of this rank's share left the dataset before their step was planned."""
+
 
 class OrderPlanner:
     """Steps of an order of rows."""
@@ -104,6 +114,7 @@ class OrderPlanner:
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         self._drop_last = drop_last
         self._order = order_of(0)
+        self._lost: dict[tuple[int, int], int] = {}
         self.session = 0
 
     def order(self, epoch: int) -> Order:
@@ -122,15 +133,18 @@ class OrderPlanner:
         open_block, offset, n_found = place.open_block, place.offset, 0
         pieces: list[ReadRequest] = []
         example: tuple[FrozenRows, Int64] | None = None
+        first: OpenBlock | None = None
         while n_found < n_wanted:
             if open_block is None or offset == len(open_block.block.ids):
                 on_empty: OnEmpty = "wait" if is_ahead else "short" if n_found else "end"
                 open_block, offset = self._next_block(replace(place, open_block=open_block), on_empty), 0
                 if open_block is None:
                     return None
+                first = open_block if place.open_block is None and first is None else first
                 if not open_block.block.is_empty:
                     continue  # it may have no living row
                 if open_block.block.seen.is_end and not n_found:
+                    self._note_end(place, 0)
                     return None
                 if n_found:
                     break
@@ -141,14 +155,36 @@ class OrderPlanner:
             n_found += n
             offset += n
         if self._drop_last and n_found < n_wanted:
+            self._note_end(place, n_found)
             return None
         assert example is not None  # there is a row, or this place was the end
-        return Plan(
+        after = replace(
             place,
-            pieces,
-            LoaderPosition(place.epoch, place.step + 1, place.position + n_found, open_block, offset),
-            example,
+            step=place.step + 1,
+            position=place.position + n_found,
+            open_block=open_block,
+            offset=offset,
+            total=place.total if first is None else self._total(first),
         )
+        return Plan(place, pieces, after, example)
+
+    def _total(self, first: OpenBlock) -> int | None:
+        """How many rows an epoch has that begins with this block; None where it may grow."""
+        if self._order.follow:
+            return None
+        n_rows = first.block.seen.n_rows
+        return len(first.rows) if n_rows is None else n_rows  # 0.1.0 did not write it down
+
+    def _note_end(self, place: LoaderPosition, n_dropped: int) -> None:
+        """Note what the epoch was to have and did not have; what ``drop_last`` leaves out is not lost."""
+        if place.total is not None:
+            self._lost[place.epoch, -1] = max(0, place.total - place.position - n_dropped)
+
+    @property
+    def n_lost(self) -> int:
+        """How many rows of this rank's share left the dataset before their step was planned."""
+        shares = (divmod(n, self._world_size) for n in list(self._lost.values()))
+        return sum(each + (self._rank < rest) for each, rest in shares)
 
     def _request(self, open_block: OpenBlock, offset: int, n: int, n_before: int) -> ReadRequest:
         """This rank's share: of all rows of the step, numbered on, every ``world_size``-th."""
@@ -166,6 +202,8 @@ class OrderPlanner:
             self._current_rows(place.open_block) if order.follow or place.open_block is None else place.open_block.rows
         )
         block = self._ledger.decide_block(order, number, before, rows, on_empty, self.session)
+        if block is not None and block.n_gone and order.follow:  # otherwise the end of the epoch shows it
+            self._lost[order.epoch, number] = block.n_gone
         return None if block is None else self._hold(block, rows)
 
     def _current_rows(self, open_block: OpenBlock | None) -> FrozenRows:
@@ -196,15 +234,15 @@ class OrderPlanner:
 
     def _caught_up(self, block: Block, rows: FrozenRows) -> FrozenRows:
         """Rows that reach as far as those the block was decided on: another process may have looked a moment later."""
-        deadline = time.monotonic() + _CATCH_UP_S
-        while any(mine[1] < seen for mine, seen in zip(rows.spans(), block.after.ends, strict=True)):
+        deadline, ends = time.monotonic() + _CATCH_UP_S, [*block.after.ends, *(end for _, end in block.seen.spans)]
+        while _is_behind(rows, ends):
             if time.monotonic() > deadline:
                 journal = getattr(self._ledger, "path", None)
                 place = "" if journal is None else f"journal {journal}: "
                 raise ResumeError(
-                    f"{place}block {block.number} was decided on rows up to id {max(block.after.ends)}, here they "
-                    f"reach {max(end for _, end in rows.spans())}; all ranks must read the same growing dataset, "
-                    "and a run that goes on must find it as it was, or later"
+                    f"{place}block {block.number} was decided on rows up to id {max(ends)}, here they "
+                    f"reach {max((end for _, end in rows.spans()), default=0)}; all ranks must read the same growing "
+                    "dataset, and a run that goes on must find it as it was, or later"
                 )
             time.sleep(0.001)
             rows = snapshot_rows(self._dataset)
@@ -212,18 +250,19 @@ class OrderPlanner:
 
     def n_left(self, place: LoaderPosition) -> int:
         """Steps left in the epoch, if nothing is appended."""
-        n_rows = self._rows_left(place)
+        n_rows = self.rows_left(place)
         size = self._world_size * self._batch_size
         return n_rows // size if self._drop_last else -(-n_rows // size)
 
-    def _rows_left(self, place: LoaderPosition) -> int:
+    def rows_left(self, place: LoaderPosition) -> int:
+        """Rows left in the epoch, counted."""
         if place.open_block is None:
             return len(snapshot_rows(self._dataset))
         block, rows = place.open_block.block, place.open_block.rows
         parts, in_block = block.after, len(block.ids) - place.offset
         spans = rows.spans()
-        nobody_is_missing = len(rows) == sum(end - first for first, end in spans)
-        if nobody_is_missing and all(_is_inside(part, spans) for part in zip(parts.starts, parts.sizes, strict=True)):
+        is_complete = len(rows) == sum(end - first for first, end in spans)
+        if is_complete and all(_is_inside(part, spans) for part in zip(parts.starts, parts.sizes, strict=True)):
             return in_block + parts.n_left
         return in_block + sum(_n_alive(rows, ids) for ids in self.order(place.epoch).undealt(parts))
 
@@ -265,7 +304,8 @@ class BatchPlanner:
         if place.position >= n_batches:
             return None
         ids = self._ids(place.position + self._rank)
-        after = LoaderPosition(place.epoch, place.step + 1, min(place.position + self._world_size, n_batches))
+        position = min(place.position + self._world_size, n_batches)
+        after = replace(place, step=place.step + 1, position=position, total=n_batches)
         example = self._rows, self._ids(place.position)[:1]
         return Plan(place, [ReadRequest(self._rows, ids, NOTHING.starts)], after, example)
 
@@ -276,6 +316,11 @@ class BatchPlanner:
         if len(wrong):
             raise IndexError(f"batch {batch} of batches= has row {wrong[0]}, the dataset has {n_rows:,} rows")
         return ids_of(self._view, numbers)
+
+    @property
+    def n_lost(self) -> int:
+        """None: batches are made of the rows that there are when the epoch begins."""
+        return 0
 
     @property
     def n_batches(self) -> int:
@@ -328,6 +373,13 @@ def _add(pieces: list[ReadRequest], piece: ReadRequest) -> None:
         ids, gone = np.concatenate([last.ids, piece.ids]), np.concatenate([last.gone, piece.gone])
         piece = ReadRequest(piece.rows, ids, gone)
     pieces.append(piece)
+
+
+def _is_behind(rows: FrozenRows, ends: list[int]) -> bool:
+    """Whether these rows are of an earlier moment than one at which ids reached ``ends``."""
+    mine, members = {ordinal_of(end): end for _, end in rows.spans()}, members_of(rows)
+    n_given = 0 if members is None else members.n_given  # a member that was there before has left since
+    return any(mine.get(ordinal_of(end), end if ordinal_of(end) < n_given else -1) < end for end in ends)
 
 
 def _is_inside(part: tuple[int, int], spans: list[Span]) -> bool:

@@ -6,6 +6,7 @@ branch                     which branches of a buffer or stream wrote the rows t
 spots                      a digest of some rows of data without an id, as spot_check takes it
 run                        which training run it belongs to, where that is known
 epoch, step, position      where, for people
+first_step, total          the step that the epoch began with, and the position of its end; -1 where that is unknown
 order                      where, exactly: the block, what was left before it, what was seen when it was decided;
                            packed if it is long
 guard, guard_of            the state of a guard that has one, likewise
@@ -20,15 +21,16 @@ import re
 import reprlib
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
-from poolish.load.frozen import FrozenRows, fixed_by, has_branch
-from poolish.load.order import NOTHING, ObservedBounds, delta_decode, delta_encode
-from poolish.load.planner import LoaderPosition, OpenBlock, OrderPlanner
+from poolish.load.frozen import FrozenRows, fixed_by, has_branch, members_of
+from poolish.load.order import ObservedBounds, delta_decode, delta_encode, ordinal_of
+from poolish.load.planner import LoaderPosition, OrderPlanner
 
-#: 2 since states know their run and a dataset's own state; 1 is that of 0.1.0.
+#: 2 since states know their run, a dataset's own state and where their epoch begins and ends; 1 is that of 0.1.0.
 VERSION = 2
 _READS = (1, 2)
 
@@ -64,14 +66,26 @@ def _unpacked(text: Any) -> Any:
 def to_place(state: Mapping[str, Any], planner: OrderPlanner) -> LoaderPosition:
     """The place that a state tells of, in the order that ``planner`` reads."""
     fields = {name: _unpacked(text) for name, text in state["order"].items()}
-    order, number, ends = planner.order(state["epoch"]), fields["block"], tuple(delta_decode(fields["ends"]))
-    parts = order.parts_from(fields["parts"], ends) if ends else NOTHING
-    open_block: OpenBlock | None = None  # the epoch has not begun
+    order, number = planner.order(state["epoch"]), fields["block"]
+    parts = order.parts_from(fields["parts"], tuple(delta_decode(fields["ends"])))
+    place = place_in(state)
     if fields["spans"]:
         open_block = planner.revived(order, number, parts, ObservedBounds.from_json(fields))
-    elif ends:
+    elif number:
         open_block = planner.used_up(number - 1, parts)
-    return LoaderPosition(state["epoch"], state["step"], state["position"], open_block, fields["offset"])
+    else:
+        return place  # the epoch has not begun
+    place = replace(place, open_block=open_block, offset=fields["offset"])
+    is_known = "total" in state or order.follow
+    return place if is_known else replace(place, total=place.position + planner.rows_left(place))
+
+
+def place_in(state: Mapping[str, Any]) -> LoaderPosition:
+    """The place that a state tells of, in numbers; 0.1.0 did not write down where its epoch began."""
+    step = state["step"]
+    total = state.get("total", -1)
+    place = LoaderPosition(state["epoch"], step, state["position"])
+    return replace(place, first_step=state.get("first_step", step), total=None if total < 0 else total)
 
 
 def sealed(state: dict[str, Any]) -> dict[str, Any]:
@@ -126,11 +140,13 @@ def highest(state: Mapping[str, Any]) -> list[int]:
 
 def check_rows(state: Mapping[str, Any], rows: FrozenRows) -> None:
     """Refuse a state of rows that are not there yet, or that have other numbers now."""
-    spans, reached = rows.spans(), highest(state)
-    if len(spans) != len(reached) or any(end < high for (_, end), high in zip(spans, reached, strict=True)):
+    now = {ordinal_of(end): end for _, end in rows.spans()}
+    then = {ordinal_of(end): end for end in highest(state)}
+    has_same = members_of(rows) is not None or now.keys() == then.keys()
+    if not has_same or any(now.get(ordinal, end) < end for ordinal, end in then.items()):
         raise ResumeError(
-            f"the dataset has ids up to {[end for _, end in spans]}, when the state was taken it had {reached}: it "
-            "went back in time; load the dataset that was saved with the state, or a later one"
+            f"the dataset has ids up to {list(now.values())}, when the state was taken it had {list(then.values())}: "
+            "it went back in time; load the dataset that was saved with the state, or a later one"
         )
     if not has_branch(rows, state.get("branch")):
         raise ResumeError(

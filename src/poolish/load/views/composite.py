@@ -33,6 +33,7 @@ from poolish.load.frozen import (
     fixed_by,
     has_branch,
     ids_of,
+    members_of,
     snapshot_rows,
 )
 from poolish.load.views.mixture import Mixture
@@ -356,6 +357,12 @@ class CompositeRows:
 
     def __init__(self, parts: list[FrozenRows]) -> None:
         self.parts = parts
+        for k, part in enumerate(parts):
+            if members_of(part) is not None:
+                raise ConfigError(
+                    f"datasets[{k}]: its members may come and go, so its rows have no place of their own among others; "
+                    "load it alone"
+                )
         # A part that is a composite itself has several spans, apart in their upper bits: each becomes one of ours.
         self._slots = [(k, first >> _ID_BITS) for k, part in enumerate(parts) for first, _ in part.spans()]
         if len(self._slots) > _MAX_SPANS:

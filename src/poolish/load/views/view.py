@@ -21,12 +21,14 @@ from poolish.load.frozen import (
     FrozenRows,
     Int64,
     Mask,
+    Members,
     Span,
     WindowRows,
     branch_below,
     fixed_by,
     has_branch,
     ids_of,
+    members_of,
     snapshot_rows,
 )
 from poolish.rows import DatasetBuffer
@@ -197,6 +199,10 @@ class DelegatingRows:
     def spans(self) -> list[Span]:
         """As below."""
         return self.rows.spans()
+
+    def members(self) -> Members | None:
+        """As below."""
+        return members_of(self.rows)
 
     def alive(self, ids: Int64) -> Mask | None:
         """As below."""
