@@ -21,7 +21,7 @@ from tests.load.loaders import buffer, ids, load, plain, rows, saved
 #: Where batches are handed over. Not where locks are held: Python raises between no two instructions of ``with lock``.
 _FILES = {
     str(Path(poolish.load.__file__).with_name(f"{name}.py"))
-    for name in ("loader", "supply", "workers", "in_flight", "batch", "walk", "reading", "guarding")
+    for name in ("loader", "reader", "progress", "batch", "planner", "fetch", "guarding")
 }
 
 #: What weakrefs call: Python swallows an interrupt there.

@@ -140,7 +140,7 @@ def test_a_loop_that_takes_no_batch_costs_nothing():
     loader.close()
     assert len(threads()) == before
     iter(loader)
-    group = loader._fetcher._workers.threads()
+    group = loader._reader.fetcher._workers.threads()
     del loader
     gc.collect()
     group.join(PATIENCE_S)

@@ -111,7 +111,7 @@ class OrderPlanner:
         drop_last: bool,
     ) -> None:
         self._dataset, self._ledger, self._order_of = dataset, ledger, order_of
-        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
+        self._batch_size, self.rank, self._world_size = batch_size, rank, world_size
         self._drop_last = drop_last
         self._order = order_of(0)
         self._lost: dict[tuple[int, int], int] = {}
@@ -184,11 +184,11 @@ class OrderPlanner:
     def n_lost(self) -> int:
         """How many rows of this rank's share left the dataset before their step was planned."""
         shares = (divmod(n, self._world_size) for n in list(self._lost.values()))
-        return sum(each + (self._rank < rest) for each, rest in shares)
+        return sum(each + (self.rank < rest) for each, rest in shares)
 
     def _request(self, open_block: OpenBlock, offset: int, n: int, n_before: int) -> ReadRequest:
         """This rank's share: of all rows of the step, numbered on, every ``world_size``-th."""
-        first = offset + (self._rank - n_before) % self._world_size
+        first = offset + (self.rank - n_before) % self._world_size
         mine = slice(first, offset + n, self._world_size)
         ids = open_block.block.ids[mine]
         if open_block.gone is None:
@@ -294,7 +294,7 @@ class BatchPlanner:
 
     def __init__(self, dataset: Any, batches: Any, *, rank: int, world_size: int) -> None:
         self._dataset, self._batches = dataset, copy.copy(batches)  # its epoch is this loader's own
-        self._rank, self._world_size = rank, world_size
+        self.rank, self._world_size = rank, world_size
         self._epoch: int | None = None
 
     def next(self, place: LoaderPosition, *, is_ahead: bool = False) -> Plan | None:
@@ -303,7 +303,7 @@ class BatchPlanner:
         n_batches = len(self._batches)
         if place.position >= n_batches:
             return None
-        ids = self._ids(place.position + self._rank)
+        ids = self._ids(place.position + self.rank)
         position = min(place.position + self._world_size, n_batches)
         after = replace(place, step=place.step + 1, position=position, total=n_batches)
         example = self._rows, self._ids(place.position)[:1]

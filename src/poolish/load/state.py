@@ -26,9 +26,14 @@ from typing import Any
 
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
-from poolish.load.frozen import FrozenRows, fixed_by, has_branch, members_of
+from poolish.load import dataset_state
+from poolish.load.frozen import FrozenRows, branch_below, fixed_by, has_branch, members_of, snapshot_rows
 from poolish.load.order import ObservedBounds, delta_decode, delta_encode, ordinal_of
-from poolish.load.planner import LoaderPosition, OrderPlanner
+from poolish.load.planner import BatchPlanner, LoaderPosition, OrderPlanner
+from poolish.load.progress import Progress
+from poolish.load.reader import RankReader
+from poolish.load.settings import LoaderSettings
+from poolish.load.spot_check import check_spots, kept_spots, spots_of
 
 #: 2 since states know their run, a dataset's own state and where their epoch begins and ends; 1 is that of 0.1.0.
 VERSION = 2
@@ -36,6 +41,109 @@ _READS = (1, 2)
 
 #: A text that is longer than this is packed.
 _LONG = 200
+
+
+class StateKeeper:
+    """Takes the states of one reader, and restores them."""
+
+    def __init__(
+        self, reader: RankReader, settings: LoaderSettings, about: Mapping[str, Any], rank: tuple[int, int]
+    ) -> None:
+        self._reader, self._dataset, self._about, self._rank = reader, settings.dataset, about, rank
+        self._faults, self._first_spots = settings.faults, spots_of(settings.dataset)
+
+    def take(self, run: str | None) -> dict[str, Any]:
+        """Where the reader is."""
+        reader, rows = self._reader, snapshot_rows(self._dataset)
+        frontier = reader.frontier
+        place = frontier.place
+        state = {"format": "poolish loader", "version": VERSION, **self._about, "run": run}
+        state |= {"epoch": place.epoch, "step": place.step, "position": place.position}
+        state |= {"first_step": place.first_step, "total": -1 if place.total is None else place.total}
+        state["fixed_by"] = fixed_by(rows)
+        if isinstance(reader.planner, BatchPlanner):
+            state["n_rows"] = len(rows)
+            if self._about["sampled"] is None:
+                state["n_batches"] = reader.planner.n_batches
+            elif place.position:
+                state["draw"] = reader.planner.checksum(place.epoch)
+        else:
+            state["order"] = to_order(place, rows)
+        branch = branch_below(rows, highest(state) if "order" in state else [end for _, end in rows.spans()])
+        if branch is not None:
+            state["branch"] = branch
+        spots = kept_spots(self._first_spots, self._dataset)
+        if spots:
+            state["spots"] = spots
+        if reader.worker[1] > 1:
+            state["skip"] = frontier.n_skip
+        return sealed(state | self._own_states(frontier))
+
+    def _own_states(self, frontier: Progress) -> dict[str, Any]:
+        """Those of faults, dataset and guard that have one."""
+        found: dict[str, Any] = {}
+        if hasattr(self._faults, "state_dict"):
+            found["faults"] = self._faults.state_dict()
+        if self._reader.dataset.has_state:
+            found["dataset"] = json.loads(frontier.dataset or dataset_state.to_json(self._dataset))
+            found["dataset_of"] = list(self._rank)
+        if self._reader.guard is not None:
+            found |= self._reader.guard.state_of(frontier.guard)
+        return found
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state of something else."""
+        check_belongs(state, self._about)
+        dataset_state.check_same(self._dataset, state, self._rank)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; one that is refused changes nothing."""
+        reader, guard = self._reader, self._reader.guard
+        own = json.dumps(state["dataset"]) if "dataset" in state else None
+        of_dataset, of_guard, was = reader.dataset.memory(), guard and guard.memory(), reader.progress
+        try:
+            reader.note_dataset()
+            place, planner = self._place_of(state, own)
+            if guard is not None:
+                guard.restore(state)
+            if "faults" in state and hasattr(self._faults, "load_state_dict"):
+                self._faults.load_state_dict(state["faults"])
+        except BaseException:
+            if guard is not None:
+                guard.rewind(of_guard)
+            reader.dataset.go_back(of_dataset, was.place.epoch)
+            reader.progress = was
+            raise
+        reader.go_to(place, state.get("skip"), own)
+        if isinstance(reader.planner, BatchPlanner):
+            reader.planner.become(planner)
+        reader.progress = reader.progress._replace(guard=guard and guard.memory())
+        reader.dataset.leave(own)
+
+    def _place_of(self, state: Mapping[str, Any], own: str | None) -> tuple[LoaderPosition, Any]:
+        """Where a state is, in the dataset as it is there: its epoch and its own state decide which rows it has."""
+        place, reader = place_in(state), self._reader
+        if own is not None:
+            reader.dataset.put(place.epoch, own, is_inside=bool(place.position))
+        reader.set_dataset_epoch(place.epoch)
+        rows = snapshot_rows(self._dataset)
+        check_rows(state, rows)
+        check_spots(self._dataset, state.get("spots", []))
+        planner = reader.planner
+        if isinstance(planner, OrderPlanner):
+            return to_place(state, planner), planner
+        self._check_batches_of(state, planner, len(rows))
+        return place, planner.drawn_as(place.epoch, state.get("draw"))
+
+    def _check_batches_of(self, state: Mapping[str, Any], planner: BatchPlanner, n_rows: int) -> None:
+        is_ready_made = self._about["sampled"] is None
+        then = (state["n_batches"] if is_ready_made else "the", state["n_rows"])
+        now = (planner.n_batches if is_ready_made else "the", n_rows)
+        if then != now and (is_ready_made or state["position"]):
+            raise ResumeError(
+                f"the state is of {then[0]} batches of {then[1]:,} rows, now there are {now[0]} batches of "
+                f"{now[1]:,} rows; batches=, weights= and sampler= are about row numbers, so both must be as they were"
+            )
 
 
 def to_order(place: LoaderPosition, rows: FrozenRows) -> dict[str, Any]:

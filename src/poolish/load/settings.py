@@ -1,14 +1,17 @@
-"""What a Loader may be asked for: each check gives back what the loader keeps, or says what to pass instead."""
+"""The arguments of a Loader, checked once: each check returns what is kept, or says what to pass instead."""
 
 from __future__ import annotations
 
+import importlib.util
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
 
+from poolish import seeds
 from poolish.errors import ConfigError
 from poolish.files import check_name, local_path
 from poolish.load.dataset import check_map_style
@@ -18,6 +21,90 @@ from poolish.load.ledger import LedgerProtocol
 from poolish.tokens.store import StreamStore
 
 ACKNOWLEDGE = ("on_yield", "explicit")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoaderSettings:
+    """What a Loader was made with. Values are checked when one is made; ``Loader`` says what each of them means."""
+
+    dataset: Any
+    batch_size: int
+    shuffle: bool
+    batches: Any
+    seed: int
+    rank: int | None
+    world_size: int | None
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    prefetch_factor: int
+    persistent_workers: bool
+    journal: str | os.PathLike[str] | LedgerProtocol | None
+    run: str | None
+    output: str | None
+    follow: bool
+    acknowledge: str
+    faults: Any
+    device: Any
+    guard: Any
+    weights: Any
+    sampler: Any
+    epochs: int | None
+
+    def arguments(self) -> dict[str, Any]:
+        """The same as keyword arguments of a Loader."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def checked(self) -> LoaderSettings:
+        """The same with each value as the loader keeps it."""
+        made = replace(
+            self,
+            dataset=check_dataset(self.dataset),
+            batch_size=check_whole(self.batch_size, "batch_size", least=1),
+            shuffle=bool(self.shuffle),
+            seed=seeds.check_seed(self.seed),
+            num_workers=check_whole(self.num_workers, "num_workers", least=0),
+            collate_fn=check_callable(self.collate_fn, "collate_fn"),
+            drop_last=bool(self.drop_last),
+            timeout=check_timeout(self.timeout),
+            worker_init_fn=check_callable(self.worker_init_fn, "worker_init_fn"),
+            prefetch_factor=check_whole(self.prefetch_factor, "prefetch_factor", least=1),
+            run=check_run(self.run),
+            follow=bool(self.follow),
+            acknowledge=check_acknowledge(self.acknowledge),
+            faults=check_faults(self.faults),
+        )
+        check_dataset_state(made.dataset, made.num_workers)
+        check_batches(
+            made.batches,
+            follow=made.follow,
+            batch_size=made.batch_size,
+            shuffle=made.shuffle,
+            drop_last=made.drop_last,
+        )
+        check_sampling(
+            made.weights, made.sampler, made.epochs, follow=made.follow, shuffle=made.shuffle, batches=made.batches
+        )
+        return made
+
+    @property
+    def shown_as(self) -> str:
+        """What batches are made of: tensors where torch is installed, unless ``output`` says otherwise."""
+        return self.output or ("torch" if importlib.util.find_spec("torch") else "numpy")
+
+    @property
+    def sampled(self) -> str | None:
+        """Which argument draws the rows of an epoch; None where none does."""
+        return "weights" if self.weights is not None else "sampler" if self.sampler is not None else None
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether batches are acknowledged."""
+        return self.acknowledge == "explicit"
+
 
 # Values by themselves -------------------------------------------------------------------------------------------
 
@@ -119,17 +206,14 @@ def check_sampling(weights: Any, sampler: Any, epochs: Any, **others: Any) -> No
         raise ConfigError(f"{name}= decides which rows an epoch has, so {given[0]}= has no meaning beside it")
 
 
-def check_dataset_state(dataset: Any, num_workers: int) -> bool:
-    """Whether the dataset has a state of its own; threads that read ahead would be ahead of it."""
-    if not has_state(dataset):
-        return False
-    if num_workers:
+def check_dataset_state(dataset: Any, num_workers: int) -> None:
+    """A dataset with a state of its own, or none: threads that read ahead would be ahead of it."""
+    if num_workers and has_state(dataset):
         raise ConfigError(
             f"num_workers={num_workers} on {type(dataset).__name__}, which has a state_dict, or looks at one that has: "
             "threads read ahead, so its state would be that of rows not delivered yet; use num_workers=0, or torch's "
             "DataLoader around it"
         )
-    return True
 
 
 def check_follow(follow: bool, dataset: Any, rows: FrozenRows) -> None:
