@@ -35,7 +35,7 @@ from benchmarks import recipe_peers as peers
 from benchmarks.harness import Measure, Missing, compare, needs, per_call, per_second
 from benchmarks.recipe_peers import N_ROWS
 from poolish import DatasetRecipe, col
-from poolish.recipes.sources import Fragment
+from poolish.recipes.fragment_rows import Fragment
 
 # --- baking ----------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ import pytest
 from poolish import DatasetRecipe
 from poolish.expressions import EVALUATOR_VERSION
 from poolish.recipes import cache
-from poolish.recipes.cache import BakedFragment, Cache, key_of
-from poolish.recipes.fragment_rows import FragmentRows
+from poolish.recipes.cache import Cache, key_of
+from poolish.recipes.fragment_rows import BakedFragment, FragmentRows
 
 
 def baked_piece(table, n_rows):

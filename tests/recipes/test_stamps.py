@@ -11,7 +11,7 @@ import pytest
 
 from poolish import DatasetRecipe
 from poolish.files import local_stamp
-from poolish.recipes.sources import paths
+from poolish.recipes.sources import files
 from tests.recipes.kitchen import file_source, fingerprints, rows_of, write
 
 
@@ -73,18 +73,18 @@ class Store(fsspec.AbstractFileSystem):
 @pytest.mark.parametrize("name", ["ETag", "etag", "generation", "blob_id", "Last-Modified", "LastModified", "mtime"])
 def test_what_a_store_notes_is_the_stamp(name):
     """Tags, versions and dates of any store, and nobody asks this machine about a path that is not its own."""
-    first, second = (paths.remote_stamp(Store({name: value}), "bucket/no/such/file") for value in ("one", "two"))
+    first, second = (files.remote_stamp(Store({name: value}), "bucket/no/such/file") for value in ("one", "two"))
 
     assert first != second
-    assert first == paths.remote_stamp(Store({name: "one"}, b"54321"), "bucket/no/such/file")
+    assert first == files.remote_stamp(Store({name: "one"}, b"54321"), "bucket/no/such/file")
 
 
 @pytest.mark.parametrize("place", [0, 100, -100, -1])
 def test_content_is_looked_at_where_a_store_notes_nothing(place):
     """Small files as a whole, large ones at both ends."""
-    content = bytearray(3 * paths.SAMPLED_BYTES)
-    before = paths.remote_stamp(Store({}, bytes(content)), "a")
+    content = bytearray(3 * files.SAMPLED_BYTES)
+    before = files.remote_stamp(Store({}, bytes(content)), "a")
     content[place] = 1
 
-    assert paths.remote_stamp(Store({}, bytes(content)), "a") != before
-    assert paths.remote_stamp(Store({}, b"12345"), "a") != paths.remote_stamp(Store({}, b"12543"), "a")
+    assert files.remote_stamp(Store({}, bytes(content)), "a") != before
+    assert files.remote_stamp(Store({}, b"12345"), "a") != files.remote_stamp(Store({}, b"12543"), "a")

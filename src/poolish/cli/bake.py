@@ -26,8 +26,8 @@ from poolish.errors import ConfigError
 from poolish.files import publish_directory, raising_store_full
 from poolish.printable import printable
 from poolish.recipes import BakeResult, DatasetRecipe
-from poolish.recipes.cache import BakedFragment
 from poolish.recipes.engine import LocalEngine
+from poolish.recipes.fragment_rows import BakedFragment
 from poolish.recipes.recipe import ON_ERROR
 
 Task = TypeVar("Task")

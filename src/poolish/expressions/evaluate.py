@@ -20,17 +20,16 @@ Recipes, suites and the command line share these semantics:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import RecipeError, UnknownColumn
-from poolish.expressions.nodes import KEYWORDS, Node, negative_node
+from poolish.expressions.nodes import KEYWORDS, Node, negative_node, short, text_of
 from poolish.expressions.rules import ON_DICTIONARY, RULES, Operand, constant_operand
-from poolish.expressions.text import short, text_of
 from poolish.schema.types import spelled_out
 
 #: Part of the key of every cached result. Raise it whenever an expression may give another result than before.
@@ -168,3 +167,42 @@ def _folded(node: Node) -> Node:
 
 def _no_column(node: Node) -> NoReturn:
     raise AssertionError(f"a constant part reads {node.value!r}")
+
+
+# Rows that fail -----------------------------------------------------------------------------------------------------
+
+
+Result = TypeVar("Result")
+
+
+def halving(
+    attempt: Callable[[int, int], Result],
+    ranges: Iterable[tuple[int, int]],
+    failed: Callable[[int, int, Exception], None],
+    *,
+    halve: bool = True,
+) -> Iterator[tuple[int, int, Result]]:
+    """Yield ``(first, n_rows, attempt(first, n_rows))`` for ranges of rows, in order.
+
+    A range that fails is split in half until single rows fail: these go to ``failed``, which may raise. With
+    ``halve=False`` a failing range goes there whole.
+
+    >>> numbers, bad = [4, 2, 0, 1], []
+    >>> def attempt(first, n_rows):
+    ...     return [8 // n for n in numbers[first : first + n_rows]]
+    >>> [made for _, _, made in halving(attempt, [(0, 4)], lambda first, n_rows, error: bad.append(first))], bad
+    ([[2, 4], [8]], [2])
+    """
+    waiting = list(ranges)[::-1]  # the next range last
+    while waiting:
+        first, n_rows = waiting.pop()
+        try:
+            result = attempt(first, n_rows)
+        except Exception as error:
+            if halve and n_rows > 1:
+                half = n_rows // 2
+                waiting += [(first + half, n_rows - half), (first, half)]
+            else:
+                failed(first, n_rows, error)
+            continue
+        yield first, n_rows, result

@@ -22,11 +22,29 @@ from numpy.typing import NDArray
 
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
-from poolish.expressions.evaluate import EVALUATOR_VERSION, bind, column_operand, evaluate, find_column, is_decided
+from poolish.expressions.evaluate import (
+    EVALUATOR_VERSION,
+    bind,
+    column_operand,
+    evaluate,
+    find_column,
+    halving,
+    is_decided,
+)
 from poolish.expressions.grammar import parse_node
-from poolish.expressions.nodes import Node, check_limits, checked_argument, constant_node, negative_node, utf8, walk
+from poolish.expressions.nodes import (
+    Node,
+    canonical,
+    check_limits,
+    checked_argument,
+    constant_node,
+    negative_node,
+    short,
+    text_of,
+    utf8,
+    walk,
+)
 from poolish.expressions.rules import Operand, as_array, kind_of
-from poolish.expressions.text import canonical, short, text_of
 
 Mask = NDArray[np.bool_]
 
@@ -119,19 +137,20 @@ class Expression:
         >>> parse("end >= start").passes(pa.table({"start": [1, 5, None], "end": [2, 4, 4]}))
         array([ True, False,  True])
         """
-        passing, n_failed = np.zeros(table.num_rows, np.bool_), 0
-        waiting = [(0, table.num_rows)]
-        while waiting:
-            first, n_rows = waiting.pop()
-            try:
-                passing[first : first + n_rows] = _filled(self._answers(table.slice(first, n_rows)), True)
-            except RecipeError:
-                if n_rows == table.num_rows:
-                    self._answers(table.slice(0, 0))  # raises if types are the reason, not values
-                half, n_failed = n_rows // 2, n_failed + (n_rows == 1)
-                if n_failed == table.num_rows:
-                    raise
-                waiting += [(first + half, n_rows - half), (first, half)] if half else []
+        try:
+            return _filled(self._answers(table), True)
+        except RecipeError:
+            self._answers(table.slice(0, 0))  # raises if types are the reason, not values
+        passing, failed = np.zeros(table.num_rows, np.bool_), list[Exception]()
+
+        def answers(first: int, n_rows: int) -> pa.Array:
+            return self._answers(table.slice(first, n_rows))
+
+        for first, n_rows, found in halving(answers, [(0, table.num_rows)], lambda _, n, error: failed.append(error)):
+            passing[first : first + n_rows] = _filled(found, True)
+        for error in failed:
+            if len(failed) == table.num_rows or not isinstance(error, RecipeError):
+                raise error
         return passing
 
     def to_arrow(self, schema: pa.Schema) -> pc.Expression:

@@ -24,8 +24,8 @@ from poolish.expressions.nodes import (
     Node,
     checked_argument,
     negative_node,
+    short,
 )
-from poolish.expressions.text import short
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"

@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from poolish.errors import RecipeError
-from poolish.expressions.nodes import COMPARISONS, FLIPPED, Node, type_named
-from poolish.expressions.text import constant_text, short, text_of
+from poolish.expressions.nodes import COMPARISONS, FLIPPED, Node, constant_text, short, text_of, type_named
 from poolish.schema.types import spelled_out
 
 Typed = tuple[pa.DataType, Any]

@@ -21,16 +21,15 @@ import numpy as np
 from poolish.errors import BudgetSpent, RecipeError
 from poolish.guards.checks.guard import ask, passed
 from poolish.guards.checks.verdicts import Result
-from poolish.recipes.cache import BakedFragment, Cache, total
+from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine, taken
-from poolish.recipes.fragment_rows import FragmentRows, part_numbers, threshold_of
-from poolish.recipes.instructions import AddIngredient
+from poolish.recipes.fragment_rows import BakedFragment, Fragment, FragmentRows, part_numbers, threshold_of, total
 from poolish.recipes.lineage import BakedRows, Nested
 from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, bake_together, fragments_of, prepared
-from poolish.recipes.plan import IngredientState, Recipe, RecipeRun
+from poolish.recipes.plan import AddIngredient, IngredientState, Recipe, RecipeRun
 from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, scan
-from poolish.recipes.sources import FileSource, Fragment, RecipeSource, Source, as_source
-from poolish.recipes.steps.barriers import is_barrier
+from poolish.recipes.sources import FileSource, RecipeSource, Source, as_source
+from poolish.recipes.steps.registry import is_barrier
 from poolish.rows import DatasetBuffer
 
 Progress = Callable[[str, int, int], None]

@@ -16,8 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from poolish.concurrency import cached_property
 from poolish.errors import CorruptDataError, PoolishError
 from poolish.expressions import EVALUATOR_VERSION
 from poolish.files import checksum_hex, local_path, publish, read_json, sweep, write_json
-from poolish.recipes.fragment_rows import FragmentRows, Int64
+from poolish.recipes.fragment_rows import BakedFragment, FragmentRows, Int64, is_one_to_one
 
 #: What a piece has besides its columns, for each row.
 _HIDDEN = ("rows", "subs", "steps")
@@ -37,24 +36,6 @@ _HIDDEN = ("rows", "subs", "steps")
 _KEYS = 2
 _DIGITS = len(checksum_hex(b""))
 _MAX_LINE, _USUAL_LINE = 1 << 20, 1 << 12
-
-
-@dataclass
-class BakedFragment:
-    """A fragment after its row-local steps, and what was counted on the way.
-
-    ``threshold`` is up to which hash its rows were chosen: for a lower one it holds too, with fewer rows. ``given`` are
-    the types of the columns before the steps.
-    """
-
-    piece: FragmentRows
-    counts: list[dict[str, int]] = field(default_factory=list)
-    rejects: list[dict[str, Any]] = field(default_factory=list)
-    threshold: int = 2**64
-    is_cached: bool = False
-    given: dict[str, str] = field(default_factory=dict)
-    #: How long reading took, and each step; not kept.
-    seconds: list[float] = field(default_factory=list)
 
 
 def key_of(*parts: Any) -> str:
@@ -207,16 +188,6 @@ def _decode(data: pa.Buffer, place: str, key: str) -> BakedFragment:
     return BakedFragment(
         piece, header["counts"], rejects, int(header["threshold"]), is_cached=True, given=header["given"]
     )
-
-
-def is_one_to_one(counts: Sequence[dict[str, int]]) -> bool:
-    """Whether no step dropped or added a row; as many out as in are not enough for that."""
-    return all(count["alike"] for count in counts[1:])
-
-
-def total(counts: Sequence[dict[str, int]], name: str) -> int:
-    """One figure summed over fragments."""
-    return sum(count.get(name, 0) for count in counts)
 
 
 # The last bake ------------------------------------------------------------------------------------------------------

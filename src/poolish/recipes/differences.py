@@ -22,10 +22,9 @@ from poolish.expressions import Expression, as_expression
 from poolish.fingerprints import function_fingerprint
 from poolish.printable import printable
 from poolish.recipes.fragment_rows import Int64
-from poolish.recipes.instructions import AddIngredient, Instruction
 from poolish.recipes.lineage import BakedRows
-from poolish.recipes.steps.registry import is_registered, registered
-from poolish.recipes.steps.suites import is_suite
+from poolish.recipes.plan import AddIngredient, Instruction
+from poolish.recipes.steps.registry import is_registered, is_suite, registered
 
 #: For each instruction, and for the recipe itself, what is said about it in words.
 RecipeDescription = dict[str, dict[str, str]]

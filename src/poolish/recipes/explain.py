@@ -34,22 +34,25 @@ from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explan
 from poolish.recipes.filters import filtered
 from poolish.recipes.fragment_rows import (
     INGREDIENT,
+    Fragment,
     FragmentRows,
     below,
     canonical,
     canonical_table,
     joined,
+    no_rows,
+    one_table,
     row_hashes,
     selected_rows,
     threshold_of,
     workable,
 )
-from poolish.recipes.instructions import AddIngredient, check_not_empty
-from poolish.recipes.lineage import BakedRows, one_table
+from poolish.recipes.lineage import BakedRows
 from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, fragment_key, fragments_of, prepared
-from poolish.recipes.plan import IngredientState, Recipe, RecipeRun
-from poolish.recipes.sources import Fragment, as_source, no_rows
-from poolish.recipes.steps.barriers import Decision, is_barrier
+from poolish.recipes.plan import AddIngredient, IngredientState, Recipe, RecipeRun, check_not_empty
+from poolish.recipes.sources import as_source
+from poolish.recipes.steps.barriers import Decision
+from poolish.recipes.steps.registry import is_barrier
 from poolish.recipes.steps.row_local import RowStep
 
 #: Rows that steps are tried on.

@@ -1,8 +1,15 @@
-"""Rows on their way through a recipe: a table, and for each row where it came from and what was done to it."""
+"""Rows on their way through a recipe: a table, and for each row where it came from and what was done to it.
+
+Fragment        a part of a source, not read yet
+FragmentRows    its rows, with their origins
+BakedFragment   its rows after the row-local steps, with what was counted on the way; what a cache keeps
+one_table       the rows of many fragments behind each other
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +19,11 @@ from numpy.typing import NDArray
 
 from poolish import seeds
 from poolish.errors import CorruptDataError, SchemaError
+from poolish.expressions import col
 from poolish.fingerprints.tables import is_rare
-from poolish.schema import Schema
+from poolish.rows.cast import cast_exact, one_chunk
+from poolish.rows.values import ragged, resolve_null_type
+from poolish.schema import Schema, dtype_and_shape, is_tensor, types
 from poolish.schema.types import spelled_out, unsliced
 
 Mask = NDArray[np.bool_]
@@ -131,18 +141,18 @@ def canonical(piece: FragmentRows) -> FragmentRows:
 
 def canonical_table(table: pa.Table) -> pa.Table:
     """The same values in the types that poolish keeps them in, so that a step gives the same for all sources."""
-    for field, column in zip(table.schema, table.columns, strict=True):
-        if not field.nullable and column.null_count:  # Arrow lets anybody say so
+    for each, column in zip(table.schema, table.columns, strict=True):
+        if not each.nullable and column.null_count:  # Arrow lets anybody say so
             raise SchemaError(
-                f"column {field.name!r} is declared not nullable and has {column.null_count:,} nulls; declare it "
+                f"column {each.name!r} is declared not nullable and has {column.null_count:,} nulls; declare it "
                 "nullable, or fill them"
             )
     wanted = Schema.of(table.schema).to_arrow()
     if table.schema.equals(wanted):
         return table
-    for i, field in enumerate(table.schema):
-        if kinds.is_dictionary(field.type) and is_rare(field.type):
-            table = table.set_column(i, field.name, spelled_out(table.column(i), wanted.field(i).type))
+    for i, each in enumerate(table.schema):
+        if kinds.is_dictionary(each.type) and is_rare(each.type):
+            table = table.set_column(i, each.name, spelled_out(table.column(i), wanted.field(i).type))
     return table.cast(wanted)
 
 
@@ -163,6 +173,41 @@ def selected_rows(piece: FragmentRows, where: Any) -> Mask:
 def bound_to(piece: FragmentRows, where: Any) -> Any:
     """A step's filter with the name of the ingredient in it, or the answer where that decides it for all rows."""
     return where if INGREDIENT in piece.table.column_names else where.bind(ingredient=piece.ingredient)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A part of a source: plain data, so that it can be sent to another process."""
+
+    name: str
+    number: int
+    n_rows: int | None
+    fingerprint: str
+    place: Mapping[str, Any]
+
+
+def selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    """The columns that are asked for, in that order; without any, the rows are still counted.
+
+    >>> selected(pa.table({"n": [1], "meta": [{"lang": "en"}]}), ["meta.lang"]).column_names
+    ['meta']
+    >>> selected(pa.table({"n": [1, 2]}), []).num_rows
+    2
+    """
+    if columns is None:
+        return table
+    tops = [name if name in table.column_names else col[name].top_columns(table.schema)[0] for name in columns]
+    return table.select(list(dict.fromkeys(tops)))
+
+
+def no_rows(schema: pa.Schema) -> pa.Table:
+    """The columns of a schema with nothing in them."""
+    return pa.Table.from_batches([types.no_rows(schema)])
+
+
+def without_columns(n_rows: int) -> pa.Table:
+    """A table that has rows and nothing in them."""
+    return pa.table({"nothing": pa.nulls(n_rows)}).select([])
 
 
 # Identity -----------------------------------------------------------------------------------------------------------
@@ -220,3 +265,114 @@ def below(hashes: Words, threshold: int) -> NDArray[np.bool_]:
         return np.ones(len(hashes), bool)
     chosen: NDArray[np.bool_] = hashes < np.uint64(threshold)
     return chosen
+
+
+# Baked rows ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class BakedFragment:
+    """A fragment after its row-local steps, and what was counted on the way.
+
+    ``threshold`` is up to which hash its rows were chosen: for a lower one it holds too, with fewer rows. ``given`` are
+    the types of the columns before the steps.
+    """
+
+    piece: FragmentRows
+    counts: list[dict[str, int]] = field(default_factory=list)
+    rejects: list[dict[str, Any]] = field(default_factory=list)
+    threshold: int = 2**64
+    is_cached: bool = False
+    given: dict[str, str] = field(default_factory=dict)
+    #: How long reading took, and each step; not kept.
+    seconds: list[float] = field(default_factory=list)
+
+
+def is_one_to_one(counts: Sequence[dict[str, int]]) -> bool:
+    """Whether no step dropped or added a row; as many out as in are not enough for that."""
+    return all(count["alike"] for count in counts[1:])
+
+
+def total(counts: Sequence[dict[str, int]], name: str) -> int:
+    """One figure summed over fragments."""
+    return sum(count.get(name, 0) for count in counts)
+
+
+# One table ----------------------------------------------------------------------------------------------------------
+
+
+class TypesDiffer(Exception):
+    """Table number ``place`` has a column of another type than those before it, and no type holds both."""
+
+    def __init__(self, place: int, name: str, known: pa.DataType, other: pa.DataType) -> None:
+        super().__init__(f"{name!r}: {known} and {other}")
+        self.place, self.name, self.known, self.other = place, name, known, other
+
+
+def joined_type(known: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The type that holds values of both, where only open parts or shapes differ; None if there is none.
+
+    >>> joined_type(pa.large_list(pa.null()), pa.large_list(pa.int64()))
+    LargeListType(large_list<item: int64>)
+    >>> joined_type(pa.int64(), pa.float64())
+    """
+    if is_tensor(known) and is_tensor(other):
+        (dtype, shape), (other_dtype, other_shape) = dtype_and_shape(known), dtype_and_shape(other)
+        return ragged(known, other) if dtype == other_dtype and len(shape) == len(other_shape) else None
+    settled = resolve_null_type(known, other)
+    return settled if settled == resolve_null_type(other, known) else None
+
+
+def joined_tables(tables: Sequence[pa.Table]) -> pa.Table:
+    """Tables with the same columns behind each other; ``TypesDiffer`` where that cannot be."""
+    schema = tables[0].schema
+    if all(table.schema.equals(schema) for table in tables[1:]):
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+    found = dict(zip(schema.names, schema.types, strict=True))
+    for place, table in enumerate(tables):
+        for name, known in found.items():
+            other = table.schema.field(name).type
+            both = known if known == other else joined_type(known, other)
+            if both is None:
+                raise TypesDiffer(place, name, known, other)
+            found[name] = both
+    return pa.concat_tables([_with_types(table, found) for table in tables], promote_options="default")
+
+
+def _with_types(table: pa.Table, wanted: Mapping[str, pa.DataType]) -> pa.Table:
+    """The columns in this order and these types."""
+    fields, columns = [], []
+    for name, type_ in wanted.items():
+        column = table.column(name)
+        fields.append(table.schema.field(name).with_type(type_))
+        columns.append(column if column.type == type_ else cast_exact(one_chunk(column), type_))
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def one_table(pieces: list[FragmentRows]) -> pa.Table:
+    """The rows of all pieces behind each other; a SchemaError says which ingredient does not fit to the first."""
+    if not pieces:
+        return pa.table({})
+    tables = []
+    first: tuple[str, pa.Schema] | None = None
+    filled = [piece for piece in pieces if len(piece)] or pieces[:1]
+    for piece in filled:
+        table = canonical_table(piece.table)
+        if first is None:
+            first = piece.ingredient, table.schema
+        elif set(table.column_names) != set(first[1].names):
+            where = f", {piece.name}," if piece.name else ""
+            raise SchemaError(
+                f"ingredient {piece.ingredient!r}{where} has columns {table.column_names}, {first[0]!r} has "
+                f"{first[1].names}; select, rename or drop until they are the same, or return the same columns for "
+                "all rows from a function: row.get(...) where one may be missing"
+            )
+        tables.append(table.select(first[1].names))
+    try:
+        return joined_tables(tables)
+    except TypesDiffer as both:
+        where = f", {filled[both.place].name}" if filled[both.place].name else ""
+        raise SchemaError(
+            f"ingredient {filled[both.place].ingredient!r}{where}, column {both.name!r}: {both.other}, where "
+            f"{filled[0].ingredient!r} has {both.known}; cast one of them"
+        ) from None

@@ -13,10 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.concurrency import cached_property
-from poolish.errors import SchemaError
 from poolish.printable import printable
-from poolish.recipes.fragment_rows import FragmentRows, Int64, Mask, Origin, canonical_table
-from poolish.recipes.rows_to_table import TypesDiffer, joined_tables
+from poolish.recipes.fragment_rows import FragmentRows, Int64, Mask, Origin, one_table
 from poolish.recipes.sources import Source
 from poolish.recipes.sources.source import RecipeSource, identity_numbers
 from poolish.rows import DatasetBuffer
@@ -56,8 +54,6 @@ class Lineage:
     def __init__(self, rows: BakedRows, step_names: Sequence[str], sources: Sequence[Source]) -> None:
         self.rows, self.step_names = rows, list(step_names)
         self._sources = list(sources)
-        # Described now: a buffer may grow later.
-        self._descriptions = [source.describe() for source in sources]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -75,7 +71,7 @@ class Lineage:
             inner = self._nested[kind].lineage.why(number)
         file = baked.part_names[int(baked.names[i])]
         return Why(
-            baked.ingredient_names[kind], self._descriptions[kind], file, number, int(baked.subs[i]), steps, inner
+            baked.ingredient_names[kind], self._sources[kind].describe(), file, number, int(baked.subs[i]), steps, inner
         )
 
     @cached_property
@@ -239,32 +235,3 @@ class BakedRows:
 
     def _in_order(self, numbers: Int64) -> Int64:
         return numbers if self.order is None else numbers[self.order]
-
-
-def one_table(pieces: list[FragmentRows]) -> pa.Table:
-    """The rows of all pieces behind each other; a SchemaError says which ingredient does not fit to the first."""
-    if not pieces:
-        return pa.table({})
-    tables = []
-    first: tuple[str, pa.Schema] | None = None
-    filled = [piece for piece in pieces if len(piece)] or pieces[:1]
-    for piece in filled:
-        table = canonical_table(piece.table)
-        if first is None:
-            first = piece.ingredient, table.schema
-        elif set(table.column_names) != set(first[1].names):
-            where = f", {piece.name}," if piece.name else ""
-            raise SchemaError(
-                f"ingredient {piece.ingredient!r}{where} has columns {table.column_names}, {first[0]!r} has "
-                f"{first[1].names}; select, rename or drop until they are the same, or return the same columns for "
-                "all rows from a function: row.get(...) where one may be missing"
-            )
-        tables.append(table.select(first[1].names))
-    try:
-        return joined_tables(tables)
-    except TypesDiffer as both:
-        where = f", {filled[both.place].name}" if filled[both.place].name else ""
-        raise SchemaError(
-            f"ingredient {filled[both.place].ingredient!r}{where}, column {both.name!r}: {both.other}, where "
-            f"{filled[0].ingredient!r} has {both.known}; cast one of them"
-        ) from None

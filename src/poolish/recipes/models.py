@@ -62,7 +62,7 @@ from poolish.recipes.file_values import (
     wrong_here,
     wrong_inside,
 )
-from poolish.recipes.instructions import ON_SHORT, UNITS, check_amount, check_pick, check_total, check_unit, taken_name
+from poolish.recipes.plan import ON_SHORT, UNITS, check_amount, check_pick, check_total, check_unit, taken_name
 from poolish.recipes.serialization import listed, path_in, read
 from poolish.recipes.steps.registry import STEPS, Option, built_in, is_registered, registered, registered_names
 

@@ -14,9 +14,11 @@ import pyarrow.types as kinds
 from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.expressions import Expression
-from poolish.recipes.cache import BakedFragment, Cache, is_one_to_one, key_of
+from poolish.recipes.cache import Cache, key_of
 from poolish.recipes.filters import asked_for, filtered, reject_of
 from poolish.recipes.fragment_rows import (
+    BakedFragment,
+    Fragment,
     FragmentRows,
     Int64,
     Mask,
@@ -24,12 +26,15 @@ from poolish.recipes.fragment_rows import (
     below,
     canonical,
     canonical_table,
+    is_one_to_one,
     joined,
+    no_rows,
     part_numbers,
     row_hashes,
+    selected,
     workable,
 )
-from poolish.recipes.sources import Fragment, Source, no_rows, selected
+from poolish.recipes.sources import Source
 
 #: A rejected row: ingredient, file, row, step and reason.
 Reject = dict[str, Any]

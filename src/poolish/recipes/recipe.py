@@ -25,7 +25,7 @@ from poolish.recipes.engine import as_engine
 from poolish.recipes.explain import explain
 from poolish.recipes.explanation import Explanation
 from poolish.recipes.filters import as_filter
-from poolish.recipes.instructions import (
+from poolish.recipes.plan import (
     AddIngredient,
     Instruction,
     Pick,
@@ -40,8 +40,7 @@ from poolish.recipes.instructions import (
 )
 from poolish.recipes.report import BakeResult
 from poolish.recipes.sources import materialize
-from poolish.recipes.steps.registry import is_registered
-from poolish.recipes.steps.suites import is_suite
+from poolish.recipes.steps.registry import is_registered, is_suite
 from poolish.rows import DatasetBuffer
 
 ON_ERROR = ("raise", "skip", "quarantine")
@@ -227,7 +226,7 @@ class DatasetRecipe:
         check_not_empty(self.name, self.instructions)
         started = time.perf_counter()
         kept = None if cache is None else Cache(cache)
-        guard = check_guard(guard, "bake")
+        guard = None if guard is None else check_guard(guard, "bake")
         options = BakeOptions(as_engine(engine), on_error, budget, kept, progress, guard, into)
         outcome = Bake(self, options).run()
         seconds = time.perf_counter() - started

@@ -22,12 +22,11 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from poolish.errors import RecipeError
-from poolish.recipes.cache import BakedFragment, Cache, key_of
+from poolish.recipes.cache import Cache, key_of
 from poolish.recipes.engine import Engine, taken
-from poolish.recipes.fragment_rows import FragmentRows, Int64, Words
+from poolish.recipes.fragment_rows import BakedFragment, Fragment, FragmentRows, Int64, Words
 from poolish.recipes.pipeline import Candidates, FragmentPipeline, Place
 from poolish.recipes.rows_to_table import as_type, comparable_type
-from poolish.recipes.sources import Fragment
 
 
 @dataclass(frozen=True)

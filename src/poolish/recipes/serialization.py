@@ -28,12 +28,10 @@ from poolish.expressions import Expression, as_expression, as_value
 from poolish.files import checksum_hex, parse_json
 from poolish.fingerprints import function_fingerprint
 from poolish.recipes.filters import RowPredicate
-from poolish.recipes.instructions import AddIngredient, Instruction, Pick, PrepareStep
-from poolish.recipes.plan import Recipe
+from poolish.recipes.plan import AddIngredient, Instruction, Pick, PrepareStep, Recipe
 from poolish.recipes.sources import are_paths, is_path, is_recipe
 from poolish.recipes.steps import registry
-from poolish.recipes.steps.registry import BUILT_IN, STEPS
-from poolish.recipes.steps.suites import is_suite
+from poolish.recipes.steps.registry import BUILT_IN, STEPS, is_suite
 
 #: Keys of a step in a file that are no options.
 STEP_KEYS = ("step", "use", "where", "version")

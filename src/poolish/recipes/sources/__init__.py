@@ -1,7 +1,7 @@
 """Where rows come from.
 
     source    the protocol; tables, buffers, streams, recipes     files     paths, globs and directories as one source
-    pruning   row groups that a filter cannot hold for            paths     which files those are, and their stamps
+    pruning   row groups that a filter cannot hold for
 
 All are cut into fragments, which are read, baked and cached each by itself.
 """
@@ -17,14 +17,11 @@ from poolish.errors import RecipeError
 from poolish.recipes.sources.files import FileSource
 from poolish.recipes.sources.source import (
     BufferSource,
-    Fragment,
     RecipeSource,
     Source,
     StreamSource,
     TableSource,
     buffered,
-    no_rows,
-    selected,
 )
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
@@ -33,7 +30,6 @@ from poolish.tokens.store import StreamStore
 __all__ = [
     "BufferSource",
     "FileSource",
-    "Fragment",
     "RecipeSource",
     "Source",
     "StreamSource",
@@ -43,8 +39,6 @@ __all__ = [
     "is_path",
     "is_recipe",
     "materialize",
-    "no_rows",
-    "selected",
 ]
 
 

@@ -23,7 +23,7 @@ import pyarrow.types as kinds
 from poolish.errors import PoolishError
 from poolish.expressions import Expression
 from poolish.expressions.nodes import COMPARISONS, FLIPPED, Node
-from poolish.recipes.sources.source import no_rows
+from poolish.recipes.fragment_rows import no_rows
 
 Answers = frozenset[bool | None]
 

@@ -11,21 +11,19 @@ file, the buffer or the stream, not of the fragment.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from poolish.expressions import col
 from poolish.fingerprints.tables import content_of
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine
-from poolish.recipes.fragment_rows import Int64, row_hashes, workable
+from poolish.recipes.fragment_rows import Fragment, Int64, row_hashes, selected, workable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
-from poolish.schema import Schema, types
+from poolish.schema import Schema
 from poolish.tokens.fields import schema_of
 from poolish.tokens.store import StreamStore
 from poolish.tokens.stream_files import TYPE
@@ -33,17 +31,6 @@ from poolish.tokens.view import View, read_ordinals
 
 #: Rows of a fragment of what is in memory.
 FRAGMENT_ROWS = 65_536
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """A part of a source: plain data, so that it can be sent to another process."""
-
-    name: str
-    number: int
-    n_rows: int | None
-    fingerprint: str
-    place: Mapping[str, Any]
 
 
 class Source(Protocol):
@@ -78,10 +65,11 @@ class BufferSource:
 
     def __init__(self, buffer: DatasetBuffer | Snapshot) -> None:
         self._buffer = buffer
+        self._frozen: Snapshot | None = None
 
     def describe(self) -> str:
-        """How many rows it has."""
-        return f"buffer of {len(self._buffer):,} rows"
+        """How many rows it has, or had when the bake began."""
+        return f"buffer of {len(self._buffer if self._frozen is None else self._frozen):,} rows"
 
     def schema(self) -> pa.Schema:
         """The columns."""
@@ -107,8 +95,8 @@ class BufferSource:
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
         """One slice."""
         first, end = fragment.place["first"], fragment.place["end"]
-        table = self._frozen[first:end]
-        yield selected(table, columns), self._frozen.ids[first:end]
+        rows = self._rows() if self._frozen is None else self._frozen
+        yield selected(rows[first:end], columns), rows.ids[first:end]
 
 
 class TableSource:
@@ -149,8 +137,8 @@ class StreamSource:
         self._frozen: View | None = None
 
     def describe(self) -> str:
-        """How many steps it has."""
-        return f"stream of {self._store.n_steps:,} steps"
+        """How many steps it has, or had when the bake began."""
+        return f"stream of {(self._store if self._frozen is None else self._frozen).n_steps:,} steps"
 
     def schema(self) -> pa.Schema:
         """A column for each field."""
@@ -205,30 +193,6 @@ def _listed(value: Any, type_: pa.DataType) -> Any:
     if kinds.is_primitive(type_.value_type):
         return value.tolist()
     return [_listed(part, type_.value_type) for part in value]
-
-
-def selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
-    """The columns that are asked for, in that order; without any, the rows are still counted.
-
-    >>> selected(pa.table({"n": [1], "meta": [{"lang": "en"}]}), ["meta.lang"]).column_names
-    ['meta']
-    >>> selected(pa.table({"n": [1, 2]}), []).num_rows
-    2
-    """
-    if columns is None:
-        return table
-    tops = [name if name in table.column_names else col[name].top_columns(table.schema)[0] for name in columns]
-    return table.select(list(dict.fromkeys(tops)))
-
-
-def no_rows(schema: pa.Schema) -> pa.Table:
-    """The columns of a schema with nothing in them."""
-    return pa.Table.from_batches([types.no_rows(schema)])
-
-
-def without_columns(n_rows: int) -> pa.Table:
-    """A table that has rows and nothing in them."""
-    return pa.table({"nothing": pa.nulls(n_rows)}).select([])
 
 
 # Recipes as sources -------------------------------------------------------------------------------------------------

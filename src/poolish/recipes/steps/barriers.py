@@ -97,11 +97,6 @@ class Barrier(Protocol):
         """Decide about the rows of all fragments; rows that ``context.where`` does not select stay as they are."""
 
 
-def is_barrier(step: Any) -> bool:
-    """Whether a step, or the class of one, needs all rows."""
-    return hasattr(step, "decide") and getattr(step, "needs_all", True)
-
-
 class Dedup:
     """Keeps the first of the rows that are equal in ``columns``, or in all of them."""
 

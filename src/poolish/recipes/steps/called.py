@@ -19,22 +19,15 @@ import pyarrow as pa
 
 from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, SchemaError
+from poolish.expressions import halving
 from poolish.fingerprints import function_fingerprint, options_fingerprint
 from poolish.prefetch import CallTimeout, TimedCalls
-from poolish.recipes.fragment_rows import FragmentRows, Int64, canonical_table
-from poolish.recipes.rows_to_table import (
-    RowsDisagree,
-    RowsRefused,
-    TypesDiffer,
-    joined_tables,
-    table_of,
-    table_of_columns,
-)
+from poolish.recipes.fragment_rows import FragmentRows, Int64, TypesDiffer, canonical_table, joined_tables
+from poolish.recipes.rows_to_table import RowsDisagree, RowsRefused, table_of, table_of_columns
 from poolish.recipes.steps.step import (
     Prepared,
     Rejected,
     WrongResult,
-    halving,
     place_of,
     raise_at,
     rejected_row,

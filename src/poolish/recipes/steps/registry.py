@@ -12,11 +12,10 @@ from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from poolish.errors import PoolishError, RecipeError
-from poolish.recipes.instructions import PrepareStep
-from poolish.recipes.steps.barriers import BARRIERS, Barrier, is_barrier
+from poolish.recipes.steps.barriers import BARRIERS, Barrier
 from poolish.recipes.steps.called import CalledStep
 from poolish.recipes.steps.row_local import ROW_STEPS, RowStep
-from poolish.recipes.steps.suites import SuiteStep, is_suite
+from poolish.recipes.steps.suites import SuiteStep
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,22 @@ def registered_names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
-def step_of(instruction: PrepareStep) -> Any:
-    """The step that an instruction names: a suite, a built-in or registered step, or a user's function."""
-    step, name, options = instruction.step, instruction.name, dict(instruction.options)
+def is_suite(step: Any) -> bool:
+    """Whether this checks rows: it has ``check`` and a fingerprint, as a ``Suite`` has."""
+    return hasattr(step, "check") and hasattr(step, "fingerprint")
+
+
+def is_barrier(step: Any) -> bool:
+    """Whether a step, or the class of one, needs all rows."""
+    return hasattr(step, "decide") and getattr(step, "needs_all", True)
+
+
+def step_of(step: Any, name: str, options: dict[str, Any], version: Any) -> Any:
+    """The step that the recipe calls ``name``: a suite, a built-in or registered step, or a user's function."""
     if is_suite(step):
         return SuiteStep(name, step)
     if isinstance(step, str):
-        made = _built_in(step, name, options, instruction.version)
+        made = _built_in(step, name, options, version)
         if made is not None:
             return made
         step = registered(step) if is_registered(step) else _unknown(step, name)
@@ -121,7 +129,7 @@ def step_of(instruction: PrepareStep) -> Any:
         return _barrier(step, name, options)
     if not callable(step):
         raise RecipeError(f"step {name!r}: a function, the name of a step, a suite or a barrier, got {step!r}")
-    return CalledStep(name, step, instruction.version, options.pop("batched", False), options)
+    return CalledStep(name, step, version, options.pop("batched", False), options)
 
 
 def _barrier(step: Any, name: str, options: dict[str, Any]) -> Any:

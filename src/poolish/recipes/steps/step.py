@@ -4,21 +4,19 @@
     barrier     see ``barriers``                               all rows at once
 
 With ``on_error="raise"`` a failing row is an error that names its place; otherwise it becomes a ``Rejected`` row.
-Steps work on many rows at once, so ``halving`` finds the ones that fail.
+Steps work on many rows at once, so ``poolish.expressions.halving`` finds the ones that fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, NoReturn, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from poolish.errors import RecipeError
 from poolish.recipes.fragment_rows import FragmentRows, Int64
-
-Result = TypeVar("Result")
 
 
 class Rejected(NamedTuple):
@@ -83,36 +81,3 @@ def raise_at(place: str, error: Exception) -> NoReturn:
         raise RuntimeError(f"while baking {place}: StopIteration, from next() without a default") from error
     error.add_note(f"while baking {place}")
     raise error
-
-
-def halving(
-    attempt: Callable[[int, int], Result],
-    ranges: Iterable[tuple[int, int]],
-    failed: Callable[[int, int, Exception], None],
-    *,
-    halve: bool = True,
-) -> Iterator[tuple[int, int, Result]]:
-    """Yield ``(first, n_rows, attempt(first, n_rows))`` for ranges of rows, in order.
-
-    A range that fails is split in half until single rows fail: these go to ``failed``, which may raise. With
-    ``halve=False`` a failing range goes there whole.
-
-    >>> numbers, bad = [4, 2, 0, 1], []
-    >>> def attempt(first, n_rows):
-    ...     return [8 // n for n in numbers[first : first + n_rows]]
-    >>> [made for _, _, made in halving(attempt, [(0, 4)], lambda first, n_rows, error: bad.append(first))], bad
-    ([[2, 4], [8]], [2])
-    """
-    waiting = list(ranges)[::-1]  # the next range last
-    while waiting:
-        first, n_rows = waiting.pop()
-        try:
-            result = attempt(first, n_rows)
-        except Exception as error:
-            if halve and n_rows > 1:
-                half = n_rows // 2
-                waiting += [(first + half, n_rows - half), (first, half)]
-            else:
-                failed(first, n_rows, error)
-            continue
-        yield first, n_rows, result

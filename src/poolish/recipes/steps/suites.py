@@ -22,11 +22,6 @@ _OF_MANY_ROWS = ("unique", "stat", "drift", "outliers", "checks")
 _RULES_OF_MANY_ROWS = ("unique", "check")
 
 
-def is_suite(step: Any) -> bool:
-    """Whether this checks rows: it has ``check`` and a fingerprint, as a ``Suite`` has."""
-    return hasattr(step, "check") and hasattr(step, "fingerprint")
-
-
 def needs_all_rows(suite: Any) -> bool:
     """Whether a verdict about one row depends on others; yes, where the suite does not tell.
 
