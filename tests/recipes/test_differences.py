@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -158,3 +160,31 @@ def test_another_source_is_the_recipe_s_doing(tmp_path):
     found = after.diff(before)
 
     assert (found.because, found.sources) == ("recipe", ())
+
+
+def test_the_same_path_written_otherwise_is_no_difference(monkeypatch, tmp_path):
+    """A difference is one of fingerprints: what does not decide the result is not compared."""
+    monkeypatch.chdir(tmp_path)
+    one, same = (DatasetRecipe("r").add_ingredient("a", source) for source in ("rye/*.csv", ["./rye/*.csv"]))
+
+    assert one.fingerprint == same.fingerprint
+    assert not one.diff(same)
+
+
+def test_a_nested_recipe_that_changed_is_told():
+    """In no more words than its name, as it may be longer than a line; also where one of its steps is unknown."""
+    lock = threading.Lock()
+
+    def nested(take: int) -> DatasetRecipe:
+        inner = recipe_of(numbers(9), take=take).prepare_step("s", lambda row: row if lock else row)
+        return DatasetRecipe("out").add_ingredient("a", inner)
+
+    assert str(nested(3).diff(nested(2))) == "changed  ingredient a: other source"
+    assert not nested(3).diff(nested(3))
+
+
+def test_another_step_under_the_same_name_is_told_by_its_name():
+    """Of functions the name, of built-in steps what files call them."""
+    before, after = (DatasetRecipe("r").prepare_step("s", use) for use in ("shuffle", "dedup"))
+
+    assert str(after.diff(before)) == "changed  step s: code shuffle -> dedup"

@@ -23,8 +23,9 @@ from poolish import DatasetBuffer, DatasetRecipe, col, register_step
 from poolish.errors import LimitExceeded, PoolishError, RecipeError
 from poolish.guards import Suite
 from poolish.recipes import stratified, top
-from poolish.recipes.models import Ingredient, json_schema
-from poolish.recipes.serialization import STEP_KEYS, parse
+from poolish.recipes.description import INGREDIENT, RECIPE, STEP, STEP_KEYS
+from poolish.recipes.models import Ingredient, RecipeFile, Step, json_schema
+from poolish.recipes.serialization import parse
 from poolish.recipes.steps import registry as steps
 from poolish.recipes.steps.registry import BUILT_IN
 from poolish.recipes.steps.registry import STEPS as OPTIONS
@@ -629,6 +630,15 @@ def test_a_type_that_is_none_is_told_when_the_file_is_read():
 
     assert found.startswith("instructions[0]")
     assert "write 'int64'" in found
+
+
+def test_files_have_the_keys_that_recipes_are_described_by():
+    """A key that is validated is also part of the fingerprint, and the other way round."""
+    described = [[key.name for key in keys] for keys in (RECIPE, INGREDIENT, STEP)]
+    of_the_file = ("instructions", "version", "$schema")
+
+    assert [name for name in RecipeFile.keys() if name not in of_the_file] == described[0]
+    assert [Ingredient.keys(), Step.keys()] == described[1:]
 
 
 def test_every_built_in_step_has_its_options_told():

@@ -6,7 +6,6 @@ by value; nothing is hashed, so no two rows are ever mistaken for each other. Al
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,90 +16,18 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
-from poolish.errors import RecipeError
-from poolish.expressions import Expression, as_expression
-from poolish.fingerprints import function_fingerprint
 from poolish.printable import printable
+from poolish.recipes.description import Described, RecipeDescription
 from poolish.recipes.fragment_rows import Int64
 from poolish.recipes.lineage import BakedRows
-from poolish.recipes.plan import AddIngredient, Instruction
-from poolish.recipes.steps.registry import is_registered, is_suite, registered
-
-#: For each instruction, and for the recipe itself, what is said about it in words.
-RecipeDescription = dict[str, dict[str, str]]
 
 #: Rows that are compared at a time, so that two large tables are never copied as a whole.
 COMPARED_ROWS = 262_144
 
-_RECIPE = "recipe"
-
 Mask = NDArray[np.bool_]
 
+
 # Recipes ------------------------------------------------------------------------------------------------------------
-
-
-def describe_recipe(recipe: Any) -> RecipeDescription:
-    """All that decides what a recipe bakes, but for what its sources hold: in words, by instruction."""
-    whole = {"seed": str(recipe.seed), "total": str(recipe.total), "unit": recipe.unit, "tokens": str(recipe.tokens)}
-    found: RecipeDescription = {_RECIPE: whole}
-    seen: Counter[str] = Counter()
-    for instruction in recipe.instructions:
-        name = f"{'ingredient' if isinstance(instruction, AddIngredient) else 'step'} {instruction.name}"
-        seen[name] += 1
-        found[name if seen[name] == 1 else f"{name} ({seen[name]})"] = _said(instruction)
-    return found
-
-
-def _said(instruction: Instruction) -> dict[str, str]:
-    where = _where(instruction.where)
-    if isinstance(instruction, AddIngredient):
-        quantity = instruction.take if instruction.weight is None else f"weight {instruction.weight}"
-        return {
-            "source": _source(instruction.source),
-            "filter": where,
-            "quantity": "all" if quantity is None else str(quantity),
-            "pick": str(instruction.pick),
-            "on_short": instruction.on_short,
-        }
-    options = ", ".join(f"{name}={value}" for name, value in sorted(instruction.options.items()))
-    return {"filter": where, "options": options or "none", **_step(instruction.step, instruction.version)}
-
-
-def _where(where: Any) -> str:
-    if where is None:
-        return "none"
-    if callable(where) and not isinstance(where, Expression):
-        return f"function {_code(where, getattr(where, 'version', None))}"
-    return as_expression(where).fingerprint
-
-
-def _source(source: Any) -> str:
-    if hasattr(source, "instructions") and hasattr(source, "bake"):
-        return f"recipe {source.name!r} {describe_recipe(source)}"
-    if isinstance(source, (list, tuple)) and all(
-        isinstance(each, str) or hasattr(each, "__fspath__") for each in source
-    ):
-        return ", ".join(map(str, source))
-    return str(source) if isinstance(source, str) or hasattr(source, "__fspath__") else type(source).__name__
-
-
-def _step(step: Any, version: Any) -> dict[str, str]:
-    if is_suite(step):
-        return {"step": "suite", "code": str(step.fingerprint)}
-    if isinstance(step, str) and not is_registered(step):
-        return {"step": step, "code": "built in"}
-    function = registered(step) if isinstance(step, str) else step
-    name = step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__)
-    if version is not None:
-        return {"step": name, "version": str(version)}
-    return {"step": name, "code": _code(function, None)}
-
-
-def _code(function: Any, version: Any) -> str:
-    try:
-        return function_fingerprint(function, "step", version)
-    except RecipeError:
-        return "unknown"
 
 
 @dataclass(frozen=True)
@@ -128,28 +55,31 @@ class RecipeDifference:
 
 
 def _change(what: str, before: str, after: str) -> str:
-    # Fingerprints of code mean nothing to a reader, and a nested recipe is longer than a line.
-    is_short = what != "code" and len(before) + len(after) <= 200
+    # Fingerprints of code mean nothing to a reader.
+    is_short = before != after and len(before) + len(after) <= 200
     return f"{what} {before} -> {after}" if is_short else f"other {what}"
 
 
 def recipe_difference(mine: RecipeDescription, previous: RecipeDescription) -> RecipeDifference:
     """From the previous recipe to this one."""
-    changed = {}
-    for name in (name for name in mine if name in previous):
-        before, after = previous[name], mine[name]
-        words = [word for word in dict.fromkeys([*before, *after]) if before.get(word) != after.get(word)]
-        if words:
-            changed[name] = {word: (before.get(word, "none"), after.get(word, "none")) for word in words}
-    added, removed = (tuple(name for name in one if name not in other) for one, other in _both_ways(mine, previous))
-    orders = [[name for name in one if name in other] for one, other in _both_ways(mine, previous)]
-    return RecipeDifference(added, removed, changed, orders[0] != orders[1])
+    now, before = mine.parts, previous.parts
+    changed = {name: _changes(before[name], now[name]) for name in now if name in before}
+    orders = [[name for name in one if name in other] for one, other in ((now, before), (before, now))]
+    return RecipeDifference(
+        added=tuple(name for name in now if name not in before),
+        removed=tuple(name for name in before if name not in now),
+        changed={name: changes for name, changes in changed.items() if changes},
+        is_reordered=orders[0] != orders[1],
+    )
 
 
-def _both_ways(
-    one: RecipeDescription, other: RecipeDescription
-) -> tuple[tuple[RecipeDescription, RecipeDescription], tuple[RecipeDescription, RecipeDescription]]:
-    return (one, other), (other, one)
+def _changes(before: Mapping[str, Described], after: Mapping[str, Described]) -> dict[str, tuple[str, str]]:
+    changes = {
+        word: (said.text, after[word].text) for word, said in before.items() if said.meaning != after[word].meaning
+    }
+    if "version" in changes and before["code"].text == after["code"].text:
+        changes.pop("code", None)  # the version stands for the code
+    return changes
 
 
 # Rows ---------------------------------------------------------------------------------------------------------------

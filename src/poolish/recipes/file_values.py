@@ -7,7 +7,7 @@ what pydantic finds into problems that name the place, the rule, the value and t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, ClassVar
@@ -19,7 +19,8 @@ from poolish.errors import LimitExceeded, PoolishError
 from poolish.expressions import as_expression
 from poolish.files.documents import MAX_DEPTH
 from poolish.guards.checks.suite import Suite
-from poolish.recipes.serialization import path_in, plain
+from poolish.recipes.description import Key, plain
+from poolish.recipes.serialization import path_in
 
 Schema = dict[str, Any]
 
@@ -51,10 +52,27 @@ class Entry(BaseModel):
         return [each.alias or name for name, each in cls.model_fields.items()]
 
     @classmethod
-    def described(cls, key: Any) -> str:
+    def about(cls, key: Any) -> str:
         """What a key is for."""
         fields = {each.alias or name: each for name, each in cls.model_fields.items()}
         return fields[key].description or ""
+
+    def given(self, keys: Iterable[Key]) -> dict[str, Any]:
+        """The values that are not None, by the names that instructions have for them."""
+        values = {key.attribute or key.name: getattr(self, key.name) for key in keys}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def key_named(keys: Iterable[Key], name: str) -> Key:
+    """The key of this name."""
+    return next(key for key in keys if key.name == name)
+
+
+def described(keys: Iterable[Key], name: str, **options: Any) -> Any:
+    """The field of a key, with its default, as far as a file can hold that."""
+    key = key_named(keys, name)
+    default = key.default if key.default is ... or isinstance(key.default, (int, str)) else None
+    return Field(default, description=key.about, **options)
 
 
 # Problems and their places -------------------------------------------------------------------------------------------
@@ -108,7 +126,7 @@ def _problems_of(found: Any, model: type[Entry]) -> list[tuple[str, str]]:
     if found["type"] == "inside":
         return [(joined(*found["loc"], inner), text) for inner, text in found["ctx"]["problems"]]
     if found["type"] == "missing":
-        return [(here, f"{name!r} is missing: {model.described(name)}")]
+        return [(here, f"{name!r} is missing: {model.about(name)}")]
     if found["type"] in ("extra_forbidden", "invalid_key"):
         return [(here, unknown_key(name, model.keys()))]
     return [(here, found["ctx"]["text"] if found["type"] == "here" else f"{name}: {found['msg']}")]
@@ -268,7 +286,7 @@ def named(about: str) -> Kind:
             return value
         raise wrong_here(f"{info.field_name}={short(value)}: a text, {about}")
 
-    return PlainValidator(check), WithJsonSchema(TEXT), Field(description=about)
+    return kind_of(check, TEXT)
 
 
 def by_rule(rule: Callable[..., Any], schema: Schema) -> Kind:

@@ -35,6 +35,7 @@ from pydantic import (
 
 from poolish import seeds
 from poolish.errors import PoolishError, RecipeError
+from poolish.recipes.description import INGREDIENT, RECIPE, STEP
 from poolish.recipes.file_values import (
     COUNT,
     EXPRESSION,
@@ -48,7 +49,9 @@ from poolish.recipes.file_values import (
     Schema,
     by_rule,
     check_depth,
+    described,
     joined,
+    key_named,
     kind_of,
     named,
     or_null,
@@ -178,13 +181,13 @@ OnShort = _amount("on_short", {"enum": [*ON_SHORT, None]})
 class Ingredient(Entry):
     """Rows of a source."""
 
-    ingredient: Annotated[Any, *named("its name; rows keep it")]
-    source: Annotated[Any, *Source] = Field(description="paths or globs, relative to this file, or another recipe")
-    where: Annotated[Any, *Where] = Field(None, description="which rows of the source")
-    take: Annotated[Any, *Take] = Field(None, description="a number of rows, or with a dot a fraction of them")
-    weight: Annotated[Any, *Weight] = Field(None, description="its share of the recipe's total")
-    pick: Annotated[Any, *Picked] = Field(None, description="which rows, if not all; by hash by default")
-    on_short: Annotated[Any, *OnShort] = Field(None, description="what if there are too few; an error by default")
+    ingredient: Annotated[Any, *named(INGREDIENT[0].about)] = described(INGREDIENT, "ingredient")
+    source: Annotated[Any, *Source] = described(INGREDIENT, "source")
+    where: Annotated[Any, *Where] = described(INGREDIENT, "where")
+    take: Annotated[Any, *Take] = described(INGREDIENT, "take")
+    weight: Annotated[Any, *Weight] = described(INGREDIENT, "weight")
+    pick: Annotated[Any, *Picked] = described(INGREDIENT, "pick")
+    on_short: Annotated[Any, *OnShort] = described(INGREDIENT, "on_short")
 
     @model_validator(mode="before")
     @classmethod
@@ -195,19 +198,18 @@ class Ingredient(Entry):
     def _consistent(self) -> Self:
         try:
             what = f"ingredient {self.ingredient!r}"
-            check_pick(what, *check_amount(what, **self._amounts()))
+            given = self.given(INGREDIENT)
+            amounts = {name: given[name] for name in ("take", "weight", "pick", "on_short") if name in given}
+            check_pick(what, *check_amount(what, **amounts))
         except PoolishError as error:
             raise wrong(str(error)) from None
         return self
 
-    def _amounts(self) -> dict[str, Any]:
-        given = {key: getattr(self, key) for key in ("take", "weight", "pick", "on_short")}
-        return {key: value for key, value in given.items() if value is not None}
-
     def add_to(self, recipe: Any, make: Callable[..., Any]) -> None:
         """Add the ingredient."""
-        source = self.source.build(make) if isinstance(self.source, RecipeFile) else self.source
-        recipe.add_ingredient(self.ingredient, source, self.where, **self._amounts())
+        given = self.given(INGREDIENT)
+        given["source"] = self.source.build(make) if isinstance(self.source, RecipeFile) else self.source
+        recipe.add_ingredient(**given)
 
 
 def _version(value: Any, known: Mapping[str, Any]) -> None:
@@ -218,13 +220,12 @@ def _version(value: Any, known: Mapping[str, Any]) -> None:
 def _use(value: Any, info: ValidationInfo) -> Any:
     """The name of a registered step."""
     if not isinstance(value, str) or not value:
-        raise wrong_here(f"use={short(value)}: a text, {_STEP_NAMES}")
+        raise wrong_here(f"use={short(value)}: a text, {key_named(STEP, 'use').about}")
     if not is_registered(value):
         raise wrong_here(_unknown_step(value))
     return value
 
 
-_STEP_NAMES = f"the name of a step, one of {', '.join(STEPS)} or a registered one"
 Use = kind_of(_use, {**TEXT, "not": {"enum": list(STEPS)}})
 StepVersion = by_rule(_version, {"type": ["integer", "string", "null"]})
 
@@ -232,10 +233,10 @@ StepVersion = by_rule(_version, {"type": ["integer", "string", "null"]})
 class Step(Entry):
     """A preparation step; the fields of its options have aliases, because an option may have any name."""
 
-    step: Annotated[Any, *named("its name")]
-    use: Annotated[Any, *Use] = Field(description=_STEP_NAMES)
-    where: Annotated[Any, *Where] = Field(None, description="which rows it is for; the column ingredient is known")
-    version: Annotated[Any, *StepVersion] = Field(None, description="another one whenever the function changes")
+    step: Annotated[Any, *named(STEP[0].about)] = described(STEP, "step")
+    use: Annotated[Any, *Use] = described(STEP, "use")
+    where: Annotated[Any, *Where] = described(STEP, "where")
+    version: Annotated[Any, *StepVersion] = described(STEP, "version")
 
     def options(self) -> dict[str, Any]:
         """The options that were given, by their names."""
@@ -245,9 +246,10 @@ class Step(Entry):
 
     def add_to(self, recipe: Any, make: Callable[..., Any]) -> None:
         """Add the step."""
-        options = self.options()
-        use = options.pop("suite") if self.use == "validate" else self.use
-        recipe.prepare_step(self.step, use, self.where, self.version, **options)
+        given, options = self.given(STEP), self.options()
+        if self.use == "validate":
+            given["step"] = options.pop("suite")
+        recipe.prepare_step(**given, **options)
 
 
 class BuiltInStep(Step):
@@ -298,7 +300,7 @@ def _unknown_step(use: str) -> str:
 
 
 def _built_in_model(use: str, options: Mapping[str, Option]) -> type[Step]:
-    fields: dict[str, Any] = {"use": (Literal[use], Field(description=_STEP_NAMES))}
+    fields: dict[str, Any] = {"use": (Literal[use], described(STEP, "use"))}
     for name, option in options.items():
         default = ... if option.is_needed else None
         kind: Any = Annotated[(Any, *KINDS[option.kind])]
@@ -382,13 +384,11 @@ class RecipeFile(Entry):
 
     what: ClassVar[str] = "a recipe"
 
-    name: Annotated[Any, *named("what the dataset is called")]
-    seed: Annotated[Any, *Seed] = Field(0, description="what everything random depends on")
-    total: Annotated[Any, *Total] = Field(None, description="what weights are shares of")
-    unit: Annotated[Any, *Unit] = Field("rows", description="what the total counts")
-    tokens: Annotated[Any, *TokenColumn] = Field(
-        None, validate_default=True, description="the column that counts tokens"
-    )
+    name: Annotated[Any, *named(RECIPE[0].about)] = described(RECIPE, "name")
+    seed: Annotated[Any, *Seed] = described(RECIPE, "seed")
+    total: Annotated[Any, *Total] = described(RECIPE, "total")
+    unit: Annotated[Any, *Unit] = described(RECIPE, "unit")
+    tokens: Annotated[Any, *TokenColumn] = described(RECIPE, "tokens", validate_default=True)
     instructions: Annotated[Any, *Instructions] = Field(description="ingredients and steps, in the order of work")
     version: Annotated[Any, *FileVersion] = Field(VERSION, description="of the file format")
     schema_: Annotated[Any, WithJsonSchema({"type": "string"})] = Field(None, alias="$schema")
@@ -409,7 +409,7 @@ class RecipeFile(Entry):
 
     def build(self, make: Callable[..., Any]) -> Any:
         """The recipe; ``make`` is its class."""
-        recipe = make(self.name, seed=self.seed, total=self.total, unit=self.unit, tokens=self.tokens)
+        recipe = make(**self.given(RECIPE))
         for each in self.instructions:
             each.add_to(recipe, make)
         return recipe

@@ -20,7 +20,8 @@ from poolish.printable import counted, printable
 from poolish.recipes import serialization
 from poolish.recipes.baking import Bake, BakeOptions, Progress
 from poolish.recipes.cache import Cache, LastBake
-from poolish.recipes.differences import RecipeDifference, describe_recipe, recipe_difference
+from poolish.recipes.description import describe, dump, fingerprint
+from poolish.recipes.differences import RecipeDifference, recipe_difference
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explain import explain
 from poolish.recipes.explanation import Explanation
@@ -152,11 +153,11 @@ class DatasetRecipe:
     @property
     def fingerprint(self) -> str:
         """16 digits that change with everything that decides the result, except what the sources hold."""
-        return serialization.fingerprint(self)
+        return fingerprint(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as plain values; a RecipeError lists what cannot be written, such as rows in memory."""
-        return serialization.dump(self)
+        return dump(self)
 
     @classmethod
     def from_dict(cls, document: Any) -> DatasetRecipe:
@@ -184,7 +185,7 @@ class DatasetRecipe:
         local_path(path, "DatasetRecipe.save path", instead="the sources of a recipe; save it here and upload the file")
         name, folder = os.fspath(path), _folder_of(path)
         ending = serialization.ending_of(path)
-        text = serialization.to_text(serialization.dump(self, folder), ending)
+        text = serialization.to_text(dump(self, folder), ending)
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
@@ -233,7 +234,7 @@ class DatasetRecipe:
         if kept is not None:
             about = {state.name: state.pipeline.describe(state.fragments) for state in outcome.ingredients}
             LastBake(kept, self.name).write(about)
-        return BakeResult.of(outcome, self.name, self._known_fingerprint(), describe_recipe(self), seconds)
+        return BakeResult.of(outcome, self.name, describe(self), seconds)
 
     def explain(self, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
         """What baking will do, before it is done: rows, tokens, bytes, seconds, and what is cached and why not.
@@ -248,13 +249,6 @@ class DatasetRecipe:
         """
         return explain(self, cache, on_error=on_error)
 
-    def _known_fingerprint(self) -> str:
-        """The fingerprint; empty if a function cannot be fingerprinted, which only a cache needs."""
-        try:
-            return self.fingerprint
-        except RecipeError:
-            return ""
-
     def diff(self, other: DatasetRecipe) -> RecipeDifference:
         """What this recipe says otherwise than ``other``, its earlier state: which instructions, and what of them.
 
@@ -263,7 +257,7 @@ class DatasetRecipe:
         changed  recipe: seed 0 -> 1
         changed  ingredient rye: quantity 100 -> 200
         """
-        return recipe_difference(describe_recipe(self), describe_recipe(other))
+        return recipe_difference(describe(self), describe(other))
 
     def __repr__(self) -> str:
         n_ingredients = sum(isinstance(each, AddIngredient) for each in self.instructions)

@@ -22,15 +22,8 @@ from poolish.guards import ColumnProfile, Profile
 from poolish.guards.stats.bins import Bins
 from poolish.printable import printable
 from poolish.recipes.baking import BakeOutcome, InstructionStats
-from poolish.recipes.differences import (
-    Difference,
-    RecipeDescription,
-    cause,
-    is_other_order,
-    matched,
-    n_changed,
-    recipe_difference,
-)
+from poolish.recipes.description import RecipeDescription
+from poolish.recipes.differences import Difference, cause, is_other_order, matched, n_changed, recipe_difference
 from poolish.recipes.fragment_rows import row_hashes
 from poolish.recipes.lineage import BakedRows, Lineage
 from poolish.rows import DatasetBuffer
@@ -295,14 +288,13 @@ class BakeResult:
     table: pa.Table
 
     @classmethod
-    def of(
-        cls, outcome: BakeOutcome, recipe: str, fingerprint: str, description: RecipeDescription, seconds: float
-    ) -> BakeResult:
+    def of(cls, outcome: BakeOutcome, recipe: str, description: RecipeDescription, seconds: float) -> BakeResult:
         """The result of a bake with its report and lineage."""
         rows, states = outcome.rows, outcome.ingredients
         report = Report(
             recipe,
-            fingerprint,
+            # Only a cache needs functions to have fingerprints.
+            "" if description.unknown else description.digest,
             outcome.lines,
             len(rows),
             len(outcome.rejects),
