@@ -13,8 +13,7 @@ import pytest
 
 from poolish import DatasetRecipe, col, register_step
 from poolish.errors import RecipeError
-from poolish.recipes import BarrierContext, Decision
-from poolish.recipes import explain as explaining
+from poolish.recipes import BarrierContext, Decision, sampling
 from poolish.recipes.fragment_rows import FragmentRows
 from poolish.recipes.steps import registry
 
@@ -101,7 +100,7 @@ def test_what_a_barrier_leaves_of_a_sample_is_no_estimate(tmp_path: Path, monkey
     """It needs all rows, so explain gives a bound and says why."""
     for i in range(4):
         pq.write_table(pa.table({"word": list("ab") * 500}), tmp_path / f"{i}.parquet")
-    monkeypatch.setattr(explaining, "READ_ROWS", 1000)
+    monkeypatch.setattr(sampling, "READ_ROWS", 1000)
     recipe = DatasetRecipe("r").add_ingredient("x", str(tmp_path)).prepare_step("few", Balance("word", 5))
 
     text = str(recipe.explain(on_error="skip"))

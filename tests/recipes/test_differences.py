@@ -176,7 +176,7 @@ def test_a_nested_recipe_that_changed_is_told():
     lock = threading.Lock()
 
     def nested(take: int) -> DatasetRecipe:
-        inner = recipe_of(numbers(9), take=take).prepare_step("s", lambda row: row if lock else row)
+        inner = recipe_of(numbers(9), take=take).prepare_step("s", lambda row: {**row, "is_locked": lock.locked()})
         return DatasetRecipe("out").add_ingredient("a", inner)
 
     assert str(nested(3).diff(nested(2))) == "changed  ingredient a: other source"

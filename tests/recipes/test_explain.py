@@ -15,7 +15,7 @@ from poolish import DatasetRecipe, col
 from poolish.errors import PoolishError, RecipeError, SchemaError
 from poolish.guards import Suite
 from poolish.recipes import explain as explaining
-from poolish.recipes import stratified, top
+from poolish.recipes import sampling, stratified, top
 from poolish.recipes.explanation import Estimate
 from poolish.recipes.sources import FileSource
 
@@ -50,7 +50,7 @@ def files(tmp_path):
 @pytest.fixture
 def little_reading(monkeypatch):
     """A quarter of the files is all that is looked at."""
-    monkeypatch.setattr(explaining, "READ_ROWS", 2000)
+    monkeypatch.setattr(sampling, "READ_ROWS", 2000)
     monkeypatch.setattr(explaining, "SAMPLED_ROWS", 400)
 
 
@@ -323,7 +323,7 @@ def test_an_error_of_arrow_is_told_as_ours(monkeypatch):
     def refuse(pieces):
         raise pa.ArrowTypeError("no type for both")
 
-    monkeypatch.setattr(explaining, "joined", refuse)
+    monkeypatch.setattr(sampling, "joined", refuse)
 
     with pytest.raises(RecipeError, match="ingredient 'a': ArrowTypeError: no type for both; fix"):
         DatasetRecipe("breads").add_ingredient("a", table_of(3)).explain()

@@ -6,10 +6,8 @@
                              how large they are, how fast that goes         never exact
 
 ``DryRun`` follows the instructions as a bake does, with the same steps and barriers, on samples. What is not exact is
-marked ``~``; what a barrier leaves cannot be estimated from some of the rows, unless it has ``estimate``. Samples are
-chosen by hash, so the same recipe is always explained in the same way, and rows of several files stay apart until they
-become one table, as in the bake. A user's function is called with one row, and with more only if that is quick. Nothing
-is written.
+marked ``~``; what a barrier leaves cannot be estimated from some of the rows, unless it has ``estimate``. A user's
+function is called with one row, and with more only if that is quick. Nothing is written.
 """
 
 from __future__ import annotations
@@ -18,38 +16,31 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from poolish.errors import PoolishError, RecipeError
-from poolish.recipes.cache import Cache, LastBake, key_of, local_cache
+from poolish.recipes.cache import Cache, LastBake, local_cache
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explanation, duration_text
-from poolish.recipes.filters import filtered
 from poolish.recipes.fragment_rows import (
     INGREDIENT,
     Fragment,
     FragmentRows,
     below,
     canonical,
-    canonical_table,
-    joined,
-    no_rows,
     one_table,
     row_hashes,
-    selected_rows,
     threshold_of,
-    workable,
 )
 from poolish.recipes.lineage import BakedRows
 from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, fragment_key, fragments_of, prepared
-from poolish.recipes.plan import AddIngredient, IngredientState, Recipe, RecipeRun, check_not_empty
+from poolish.recipes.plan import AddIngredient, Recipe, RecipeRun, check_not_empty
+from poolish.recipes.sampling import SampledState, SampleScan, border_of, counted_tokens, scanned, smallest, spread
 from poolish.recipes.sources import as_source
 from poolish.recipes.steps.barriers import Decision
 from poolish.recipes.steps.registry import is_barrier
@@ -68,67 +59,6 @@ _KEEPS_ROWS = (*_REJECTS_NONE, "map", "cast", "fill_nulls", "tokenize")
 def explain(recipe: Recipe, cache: str | os.PathLike[str] | None = None, *, on_error: str = "raise") -> Explanation:
     """What baking this recipe will do; ``cache`` and ``on_error`` as the bake will have them."""
     return DryRun(recipe, cache, on_error).run()
-
-
-@dataclass
-class SampledState(IngredientState):
-    """An ingredient of a dry run: how many rows it has, and a sample of them.
-
-    ``is_whole`` if the sample has all rows of the bake. ``threshold`` is the hash below which rows are selected; None
-    if only the bake can tell; ``is_known`` if it is that of the bake and not an estimate.
-    """
-
-    rows: Estimate
-    is_whole: bool
-    line: ExplainedLine
-    threshold: int | None = 2**64
-    is_known: bool = True
-    is_open: bool = True  #: nothing but row-local steps so far, so their results are cached
-    work: list[tuple[ExplainedLine, float]] = field(default_factory=list)  #: seconds of each instruction
-
-    @property
-    def sample(self) -> list[FragmentRows]:
-        """Rows to try steps on."""
-        return self.pieces or []
-
-    @property
-    def n_sampled(self) -> int:
-        """How many rows there are to try steps on."""
-        return sum(map(len, self.sample))
-
-    def sized(self) -> Estimate:
-        """Bytes of all rows; never exact, because Arrow keeps the same rows in more or fewer bytes."""
-        n_bytes = sum(piece.table.nbytes for piece in self.sample)
-        return Estimate(n_bytes / max(1, self.n_sampled) * self.rows.value, False)
-
-    def tokens(self, column: str | None) -> Estimate | None:
-        """The sum of a column of counts, where there is one."""
-        counted = None if column is None else _counted_tokens(self.sample, column)
-        if counted is None:
-            return None
-        if self.is_whole:
-            return Estimate(counted, True)
-        return Estimate(counted / max(1, self.n_sampled) * self.rows.value, False)
-
-    def selected(self, where: Any) -> Estimate:
-        """How many rows a step's filter selects."""
-        if where is None:
-            return self.rows
-        n_selected = sum(int(np.count_nonzero(selected_rows(piece, where))) for piece in self.sample)
-        if self.is_whole:
-            return Estimate(n_selected, True)
-        return Estimate(n_selected / max(1, self.n_sampled) * self.rows.value, False)
-
-    def became(self, made: list[FragmentRows], n_before: int, *, is_all: bool, keeps_rows: bool = False) -> None:
-        """Go on with the result of a step on ``n_before`` rows; these were all rows if ``is_all``."""
-        n_after = sum(map(len, made))
-        if is_all:
-            self.rows = Estimate(n_after, True)
-        elif not (keeps_rows and n_after == n_before):
-            share = n_after / n_before if n_before else 1.0
-            self.rows = replace(self.rows, value=self.rows.value * share, is_exact=False)
-        self.is_whole = is_all
-        self.pieces = [canonical(piece) for piece in made]
 
 
 class DryRun(RecipeRun[SampledState]):
@@ -210,8 +140,8 @@ class DryRun(RecipeRun[SampledState]):
             table, numbers = rows.table, rows.identities()
         started = time.perf_counter()
         piece = FragmentRows.read(pipeline.ingredient, "", table, numbers)
-        if pipeline.where is not None and table.num_columns:
-            piece = piece.keep(filtered(piece, pipeline.where, pipeline.on_error, [])[0])
+        if table.num_columns:
+            piece = pipeline.choose(piece, Fragment("", 0, None, "", {}), Counter(), [])
         # As many rows as there will be are not yet those rows: the bake may select others.
         is_all = found.rows.is_exact and inner.is_whole
         spent = time.perf_counter() - started + found.seconds * table.num_rows / max(1, found.rows.value)
@@ -273,7 +203,7 @@ class DryRun(RecipeRun[SampledState]):
         line.notes.append(f"{quota:,} tokens asked for")
         column = self.recipe.tokens or ""
         problem = _uncountable(scan.pieces, column, ingredient)
-        counted = None if problem else _counted_tokens(scan.pieces, column)
+        counted = None if problem else counted_tokens(scan.pieces, column)
         if counted is None:
             self._problems.append(f"ingredient {ingredient.name!r}: {problem}")
             return Estimate(0, False)
@@ -444,14 +374,6 @@ def _seconds(pieces: list[FragmentRows], bound: BoundStep) -> float:
     return time.perf_counter() - started
 
 
-def _counted_tokens(pieces: Sequence[FragmentRows], column: str) -> int | None:
-    """What a column of counts adds up to; None where not all rows have one."""
-    columns = [piece.table.column(column) for piece in pieces if column in piece.table.column_names]
-    if len(columns) < len(pieces) or not all(kinds.is_integer(each.type) or not len(each) for each in columns):
-        return None
-    return sum(pc.sum(each).as_py() or 0 for each in columns if len(each))
-
-
 def _uncountable(pieces: Sequence[FragmentRows], column: str, ingredient: AddIngredient) -> str | None:
     """Why the bake cannot take a share in tokens; None if it can, as far as these rows tell."""
     if ingredient.pick.how != "hash" or ingredient.on_short == "repeat":
@@ -490,112 +412,3 @@ def _chosen_otherwise(threshold: int, kept: int, holds_for_fewer: bool, *, is_kn
     if kept < threshold:
         return "more rows asked for"
     return "fewer rows asked for" if kept > threshold and is_known and not holds_for_fewer else None
-
-
-# Samples of a source ------------------------------------------------------------------------------------------------
-
-
-#: What is read of an ingredient: whole fragments up to this many rows or bytes.
-READ_ROWS, READ_BYTES, READ_FRAGMENTS = 262_144, 64 << 20, 256
-
-
-@dataclass
-class SampleScan:
-    """What was read of a source: rows that passed the filter, a piece for each fragment, of how many."""
-
-    pieces: list[FragmentRows]
-    n_read: int
-    seconds: float
-    total: Estimate
-    is_all: bool
-    is_certain: bool = True  #: whether a bake reads these very rows: those of a nested recipe may be others
-
-    @property
-    def n_passed(self) -> int:
-        """How many rows passed."""
-        return sum(map(len, self.pieces))
-
-    def available(self, where: Any) -> Estimate:
-        """Rows that pass the filter."""
-        if where is None:
-            return self.total
-        if self.is_all:
-            return Estimate(self.n_passed, True)
-        return Estimate(self.n_passed / max(1, self.n_read) * self.total.value, False)
-
-
-def scanned(pipeline: FragmentPipeline, fragments: Sequence[Fragment], seed: int) -> SampleScan:
-    """Read fragments in the order of a hash until there is enough to tell."""
-    names = [key_of("explain", seed, each.name, each.number) for each in fragments]
-    pieces: dict[int, FragmentRows] = {}
-    n_read = n_bytes = n_fragments = 0
-    started = time.perf_counter()
-    is_all = True
-    for place in sorted(range(len(fragments)), key=names.__getitem__):
-        if n_read >= READ_ROWS or n_bytes >= READ_BYTES or n_fragments >= READ_FRAGMENTS:
-            is_all = False
-            break
-        fragment, n_here = fragments[place], 0
-        here: list[FragmentRows] = []
-        n_fragments += 1
-        for table, rows in pipeline.source.read(fragment, None, pipeline.where):
-            if n_bytes >= READ_BYTES:
-                # Rows before these were read, or left out because the filter cannot hold for them.
-                n_here = int(rows[0]) - fragment.place.get("first", 0)
-                is_all = False
-                break
-            n_here, n_bytes = n_here + len(rows), n_bytes + table.nbytes
-            piece = FragmentRows.read(pipeline.ingredient, fragment.name, workable(table), rows)
-            if pipeline.where is not None:
-                piece = piece.keep(filtered(piece, pipeline.where, pipeline.on_error, [])[0])
-            here.append(canonical(piece))
-        else:
-            n_here = n_here if fragment.n_rows is None else fragment.n_rows
-        n_read += n_here
-        if here:
-            pieces[place] = joined(here)
-    seconds = time.perf_counter() - started
-    # As the bake has them: what the first file says about columns is what the others are compared with.
-    in_order = [pieces[place] for place in sorted(pieces)]
-    return SampleScan(in_order, n_read, seconds, _total(fragments, n_read, n_fragments, is_all), is_all)
-
-
-def _total(fragments: Sequence[Fragment], n_read: int, n_fragments: int, is_all: bool) -> Estimate:
-    known = [fragment.n_rows for fragment in fragments if fragment.n_rows is not None]
-    if len(known) == len(fragments):
-        return Estimate(sum(known), True)
-    return Estimate(n_read * len(fragments) / max(1, n_fragments), is_all)
-
-
-def smallest(
-    pieces: list[FragmentRows], hashes: list[Any], n_rows: int, pipeline: FragmentPipeline
-) -> list[FragmentRows]:
-    """The rows with the smallest hashes, in their order; files stay apart, because their types may differ."""
-    if not pieces:
-        table = canonical_table(no_rows(pipeline.source.schema()))
-        return [FragmentRows.read(pipeline.ingredient, "", table, np.empty(0, np.int64))]
-    together = np.concatenate(hashes)
-    if n_rows < len(together):
-        cut = np.partition(together, n_rows)[n_rows]
-        pieces = [piece.keep(own < cut) for piece, own in zip(pieces, hashes, strict=True)]
-    return [piece for piece in pieces if len(piece)] or pieces[:1]
-
-
-def border_of(asked: int, scan: SampleScan, available: Estimate, hashes: list[Any]) -> int:
-    """The hash below which a count of rows is: the lowest that is not chosen, or else what it is not likely below."""
-    if asked >= available.value:
-        return 2**64
-    if scan.is_all:
-        return int(np.partition(np.concatenate(hashes), asked)[asked])
-    return int(asked / available.value * max(0.0, 1 - 3 / max(1, asked) ** 0.5) * 2**64)
-
-
-def spread(pieces: list[FragmentRows], n_rows: int) -> list[FragmentRows]:
-    """``n_rows`` of the rows, evenly spaced."""
-    n_all = sum(map(len, pieces))
-    if n_rows >= n_all:
-        return pieces
-    chosen = np.zeros(n_all, bool)
-    chosen[np.linspace(0, n_all - 1, n_rows).astype(np.int64)] = True
-    masks = np.split(chosen, np.cumsum([len(piece) for piece in pieces])[:-1])
-    return [piece.keep(mask) for piece, mask in zip(pieces, masks, strict=True) if mask.any()]
