@@ -16,12 +16,12 @@ from poolish.concurrency import cached_property
 from poolish.errors import PoolishError
 from poolish.expressions import Expression, as_expression, halving
 from poolish.fingerprints import check_attributes, function_fingerprint
-from poolish.recipes.fragment_rows import FragmentRows, Mask, bound_to
+from poolish.recipes.fragment_rows import Filter, FragmentRows, Mask, bound_to
 from poolish.recipes.steps.step import Rejected, place_of, raise_at, rejected_row
 from poolish.rows import DatasetBuffer
 
 
-def filtered(piece: FragmentRows, where: Any, on_error: str, rejects: list[dict[str, Any]]) -> tuple[Mask, int]:
+def filtered(piece: FragmentRows, where: Filter, on_error: str, rejects: list[dict[str, Any]]) -> tuple[Mask, int]:
     """Which rows of a piece an ingredient's filter keeps, and how many it knows nothing of."""
     judged = _judged(piece, where, on_error, None)
     rejects += [reject_of(piece, "where", rejected) for rejected in judged.rejected]
@@ -29,7 +29,7 @@ def filtered(piece: FragmentRows, where: Any, on_error: str, rejects: list[dict[
 
 
 def asked_for(
-    piece: FragmentRows, where: Any, on_error: str, step: str, rejects: list[dict[str, Any]]
+    piece: FragmentRows, where: Filter | None, on_error: str, step: str, rejects: list[dict[str, Any]]
 ) -> tuple[FragmentRows, Mask]:
     """The rows of a piece that a step's filter does not fail for, and which of them it asks for."""
     if where is None:
@@ -53,7 +53,7 @@ def reject_of(piece: FragmentRows, step: str, rejected: Rejected) -> dict[str, A
     return {**place, "step": step, "reason": rejected.reason}
 
 
-def _judged(piece: FragmentRows, where: Any, on_error: str, step: str | None) -> FilterResult:
+def _judged(piece: FragmentRows, where: Filter, on_error: str, step: str | None) -> FilterResult:
     if isinstance(where, RowPredicate):
         return where.judged(piece, on_error, step)
     step = step or "where"
@@ -155,7 +155,7 @@ class RowPredicate:
         return self
 
 
-def as_filter(where: Any, what: str = "") -> Any:
+def as_filter(where: Any, what: str = "") -> Filter | None:
     """A filter as an expression or predicate that gives a mask; ``what`` names what it filters in errors."""
     if where is None:
         return None

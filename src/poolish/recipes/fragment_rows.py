@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,20 @@ Mask = NDArray[np.bool_]
 
 #: What steps may ask for as if it were a column, where the data has none of that name.
 INGREDIENT = "ingredient"
+
+
+class Filter(Protocol):
+    """A condition on rows: an ``Expression``, or a function of a row."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it reads, as far as they are known."""
+
+    def mask(self, table: pa.Table) -> tuple[Mask, int]:
+        """Which rows it is true for, and for how many the answer is unknown."""
+
+    def bind(self, **constants: Any) -> Filter | bool:
+        """The same with constants in place of columns, or the answer where these decide it for all rows."""
 
 
 class Origin(NamedTuple):
@@ -161,7 +175,7 @@ def workable(table: pa.Table) -> pa.Table:
     return unsliced(canonical_table(table) if any(map(is_rare, table.schema.types)) else table)
 
 
-def selected_rows(piece: FragmentRows, where: Any) -> Mask:
+def selected_rows(piece: FragmentRows, where: Filter | None) -> Mask:
     """Which rows of a piece a step's filter asks for; ``ingredient`` is known without being a column."""
     if where is None or not len(piece):  # a buffer that never had a row has no columns to ask about either
         return np.ones(len(piece), bool)
@@ -170,7 +184,7 @@ def selected_rows(piece: FragmentRows, where: Any) -> Mask:
     return mask
 
 
-def bound_to(piece: FragmentRows, where: Any) -> Any:
+def bound_to(piece: FragmentRows, where: Filter) -> Filter | bool:
     """A step's filter with the name of the ingredient in it, or the answer where that decides it for all rows."""
     return where if INGREDIENT in piece.table.column_names else where.bind(ingredient=piece.ingredient)
 

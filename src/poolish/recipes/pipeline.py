@@ -18,6 +18,7 @@ from poolish.recipes.cache import Cache, key_of
 from poolish.recipes.filters import asked_for, filtered, reject_of
 from poolish.recipes.fragment_rows import (
     BakedFragment,
+    Filter,
     Fragment,
     FragmentRows,
     Int64,
@@ -59,7 +60,7 @@ class BoundStep:
 
     name: str
     step: Any
-    where: Any
+    where: Filter | None
     bit: int
 
     @property
@@ -77,7 +78,7 @@ class FragmentPipeline:
 
     ingredient: str
     source: Source
-    where: Any
+    where: Filter | None
     seed: int
     threshold: int
     chosen: dict[tuple[str, int], Int64] | None

@@ -19,6 +19,7 @@ import pyarrow.types as kinds
 from poolish.recipes.cache import key_of
 from poolish.recipes.explanation import Estimate, ExplainedLine
 from poolish.recipes.fragment_rows import (
+    Filter,
     Fragment,
     FragmentRows,
     canonical,
@@ -51,7 +52,7 @@ class SampleScan:
         """How many rows passed."""
         return sum(map(len, self.pieces))
 
-    def available(self, where: Any) -> Estimate:
+    def available(self, where: Filter | None) -> Estimate:
         """Rows that pass the filter."""
         if where is None:
             return self.total
@@ -175,7 +176,7 @@ class SampledState(IngredientState):
             return Estimate(counted, True)
         return Estimate(counted / max(1, self.n_sampled) * self.rows.value, False)
 
-    def selected(self, where: Any) -> Estimate:
+    def selected(self, where: Filter | None) -> Estimate:
         """How many rows a step's filter selects."""
         if where is None:
             return self.rows

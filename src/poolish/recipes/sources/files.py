@@ -44,7 +44,7 @@ from poolish.formats import (
     parse,
 )
 from poolish.printable import counted
-from poolish.recipes.fragment_rows import Fragment, Int64, no_rows, selected, without_columns, workable
+from poolish.recipes.fragment_rows import Filter, Fragment, Int64, no_rows, selected, without_columns, workable
 from poolish.recipes.sources.pruning import can_prune, is_out_of_range
 
 #: The rows of texts up to this size are counted, as there may be thousands of them, and some without any.
@@ -98,7 +98,9 @@ class FileSource:
         found = [fragment for reader, name in readers for fragment in reader.fragments(name)]
         return [each for each in found if each.n_rows != 0 or "groups" in each.place] or found[:1]
 
-    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(
+        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
+    ) -> Iterator[tuple[pa.Table, Int64]]:
         """The rows of a fragment; a file that changed since the plan was made is refused."""
         path, stamp = fragment.place["path"], fragment.place["stamp"]
         reader = _data_file(path, self._what)
@@ -170,7 +172,9 @@ class DataFile(ABC):
         """Its parts, under the name that it has below its root."""
 
     @abstractmethod
-    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(
+        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
+    ) -> Iterator[tuple[pa.Table, Int64]]:
         """The rows of a part, and their numbers; those that a filter cannot hold for may be left out."""
 
 
@@ -215,7 +219,9 @@ class WholeFile(DataFile):
         table = parse(text, self.kind, self.path)
         return table.num_rows if table.num_columns or table.num_rows else None
 
-    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(
+        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
+    ) -> Iterator[tuple[pa.Table, Int64]]:
         text = self._text()
         table = selected(self._table(text), columns)
         with self._located_errors():
@@ -267,7 +273,9 @@ class ParquetFile(DataFile):
         nothing = {"path": self.path, "stamp": stamp, "groups": (), "first": 0}
         return found or [Fragment(name, 0, 0, fingerprint, nothing)]
 
-    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(
+        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
+    ) -> Iterator[tuple[pa.Table, Int64]]:
         first = fragment.place["first"]
         with self._opened() as (raw, file):
             schema = file.schema_arrow
@@ -275,13 +283,13 @@ class ParquetFile(DataFile):
             with self._located_errors():
                 check_row_groups(raw, file, fragment.place["groups"])
                 file, encoded = _with_dictionaries(raw, file, fragment.place["groups"])
-            prunes = can_prune(where, schema)
+            condition = where if can_prune(where, schema) else None
             if not fragment.place["groups"]:
                 yield selected(no_rows(schema), columns), np.arange(0)
             for group in fragment.place["groups"]:
                 with self._located_errors():
                     metadata = file.metadata.row_group(group)
-                    is_out = prunes and is_out_of_range(where, metadata, schema)
+                    is_out = condition is not None and is_out_of_range(condition, metadata, schema)
                 if not is_out:
                     with self._located_errors():
                         table = (

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 import pyarrow.types as kinds
@@ -23,7 +23,7 @@ import pyarrow.types as kinds
 from poolish.errors import PoolishError
 from poolish.expressions import Expression
 from poolish.expressions.nodes import COMPARISONS, FLIPPED, Node
-from poolish.recipes.fragment_rows import no_rows
+from poolish.recipes.fragment_rows import Filter, no_rows
 
 Answers = frozenset[bool | None]
 
@@ -49,7 +49,7 @@ class Range:
     has_nan: bool = False
 
 
-def can_prune(where: Any, schema: pa.Schema) -> bool:
+def can_prune(where: Filter | None, schema: pa.Schema) -> TypeGuard[Expression]:
     """Whether a filter can be answered by statistics of columns with this schema at all."""
     if not isinstance(where, Expression) or not _cannot_fail(where._root):
         return False

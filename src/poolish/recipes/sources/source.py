@@ -20,7 +20,7 @@ import pyarrow.types as kinds
 from poolish.fingerprints.tables import content_of
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine
-from poolish.recipes.fragment_rows import Fragment, Int64, row_hashes, selected, workable
+from poolish.recipes.fragment_rows import Filter, Fragment, Int64, row_hashes, selected, workable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import Schema
@@ -45,7 +45,9 @@ class Source(Protocol):
     def fragments(self) -> list[Fragment]:
         """All parts, in a stable order."""
 
-    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(
+        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
+    ) -> Iterator[tuple[pa.Table, Int64]]:
         """The rows of a part with their numbers, a table at a time.
 
         Only ``columns`` are given; a field of a struct (``meta.lang``) stands for the whole column. Rows that ``where``
@@ -92,7 +94,9 @@ class BufferSource:
         self._frozen = rows
         return found
 
-    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(
+        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
+    ) -> Iterator[tuple[pa.Table, Int64]]:
         """One slice."""
         first, end = fragment.place["first"], fragment.place["end"]
         rows = self._rows() if self._frozen is None else self._frozen
@@ -100,10 +104,10 @@ class BufferSource:
 
 
 class TableSource:
-    """The rows of a table; a row's number is its place."""
+    """The rows of a table; a row's number is its place, or what ``numbers`` says."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self._table = workable(table)
+    def __init__(self, table: pa.Table, numbers: Int64 | None = None) -> None:
+        self._table, self._numbers = workable(table), numbers
 
     def describe(self) -> str:
         """How many rows it has."""
@@ -119,14 +123,18 @@ class TableSource:
         for first in range(0, max(1, self._table.num_rows), FRAGMENT_ROWS):
             part = self._table.slice(first, FRAGMENT_ROWS)
             place = {"first": first, "end": first + part.num_rows}
-            found.append(Fragment("", first // FRAGMENT_ROWS, part.num_rows, f"{content_of(part)}:{first}", place))
+            numbers = None if self._numbers is None else self._numbers[first : first + part.num_rows]
+            print_ = f"{content_of(part, numbers)}:{first}"
+            found.append(Fragment("", first // FRAGMENT_ROWS, part.num_rows, print_, place))
         return found
 
-    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(
+        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
+    ) -> Iterator[tuple[pa.Table, Int64]]:
         """One slice."""
         first, end = fragment.place["first"], fragment.place["end"]
-        table = self._table.slice(first, end - first)
-        yield selected(table, columns), np.arange(first, end)
+        numbers = np.arange(first, end) if self._numbers is None else self._numbers[first:end]
+        yield selected(self._table.slice(first, end - first), columns), numbers
 
 
 class StreamSource:
@@ -168,7 +176,9 @@ class StreamSource:
             found.append(Fragment("", number, high - low, print_, place))
         return found
 
-    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(
+        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
+    ) -> Iterator[tuple[pa.Table, Int64]]:
         """All steps of the range, with the fields that they had when the bake began."""
         view = self._store._view() if self._frozen is None else self._frozen
         steps = read_ordinals(self._store, view, np.arange(fragment.place["first"], fragment.place["end"]))
@@ -210,7 +220,7 @@ class RecipeSource:
 
     def __init__(self, recipe: Any) -> None:
         self._recipe = recipe
-        self._baked: tuple[pa.Table, Int64] | None = None
+        self._baked: TableSource | None = None
 
     def describe(self) -> str:
         """Its name."""
@@ -225,34 +235,26 @@ class RecipeSource:
             return
         result = self._recipe.bake(engine=engine, cache=None if cache is None else cache.path, on_error=on_error)
         self.lineage, self.rejects, self.report = result.lineage, result.rejects, result.report
-        self._baked = result.buffer.snapshot().to_arrow(), result.lineage.identities()
+        self._baked = TableSource(result.buffer.snapshot().to_arrow(), result.lineage.identities())
 
-    def _rows(self) -> tuple[pa.Table, Int64]:
+    def _rows(self) -> TableSource:
         self.prepare()
         assert self._baked is not None
         return self._baked
 
     def schema(self) -> pa.Schema:
         """The columns that come out of it."""
-        return self._rows()[0].schema
+        return self._rows().schema()
 
     def fragments(self) -> list[Fragment]:
-        """Its rows by ranges."""
-        table, numbers = self._rows()
-        found = []
-        for first in range(0, max(table.num_rows, bool(table.num_columns)), FRAGMENT_ROWS):
-            part = table.slice(first, FRAGMENT_ROWS)
-            place = {"first": first, "end": first + part.num_rows}
-            print_ = content_of(part, numbers[first : first + part.num_rows])
-            found.append(Fragment("", first // FRAGMENT_ROWS, part.num_rows, f"{print_}:{first}", place))
-        return found
+        """Its rows by ranges; none if not even columns come out of it."""
+        return self._rows().fragments() if len(self.schema()) else []
 
-    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Any) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(
+        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
+    ) -> Iterator[tuple[pa.Table, Int64]]:
         """One slice."""
-        table, numbers = self._rows()
-        first, end = fragment.place["first"], fragment.place["end"]
-        part = table.slice(first, end - first)
-        yield selected(part, columns), numbers[first:end]
+        return self._rows().read(fragment, columns, where)
 
 
 def identity_numbers(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.recipes.fragment_rows import (
+    Filter,
     FragmentRows,
     Int64,
     Mask,
@@ -47,7 +48,7 @@ class BarrierContext:
     name: str
     seed: int = 0
     order: Int64 | None = None
-    where: Any = None
+    where: Filter | None = None
     on_error: str = "raise"
 
     def selected(self, pieces: Sequence[FragmentRows]) -> Mask:
