@@ -305,7 +305,7 @@ class Bake(RecipeRun[BakingState]):
                 found |= zip(missing.places, next(results) if missing.pipelines else (), strict=True)
                 for pipeline, place in zip(group.pipelines, group.places, strict=True):
                     if place not in found:
-                        found[place] = self._kept_or_baked(pipeline, group.fragment, may_mask=may_mask)
+                        found[place] = self._kept_or_baked(pipeline, group.fragment, may_mask)
                     # What a recipe inside of this one read has been seen already.
                     self._reject(found[place].rejects, 0 if _is_nested(pipeline) else found[place].counts[0]["in"])
                 self._keep_budget(n_expected)
@@ -315,7 +315,7 @@ class Bake(RecipeRun[BakingState]):
         n_fragments = max(1, sum(len(state.fragments) for state in pending))
         for k, state in enumerate(pending):
             own = [found[k, i] for i in range(len(state.fragments))]
-            self._settle(state, own, seconds * len(state.fragments) / n_fragments)
+            self._finish(state, own, seconds * len(state.fragments) / n_fragments)
         self._keep_budget(self._n_seen)
 
     def _not_kept(self, group: Group) -> Group:
@@ -327,15 +327,13 @@ class Bake(RecipeRun[BakingState]):
                 left.places.append(place)
         return left
 
-    def _kept_or_baked(
-        self, pipeline: FragmentPipeline, fragment: Fragment, *, may_mask: bool = False
-    ) -> BakedFragment:
+    def _kept_or_baked(self, pipeline: FragmentPipeline, fragment: Fragment, may_mask: bool = False) -> BakedFragment:
         kept = pipeline.kept(fragment, self._options.cache)
         if kept is None:
             return bake_together([pipeline], fragment, self._options.cache)[0]
         return kept if may_mask else replace(kept, piece=kept.piece.apply_mask())
 
-    def _settle(self, state: BakingState, baked: list[BakedFragment], seconds: float) -> None:
+    def _finish(self, state: BakingState, baked: list[BakedFragment], seconds: float) -> None:
         state.pieces = [state.pipeline.in_recipe(each.piece) for each in baked] or [state.pipeline.nothing("")]
         state.line.fragments, state.line.cached = len(baked), sum(each.is_cached for each in baked)
         self._share_out(state, baked, seconds)
@@ -379,7 +377,7 @@ class Bake(RecipeRun[BakingState]):
 
     def _reject(self, rejects: list[Reject], n_seen: int, line: InstructionStats | None = None) -> None:
         """Count rejected rows at the line of the step that rejected them, or at that of the recipe they were in."""
-        self._rejects += [self._told(each) for each in rejects] if line is None else rejects
+        self._rejects += [self._in_result(each) for each in rejects] if line is None else rejects
         self._n_seen += n_seen
         by_name = {(each.kind, each.name): each for each in self._lines}
         for each in rejects:
@@ -387,8 +385,8 @@ class Bake(RecipeRun[BakingState]):
             if own is not None:
                 own.rejected += 1
 
-    def _told(self, reject: Reject) -> Reject:
-        """With the row of its result, where it is a row of a recipe inside of this one."""
+    def _in_result(self, reject: Reject) -> Reject:
+        """The reject with the row of the inner result, where it is a row of a recipe inside of this one."""
         name = reject["ingredient"]
         if name not in self._inside:
             return reject

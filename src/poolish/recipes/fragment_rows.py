@@ -8,7 +8,7 @@ one_table       the rows of many fragments behind each other
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -229,6 +229,8 @@ def without_columns(n_rows: int) -> pa.Table:
 
 Int64 = NDArray[np.int64]
 Words = NDArray[np.uint64]
+#: Tables, each with the numbers that its rows have in their source.
+NumberedTables = Iterator[tuple[pa.Table, Int64]]
 
 
 def row_hashes(seed: int, use: str, ingredient: str, name: str, rows: Int64) -> Words:

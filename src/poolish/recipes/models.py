@@ -24,14 +24,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    WithJsonSchema,
-    create_model,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, ValidationInfo, WithJsonSchema, create_model, model_validator
 
 from poolish import seeds
 from poolish.errors import PoolishError, RecipeError

@@ -24,7 +24,7 @@ import posixpath
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,15 @@ from poolish.formats import (
     parse,
 )
 from poolish.printable import counted
-from poolish.recipes.fragment_rows import Filter, Fragment, Int64, no_rows, selected, without_columns, workable
+from poolish.recipes.fragment_rows import (
+    Filter,
+    Fragment,
+    NumberedTables,
+    no_rows,
+    selected,
+    without_columns,
+    workable,
+)
 from poolish.recipes.sources.pruning import can_prune, is_out_of_range
 
 #: The rows of texts up to this size are counted, as there may be thousands of them, and some without any.
@@ -98,21 +106,20 @@ class FileSource:
         found = [fragment for reader, name in readers for fragment in reader.fragments(name)]
         return [each for each in found if each.n_rows != 0 or "groups" in each.place] or found[:1]
 
-    def read(
-        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
-    ) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """The rows of a fragment; a file that changed since the plan was made is refused."""
         path, stamp = fragment.place["path"], fragment.place["stamp"]
+        changed = RecipeError(f"{self._what}: {path} changed while it was read; bake again when it is complete")
         reader = _data_file(path, self._what)
         try:
             yield from reader.read(fragment, columns, where)
         except (PoolishError, OSError, IndexError) as error:
             # Half of one file and half of another would be no file at all.
             if reader.stamp(fresh=True) != stamp:
-                raise _changed(self._what, path) from error
+                raise changed from error
             raise
         if reader.stamp(fresh=True) != stamp:
-            raise _changed(self._what, path)
+            raise changed
 
 
 def _data_file(path: str, what: str) -> DataFile:
@@ -122,10 +129,6 @@ def _data_file(path: str, what: str) -> DataFile:
             f"{what}: {path}: its ending is none of {', '.join(FORMATS)}; convert it, or read it yourself"
         )
     return (ParquetFile if kind == "parquet" else WholeFile)(path, kind, what)
-
-
-def _changed(what: str, path: str) -> RecipeError:
-    return RecipeError(f"{what}: {path} changed while it was read; bake again when it is complete")
 
 
 # One file -----------------------------------------------------------------------------------------------------------
@@ -172,9 +175,7 @@ class DataFile(ABC):
         """Its parts, under the name that it has below its root."""
 
     @abstractmethod
-    def read(
-        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
-    ) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """The rows of a part, and their numbers; those that a filter cannot hold for may be left out."""
 
 
@@ -219,9 +220,7 @@ class WholeFile(DataFile):
         table = parse(text, self.kind, self.path)
         return table.num_rows if table.num_columns or table.num_rows else None
 
-    def read(
-        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
-    ) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         text = self._text()
         table = selected(self._table(text), columns)
         with self._located_errors():
@@ -273,9 +272,7 @@ class ParquetFile(DataFile):
         nothing = {"path": self.path, "stamp": stamp, "groups": (), "first": 0}
         return found or [Fragment(name, 0, 0, fingerprint, nothing)]
 
-    def read(
-        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
-    ) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         first = fragment.place["first"]
         with self._opened() as (raw, file):
             schema = file.schema_arrow
@@ -438,14 +435,10 @@ def remote_stamp(fs: Any, path: str) -> str:
     for name in _TAGS:
         if info.get(name):
             return f"{info.get('size')}:{name}:{info[name]}"
-    return f"{info.get('size')}:{_modified(fs, path)}:{_sample(fs, path, info.get('size'))}"
-
-
-def _modified(fs: Any, path: str) -> str:
-    try:
-        return str(fs.modified(path))
-    except (NotImplementedError, AttributeError):
-        return ""
+    modified = ""
+    with suppress(NotImplementedError, AttributeError):
+        modified = str(fs.modified(path))
+    return f"{info.get('size')}:{modified}:{_sample(fs, path, info.get('size'))}"
 
 
 def _sample(fs: Any, path: str, size: int | None) -> str:

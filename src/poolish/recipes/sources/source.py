@@ -10,7 +10,7 @@ file, the buffer or the stream, not of the fragment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ import pyarrow.types as kinds
 from poolish.fingerprints.tables import content_of
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine
-from poolish.recipes.fragment_rows import Filter, Fragment, Int64, row_hashes, selected, workable
+from poolish.recipes.fragment_rows import Filter, Fragment, Int64, NumberedTables, row_hashes, selected, workable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import Schema
@@ -45,9 +45,7 @@ class Source(Protocol):
     def fragments(self) -> list[Fragment]:
         """All parts, in a stable order."""
 
-    def read(
-        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
-    ) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """The rows of a part with their numbers, a table at a time.
 
         Only ``columns`` are given; a field of a struct (``meta.lang``) stands for the whole column. Rows that ``where``
@@ -94,9 +92,7 @@ class BufferSource:
         self._frozen = rows
         return found
 
-    def read(
-        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
-    ) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """One slice."""
         first, end = fragment.place["first"], fragment.place["end"]
         rows = self._rows() if self._frozen is None else self._frozen
@@ -128,9 +124,7 @@ class TableSource:
             found.append(Fragment("", first // FRAGMENT_ROWS, part.num_rows, print_, place))
         return found
 
-    def read(
-        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
-    ) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """One slice."""
         first, end = fragment.place["first"], fragment.place["end"]
         numbers = np.arange(first, end) if self._numbers is None else self._numbers[first:end]
@@ -176,9 +170,7 @@ class StreamSource:
             found.append(Fragment("", number, high - low, print_, place))
         return found
 
-    def read(
-        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
-    ) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """All steps of the range, with the fields that they had when the bake began."""
         view = self._store._view() if self._frozen is None else self._frozen
         steps = read_ordinals(self._store, view, np.arange(fragment.place["first"], fragment.place["end"]))
@@ -250,9 +242,7 @@ class RecipeSource:
         """Its rows by ranges; none if not even columns come out of it."""
         return self._rows().fragments() if len(self.schema()) else []
 
-    def read(
-        self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None
-    ) -> Iterator[tuple[pa.Table, Int64]]:
+    def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """One slice."""
         return self._rows().read(fragment, columns, where)
 
