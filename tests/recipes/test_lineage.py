@@ -301,3 +301,13 @@ def test_nested_rows_have_their_places_in_tables_too():
     assert result.rejects["row"].to_pylist() == [0, 2, 4]
     empty = DatasetRecipe("none").add_ingredient("b", inner, where="x > 99").bake()
     assert empty.lineage.to_arrow().num_rows == 0
+
+
+def test_a_source_that_grew_is_described_as_it_was_baked():
+    """A line about a row does not change with what is appended later."""
+    buffer = DatasetBuffer()
+    buffer.append([{"n": 1}, {"n": 2}])
+    lineage = DatasetRecipe("r").add_ingredient("a", buffer).bake().lineage
+    buffer.append([{"n": 3}])
+
+    assert lineage.why(0).source == "buffer of 2 rows"
