@@ -46,10 +46,10 @@ from poolish.formats import (
     read_parquet,
 )
 from poolish.guards.checks.infer import infer
-from poolish.guards.checks.levels import Findings, LevelReport, Validation, level_named, run_levels
+from poolish.guards.checks.levels import Findings, LevelReport, Validation, run_levels
 from poolish.guards.checks.reference import Reference
 from poolish.guards.checks.suite import Suite
-from poolish.guards.checks.verdicts import Level
+from poolish.guards.checks.verdicts import Level, level_named
 from poolish.guards.stats.profile import Profile
 from poolish.guards.stats.serialization import is_arrays_file
 from poolish.printable import counted

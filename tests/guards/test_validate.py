@@ -16,8 +16,7 @@ from poolish import DatasetBuffer, StreamStore
 from poolish.cli.app import app
 from poolish.errors import ConfigError
 from poolish.guards import Profile, Suite, validate
-from poolish.guards.checks.levels import level_named
-from poolish.guards.checks.verdicts import LEVELS
+from poolish.guards.checks.verdicts import LEVELS, level_named
 
 ROWS = {"reward": np.linspace(-1, 1, 200), "start": np.arange(200), "end": np.arange(200) + 5}
 SUITE = (

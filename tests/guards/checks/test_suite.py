@@ -21,8 +21,8 @@ from poolish import Field, guards
 from poolish.errors import ConfigError, DataRefused, LimitExceeded
 from poolish.guards import Profile, Suite, register_check
 from poolish.guards.checks.column_checks import STATISTICS
+from poolish.guards.checks.entries import KINDS, OPPOSITES, RULES
 from poolish.guards.checks.guard import ask, passed
-from poolish.guards.checks.rules import OPPOSITES, RULES, SEVERITY_OF
 from poolish.guards.checks.verdicts import ACTIONS, SEVERITIES
 from poolish.guards.stats.detectors import DETECTOR_OPTIONS, DETECTORS
 from poolish.guards.stats.distances import DISTANCES
@@ -397,7 +397,7 @@ def test_the_json_schema_describes_every_rule_statistic_and_option():
     described = Suite.json_schema()
     entries = {name: set(entry["properties"]) for name, entry in described["$defs"].items()}
 
-    assert list(described["properties"]) == [*("suite", "version"), *SEVERITY_OF, *("closed", "actions")]
+    assert list(described["properties"]) == [*("suite", "version"), *KINDS, *("closed", "actions")]
     assert entries["ExpectEntry"] == {"column", "severity", *RULES}
     assert entries["StatEntry"] == {"column", "severity", *STATISTICS}
     assert entries["OutliersEntry"] >= {name for options in DETECTOR_OPTIONS.values() for name in options}
@@ -417,13 +417,15 @@ def test_the_page_about_guards_names_what_the_tables_hold():
     assert set(DISTANCES) | set(OUTLIER_METHODS) <= set(guards.__all__)
 
 
-def test_a_suite_in_use_needs_no_pydantic():
-    """It is loaded where entries are made, and not where a finished suite is imported, unpickled and asked."""
+def test_only_files_need_pydantic():
+    """A suite is built, copied, compared, unpickled, asked and written without it."""
     state = pickle.dumps(Suite("s").expect("a", at_most=1).drift())
     program = (
-        "import pickle, sys; from poolish import Suite; assert 'pydantic' not in sys.modules;"
-        f"suite = pickle.loads({state!r}); assert not suite.check({{'a': [1, 2]}}).ok; suite.to_yaml();"
-        "assert 'pydantic' not in sys.modules; suite.expect('b', finite=True); assert 'pydantic' in sys.modules"
+        "import pickle, sys; from poolish import Suite;"
+        f"suite = pickle.loads({state!r}); assert not suite.check({{'a': [1, 2]}}).ok;"
+        "suite.expect('b', finite=True).stat('a', mean=(0, 1)).drift().outliers('a').on(error='drop').copy();"
+        "text = suite.to_yaml(); suite.diff(Suite()); suite.fingerprint; assert 'pydantic' not in sys.modules;"
+        "assert Suite.from_yaml(text) == suite; assert 'pydantic' in sys.modules"
     )
 
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -77,16 +77,17 @@ class StatCheck:
         except NotApplicable as why:
             profile, reason = None, str(why)
         for name, (low, high) in self.ranges.items():
-            draft = _Draft(f"has a {name} {_range_text(low, high)}", (self.column,), self.severity, len(rows), action)
+            rule = f"has a {name} {_range_text(low, high)}"
+            draft = _unjudged(rule, (self.column,), self.severity, rows, action)
             value = None if profile is None else STATISTICS[name](profile)
             if profile is None:
                 yield draft.failed(reason)
             elif not isinstance(value, (int, float)) or math.isnan(value) or len(rows) == 0:
-                yield draft.unknown("insufficient", f"these rows have no {name}")
+                yield replace(draft, status="insufficient", detail=f"these rows have no {name}")
             elif (low is not None and value < low) or (high is not None and value > high):
                 yield draft.failed(f"it is {value:.6g}", value=value, low=low, high=high)
             else:
-                yield draft.passed(value=value, low=low, high=high)
+                yield replace(draft, measured={"value": value, "low": low, "high": high})
 
 
 def profile_of(column: Column) -> ColumnProfile:
@@ -115,16 +116,16 @@ class DriftCheck:
     def judge(self, rows: TableView, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict for each column, judged together: the more columns, the less one of them proves."""
         rule = f"is as in the reference ({self.method})"
-        draft = _Draft(rule, self.chosen or ("every column",), self.severity, len(rows), action)
+        draft = _unjudged(rule, self.chosen or ("every column",), self.severity, rows, action)
         if reference is None:
-            yield draft.unknown("no reference", "pass reference= to compare with")
+            yield replace(draft, status="no reference", detail="pass reference= to compare with")
             return
         names = self.chosen if self.chosen is not None else names_of(reference)
         missing = [name for name in names if name not in rows]
         yield from (replace(draft, columns=(name,)).failed("there is no such column any more") for name in missing)
         known = [name for name in names if name in rows]
         for found in self._found(known, rows, reference) if known else ():
-            yield self._verdict(found, rule, len(rows), action)
+            yield self._verdict(found, replace(draft, columns=(found.name,)))
 
     def _found(self, names: list[str], rows: TableView, reference: Any) -> Iterable[ColumnDrift]:
         report = drift(
@@ -138,19 +139,18 @@ class DriftCheck:
         )
         return report.values()
 
-    def _verdict(self, found: ColumnDrift, rule: str, n_rows: int, action: Action) -> Verdict:
-        draft = _Draft(rule, (found.name,), self.severity, n_rows, action)
+    def _verdict(self, found: ColumnDrift, draft: Verdict) -> Verdict:
         measured: dict[str, Any] = {"p": found.p}
         for name, test in found.tests.items():
             measured |= {name: test.value, f"{name}_threshold": test.threshold, "n": test.n, "m": test.m}
         if found.verdict == "ok":
-            return draft.passed(**measured)
+            return replace(draft, measured=measured)
         details = "; ".join(str(test) for test in found.tests.values())
         if found.missing_p is not None and found.missing_p < self.alpha:
             details += f"; {100 * found.missing[0]:.2g} % were missing, now {100 * found.missing[1]:.2g} %"
         if found.verdict == "drift":
             return draft.failed(details, **measured)
-        return draft.unknown(found.verdict, details or found.note, **measured)
+        return replace(draft, status=found.verdict, detail=details or found.note, measured=measured)
 
 
 def names_of(reference: Any) -> list[str]:
@@ -178,7 +178,7 @@ class OutlierCheck:
     def judge(self, rows: TableView, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict; its bad rows are the outliers, if there are too many of them."""
         rule = f"has at most {100 * self.most:g} % outliers ({self.method})"
-        draft = _Draft(rule, (self.column,), self.severity, len(rows), action)
+        draft = _unjudged(rule, (self.column,), self.severity, rows, action)
         try:
             column = rows[self.column]
             values, flat = finite_values(column), column.flat
@@ -187,11 +187,11 @@ class OutlierCheck:
             return
         found = self._found(values) if len(values) else None
         if found is None or not found.is_reachable:
-            yield draft.unknown("insufficient", f"among {len(values)} numbers none can be an outlier")
+            yield replace(draft, status="insufficient", detail=f"among {len(values)} numbers none can be an outlier")
             return
         share = found.count / len(values)
         if share <= self.most:
-            yield draft.passed(share=share, most=self.most)
+            yield replace(draft, measured={"share": share, "most": self.most})
             return
         flags = np.zeros(len(flat.values), np.bool_)
         flags[_is_used(flat.values, flat.nulls)] = found.mask
@@ -218,47 +218,17 @@ class UnfittedCheck:
 
     def judge(self, rows: TableView, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict, which says what is missing."""
-        draft = _Draft(f"are like the reference ({self.method})", self.chosen, self.severity, len(rows), action)
-        yield draft.unknown("no reference", "pass reference=, or use suite.fit(reference)")
+        rule = f"are like the reference ({self.method})"
+        draft = _unjudged(rule, self.chosen, self.severity, rows, action)
+        yield replace(draft, status="no reference", detail="pass reference=, or use suite.fit(reference)")
 
 
-DistributionCheck = StatCheck | DriftCheck | OutlierCheck | UnfittedCheck
+ColumnCheck = StatCheck | DriftCheck | OutlierCheck | UnfittedCheck
 
 
-@dataclass(frozen=True)
-class _Draft:
+def _unjudged(rule: str, columns: tuple[str, ...], severity: Severity, rows: TableView, action: Action) -> Verdict:
     """A verdict but for its outcome."""
-
-    rule: str
-    columns: tuple[str, ...]
-    severity: Severity
-    n_rows: int
-    action: Action
-
-    def passed(self, **measured: Any) -> Verdict:
-        return self._made("ok", "", measured)
-
-    def unknown(self, status: str, detail: str, **measured: Any) -> Verdict:
-        return self._made(status, detail, measured)
-
-    def failed(self, detail: str, *, examples: Any = (), bad: Any = None, **measured: Any) -> Verdict:
-        return self._made("failed", detail, measured, examples, bad)
-
-    def _made(self, status: str, detail: str, measured: Any, examples: Any = (), bad: Any = None) -> Verdict:
-        return Verdict(
-            self.rule,
-            self.columns,
-            self.severity,
-            "statistics",
-            status,
-            self.n_rows,
-            0 if bad is None else int(bad.sum()),
-            detail,
-            examples,
-            measured,
-            self.action,
-            bad=bad,
-        )
+    return Verdict(rule, columns, severity, "statistics", "ok", len(rows), action=action)
 
 
 def _is_used(values: NDArray[Any], nulls: Any) -> Any:

@@ -20,9 +20,9 @@ import pyarrow as pa
 from poolish.columns import Mask, TableView
 from poolish.concurrency import Locked
 from poolish.errors import ConfigError, DataRefused
-from poolish.guards.checks.rules import nearest
 from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.suite import Suite
+from poolish.guards.checks.values import nearest
 from poolish.guards.checks.verdicts import ACTIONS, Action, Result, Verdict
 from poolish.health import Health, Problem
 from poolish.printable import printable

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poolish import html
-from poolish.errors import ConfigError
 from poolish.guards.checks.verdicts import LEVELS, Level, Verdict, verdict_table
 from poolish.printable import counted, printable
 
@@ -95,21 +94,6 @@ class LevelReport:
         left = [level for level in self.asked if level not in self.found]
         parts.append(html.element("p", f"stopped at {self.stopped_at}; {', '.join(left)}: skipped") if left else None)
         return html.element("section", *parts)
-
-
-def level_named(level: object) -> Level:
-    """A level by its name or its number; "semantics" is another name of the last one.
-
-    >>> level_named(3), level_named("file"), level_named("semantics")
-    ('statistics', 'file', 'meaning')
-    """
-    text = str(level) if type(level) is int else level
-    found = next((each for number, each in enumerate(LEVELS, 1) if text in (each, str(number))), None)
-    if found is None and text == "semantics":
-        return "meaning"
-    if found is None:
-        raise ConfigError(f"level {level!r}: one of {', '.join(f'{n} {each}' for n, each in enumerate(LEVELS, 1))}")
-    return found
 
 
 def levels_through(level: Level) -> list[Level]:

@@ -27,7 +27,7 @@ from poolish.concurrency import Locked
 from poolish.errors import ConfigError, ResumeError
 from poolish.files import checksum_hex
 from poolish.guards.checks.reference import Reference
-from poolish.guards.checks.rules import plain
+from poolish.guards.checks.values import plain
 from poolish.guards.checks.verdicts import Result, Verdict
 from poolish.guards.stats.profile import Profile
 from poolish.schema.types import unsliced

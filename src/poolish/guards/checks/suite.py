@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from itertools import zip_longest
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,25 +30,38 @@ import numpy as np
 import xxhash
 
 from poolish import html
-from poolish.columns import Mask, NotApplicable, TableView
+from poolish.columns import NotApplicable, TableView
 from poolish.errors import ConfigError
 from poolish.files import local_path, publish
 from poolish.guards.checks.checks import Holds, RowCheck, Unique
-from poolish.guards.checks.column_checks import DistributionCheck
-from poolish.guards.checks.levels import level_named
-from poolish.guards.checks.reference import Reference, reference_of
-from poolish.guards.checks.rules import (
+from poolish.guards.checks.column_checks import ColumnCheck
+from poolish.guards.checks.entries import (
     DEFAULT_ACTIONS,
-    SEVERITY_OF,
+    KINDS,
+    ON,
     Entry,
-    distribution_checks,
+    Kind,
+    WrongValues,
+    checks_of,
+    differences,
     fitted_entries,
-    row_checks,
+    read_entry,
     schema_entry,
     shortened,
 )
+from poolish.guards.checks.reference import Reference, reference_of
 from poolish.guards.checks.stream import StreamGuard
-from poolish.guards.checks.verdicts import LEVELS, SEVERITIES, Action, Level, Result, Severity, Verdict, examples_of
+from poolish.guards.checks.verdicts import (
+    LEVELS,
+    SEVERITIES,
+    Action,
+    Level,
+    Result,
+    Severity,
+    Verdict,
+    examples_of,
+    level_named,
+)
 from poolish.guards.stats.outliers import OUTLIER_METHODS
 from poolish.guards.stats.profile import Profile
 from poolish.printable import counted, printable
@@ -82,11 +95,11 @@ class Suite:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"name: a suite is called by text that is not empty, got {name!r}")
         self._name = name
-        self._entries: dict[str, list[Entry]] = {kind: [] for kind in SEVERITY_OF}
+        self._entries: dict[str, list[Entry]] = {kind: [] for kind in KINDS}
         self._is_closed = False
         self._actions: dict[Severity, Action] = dict(DEFAULT_ACTIONS)
         self._persist = 1
-        self._made: tuple[list[tuple[RowCheck, Severity]], list[DistributionCheck]] | None = None
+        self._made: tuple[list[tuple[RowCheck, Severity]], list[ColumnCheck]] | None = None
 
     #: What uses it, once something does.
     _user: str | None = None
@@ -134,6 +147,7 @@ class Suite:
                 "pass suite.fit(reference), or suite.guard(reference, window=...), which watches windows"
             )
         self._user = self._user or user
+        self._checks()  # so that the first rows do not wait for it
         return self
 
     # -- saying what is expected
@@ -244,12 +258,10 @@ class Suite:
         or a share of outliers acts only when it has failed in k windows in a row, which is what tells a change from a
         bad hour; until then it is logged. Checks of rows always act at once: a bad row is bad.
         """
-        from poolish.guards.checks.models import read_actions  # pydantic takes long to load
-
         self._check_changeable()
-        chosen = read_actions({"error": error, "warn": warn, "fatal": fatal, "persist": persist})
-        self._actions |= {severity: action for severity in SEVERITIES if (action := getattr(chosen, severity))}
-        self._persist = chosen.persist or self._persist
+        chosen = _read("on", ON, {"error": error, "warn": warn, "fatal": fatal, "persist": persist})
+        self._actions |= {severity: action for severity in SEVERITIES if (action := chosen[severity])}
+        self._persist = chosen["persist"] or self._persist
         return self
 
     # -- asking
@@ -357,7 +369,7 @@ class Suite:
         values: dict[str, Any] = {"suite": self.name, "version": VERSION}
         for kind, entries in self._entries.items():
             if entries:
-                values[kind] = deepcopy([shortened(kind, entry) for entry in entries])
+                values[kind] = [shortened(kind, entry) for entry in entries]
         if self._entries["schema"] and not self._is_closed:
             values["closed"] = False
         # Not "on", as the method: YAML of 2009 takes that word for true.
@@ -371,11 +383,11 @@ class Suite:
         """The suite that ``to_dict`` gave; every key and value is checked, and a wrong one named with its place."""
         from poolish.guards.checks.models import read_suite  # pydantic takes long to load
 
-        file, entries = read_suite(values, source)
-        suite = cls(file.suite)
-        suite._entries = entries
-        suite._is_closed = bool(entries["schema"]) if file.closed is None else file.closed
-        return suite.on(**file.actions.model_dump())
+        file = read_suite(values, source)
+        suite = cls(file["suite"])
+        suite._entries = {kind: file[kind] for kind in KINDS}
+        suite._is_closed = bool(file["schema"]) if file["closed"] is None else file["closed"]
+        return suite.on(**file["actions"])
 
     @staticmethod
     def json_schema() -> dict[str, Any]:
@@ -390,7 +402,7 @@ class Suite:
         >>> Suite("s").expect("x", at_most=1).diff(Suite("s").expect("x", at_most=2, finite=True))
         ['expect[0].at_most: 1 -> 2', 'expect[0].finite: added True']
         """
-        return list(_differences(self.to_dict(), other.to_dict()))
+        return list(differences(self.to_dict(), other.to_dict()))
 
     def to_yaml(self) -> str:
         """The suite as YAML text."""
@@ -460,10 +472,8 @@ class Suite:
     # -- inside
 
     def _add(self, kind: str, entry: Entry) -> Self:
-        from poolish.guards.checks.models import read_entry  # pydantic takes long to load
-
         self._check_changeable()
-        self._entries[kind].append(read_entry(kind, entry))
+        self._entries[kind].append(_read(kind, KINDS[kind], entry))
         return self._changed()
 
     def _check_changeable(self) -> None:
@@ -477,67 +487,59 @@ class Suite:
         self._made = None
         return self
 
-    def _checks(self) -> tuple[list[tuple[RowCheck, Severity]], list[DistributionCheck]]:
+    def _checks(self) -> tuple[list[tuple[RowCheck, Severity]], list[ColumnCheck]]:
         if self._made is None:
             detectors = {} if self._reference is None else self._reference.detectors
-            self._made = row_checks(self._entries, detectors), distribution_checks(self._entries, detectors)
+            self._made = checks_of(self._entries, detectors)
         return self._made
 
     def _judged(self, check: RowCheck, severity: Severity, rows: TableView) -> Verdict:
-        detail, bad = "", None
-        try:
-            bad = check.bad(rows)
-        except NotApplicable as why:
-            if self._may_be_missing(check, rows):
-                return self._verdict(check, severity, rows, None, "it may be missing, and is")
-            detail, bad = str(why), np.ones(len(rows), np.bool_)
-        return self._verdict(check, severity, rows, bad, detail)
-
-    def _verdict(self, check: RowCheck, severity: Severity, rows: TableView, bad: Mask | None, detail: str) -> Verdict:
-        n_bad = 0 if bad is None else int(np.count_nonzero(bad))
-        has_failed = n_bad > 0 or (bad is not None and bool(detail))  # a column can be wrong without a row
-        return Verdict(
+        title = Verdict(
             check.rule,
             check.columns,
             severity,
             check.level,
-            "failed" if has_failed else "ok",
+            "ok",
             len(rows),
-            n_bad,
-            detail,
-            examples_of(rows, check.columns, bad) if bad is not None and n_bad else (),
             action=self._actions[severity],
-            bad=bad if has_failed else None,
             says_columns=isinstance(check, Holds) or (isinstance(check, Unique) and len(check.columns) > 1),
         )
+        try:
+            bad = check.bad(rows)
+        except NotApplicable as why:
+            if self._may_be_missing(check, rows):
+                return replace(title, detail="it may be missing, and is")
+            bad = np.ones(len(rows), np.bool_)  # a column can be wrong without a row
+            return title.failed(str(why), bad=bad, examples=examples_of(rows, check.columns, bad))
+        if bad is None or not bad.any():
+            return title
+        return title.failed(bad=bad, examples=examples_of(rows, check.columns, bad))
 
     def _may_be_missing(self, check: RowCheck, rows: TableView) -> bool:
-        optional = {entry["column"] for entry in self._entries["schema"] if entry["nullable"]}
-        return all(name in rows or name in optional for name in check.columns) and not all(
-            name in rows for name in check.columns
-        )
+        """Whether all columns that are missing are nullable in the schema."""
+        missing = {name for name in check.columns if name not in rows}
+        return bool(missing) and missing <= {entry["column"] for entry in self._entries["schema"] if entry["nullable"]}
 
     def _extra_columns(self, rows: TableView) -> list[Verdict]:
         if not self._is_closed:
             return []
         known = [entry["column"] for entry in self._entries["schema"]]
         extra = [name for name in rows.names if name not in known]
-        detail = f"column {extra[0]!r} is not in the schema, only {known}" if extra else ""
-        bad = np.ones(len(rows), np.bool_) if extra else None
+        found = Verdict(
+            "there are no other columns", (), "error", "format", "ok", len(rows), action=self._actions["error"]
+        )
+        if not extra:
+            return [found]
         return [
-            Verdict(
-                "there are no other columns",
-                (),
-                "error",
-                "format",
-                "failed" if extra else "ok",
-                len(rows),
-                len(rows) if extra else 0,
-                detail,
-                action=self._actions["error"],
-                bad=bad,
-            )
+            found.failed(f"column {extra[0]!r} is not in the schema, only {known}", bad=np.ones(len(rows), np.bool_))
         ]
+
+
+def _read(name: str, kind: Kind, given: Mapping[str, Any]) -> Entry:
+    try:
+        return read_entry(kind, given)
+    except WrongValues as wrong:
+        raise wrong.at(name) from None
 
 
 def _is_within(level: Level, limit: Level) -> bool:
@@ -550,20 +552,3 @@ def _is_toml(path: str | os.PathLike[str]) -> bool:
     if ending not in (".toml", ".yaml", ".yml"):
         raise ConfigError(f"{os.fspath(path)}: a suite is kept in a .yaml, .yml or .toml file")
     return ending == ".toml"
-
-
-def _differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
-    """Where two plain values differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in dict.fromkeys([*old, *new]):
-            inner = f"{place}.{name}" if place else str(name)
-            yield from _differences(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
-    elif isinstance(old, list) and isinstance(new, list) and any(isinstance(each, dict) for each in (*old, *new)):
-        for i, (before, now) in enumerate(zip_longest(old, new, fillvalue=_ABSENT)):
-            yield from _differences(before, now, f"{place}[{i}]")
-    elif old != new:
-        added, removed = old is _ABSENT, new is _ABSENT
-        yield f"{place}: " + (f"added {new!r}" if added else f"removed {old!r}" if removed else f"{old!r} -> {new!r}")
-
-
-_ABSENT = object()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,7 +30,7 @@ import pyarrow as pa
 from poolish import html
 from poolish.columns import Mask, NotApplicable, TableView
 from poolish.concurrency import cached_property
-from poolish.errors import DataRefused
+from poolish.errors import ConfigError, DataRefused
 from poolish.printable import counted, printable
 
 Severity = Literal["warn", "error", "fatal"]
@@ -40,6 +40,22 @@ Level = Literal["file", "format", "statistics", "meaning"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 ACTIONS: tuple[Action, ...] = get_args(Action)
 LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+def level_named(level: object) -> Level:
+    """A level by its name or its number; "semantics" is another name of the last one.
+
+    >>> level_named(3), level_named("file"), level_named("semantics")
+    ('statistics', 'file', 'meaning')
+    """
+    text = str(level) if type(level) is int else level
+    found = next((each for number, each in enumerate(LEVELS, 1) if text in (each, str(number))), None)
+    if found is None and text == "semantics":
+        return "meaning"
+    if found is None:
+        raise ConfigError(f"level {level!r}: one of {', '.join(f'{n} {each}' for n, each in enumerate(LEVELS, 1))}")
+    return found
+
 
 MAX_EXAMPLES = 3
 MAX_VALUE = 60
@@ -77,6 +93,13 @@ class Verdict:
     acts: bool = True
     bad: Mask | None = field(default=None, repr=False, compare=False)
     says_columns: bool = field(default=False, repr=False)  # ``check`` names the columns itself
+
+    def failed(
+        self, detail: str = "", *, bad: Mask | None = None, examples: tuple[Example, ...] = (), **measured: Any
+    ) -> Verdict:
+        """The verdict that the rule is broken, by these rows where rows are to blame."""
+        n_bad = 0 if bad is None else int(np.count_nonzero(bad))
+        return replace(self, status="failed", n_bad=n_bad, detail=detail, examples=examples, measured=measured, bad=bad)
 
     @property
     def ok(self) -> bool:
