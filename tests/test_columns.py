@@ -16,7 +16,7 @@ from poolish import DatasetBuffer, Field
 from poolish.columns import Column, FlatValues, NotApplicable, NotTabular, TableView, columns_of
 from poolish.errors import ConfigError, SchemaError
 from poolish.guards import Profile, Suite
-from poolish.guards.stats.sample import ColumnSample
+from poolish.guards.stats.samples import ColumnSample
 
 
 def checked(values: object, **rules: object) -> list[bool]:

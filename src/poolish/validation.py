@@ -45,9 +45,9 @@ from poolish.formats import (
     parse,
     read_parquet,
 )
+from poolish.guards.checks.distributions import Reference
 from poolish.guards.checks.infer import infer
 from poolish.guards.checks.levels import Findings, LevelReport, Validation, run_levels
-from poolish.guards.checks.reference import Reference
 from poolish.guards.checks.suite import Suite
 from poolish.guards.checks.verdicts import Level, level_named
 from poolish.guards.stats.profile import Profile

@@ -24,12 +24,12 @@ from poolish.guards.faults.retry import RetryStats as RetryStats
 
 if TYPE_CHECKING:
     from poolish.guards.checks.checks import register_check as register_check
+    from poolish.guards.checks.distributions import Reference as Reference
     from poolish.guards.checks.guard import Guard as Guard
     from poolish.guards.checks.guard import Rejected as Rejected
     from poolish.guards.checks.infer import infer as infer
     from poolish.guards.checks.levels import LevelReport as LevelReport
     from poolish.guards.checks.levels import Validation as Validation
-    from poolish.guards.checks.reference import Reference as Reference
     from poolish.guards.checks.stream import StreamGuard as StreamGuard
     from poolish.guards.checks.suite import Suite as Suite
     from poolish.guards.checks.verdicts import Result as Result
@@ -63,7 +63,7 @@ _HOMES = {
     "checks.guard": ("Guard", "Rejected"),
     "checks.infer": ("infer",),
     "checks.levels": ("LevelReport", "Validation"),
-    "checks.reference": ("Reference",),
+    "checks.distributions": ("Reference",),
     "checks.stream": ("StreamGuard",),
     "checks.suite": ("Suite",),
     "checks.verdicts": ("Result", "Verdict"),

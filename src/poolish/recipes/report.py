@@ -19,7 +19,7 @@ from poolish import html
 from poolish.concurrency import cached_property
 from poolish.files import checksum_hex
 from poolish.guards import ColumnProfile, Profile
-from poolish.guards.stats.bins import Bins
+from poolish.guards.stats.samples import Bins
 from poolish.printable import printable
 from poolish.recipes.baking import BakeOutcome, InstructionStats
 from poolish.recipes.description import RecipeDescription

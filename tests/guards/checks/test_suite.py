@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from poolish import Field, guards
 from poolish.errors import ConfigError, DataRefused, LimitExceeded
 from poolish.guards import Profile, Suite, register_check
-from poolish.guards.checks.column_checks import STATISTICS
+from poolish.guards.checks.distributions import STATISTICS
 from poolish.guards.checks.entries import KINDS, OPPOSITES, RULES
 from poolish.guards.checks.guard import ask, passed
 from poolish.guards.checks.verdicts import ACTIONS, SEVERITIES

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -53,14 +53,11 @@ class _OfColumn:
     """A rule about one column."""
 
     column: str
+    level: ClassVar[Level] = "statistics"
 
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.column,)
-
-    @property
-    def level(self) -> Level:
-        return "statistics"
 
 
 # What a column is -------------------------------------------------------------------------------------------------
@@ -81,14 +78,11 @@ class OfType(_OfColumn):
     """The column has a type: a dtype, ``text``, ``bytes``, or a family (number, integer, float, list, tensor, ...)."""
 
     type: str
+    level: ClassVar[Level] = "format"
 
     @property
     def rule(self) -> str:
         return f"is {self.type}"
-
-    @property
-    def level(self) -> Level:
-        return "format"
 
     def bad(self, rows: TableView) -> Mask | None:
         column = rows[self.column]
@@ -104,14 +98,11 @@ class OfDtype(_OfColumn):
     """The numbers in the column, single or in arrays and lists, have a dtype."""
 
     dtype: str
+    level: ClassVar[Level] = "format"
 
     @property
     def rule(self) -> str:
         return f"holds {self.dtype}"
-
-    @property
-    def level(self) -> Level:
-        return "format"
 
     def bad(self, rows: TableView) -> Mask | None:
         type_ = rows[self.column].type
@@ -128,14 +119,11 @@ class OfShape(_OfColumn):
     """Each row's array has a shape; None is any size."""
 
     shape: tuple[int | None, ...]
+    level: ClassVar[Level] = "format"
 
     @property
     def rule(self) -> str:
         return f"has shape [{', '.join('any' if size is None else str(size) for size in self.shape)}]"
-
-    @property
-    def level(self) -> Level:
-        return "format"
 
     def bad(self, rows: TableView) -> Mask | None:
         column = rows[self.column]
@@ -155,13 +143,8 @@ class OfShape(_OfColumn):
 class NotNull(_OfColumn):
     """No value is missing."""
 
-    @property
-    def rule(self) -> str:
-        return "is not null"
-
-    @property
-    def level(self) -> Level:
-        return "format"
+    level: ClassVar[Level] = "format"
+    rule: ClassVar[str] = "is not null"
 
     def bad(self, rows: TableView) -> Mask | None:
         return rows[self.column].nulls
@@ -174,9 +157,7 @@ class NotNull(_OfColumn):
 class Finite(_OfColumn):
     """Every number is finite: neither NaN nor infinity."""
 
-    @property
-    def rule(self) -> str:
-        return "is finite"
+    rule: ClassVar[str] = "is finite"
 
     def bad(self, rows: TableView) -> Mask | None:
         flat = _flat_numbers(rows[self.column], "finite", kinds_="biufc")
@@ -299,14 +280,11 @@ class Unique:
     """
 
     columns: tuple[str, ...]
+    level: ClassVar[Level] = "statistics"
 
     @property
     def rule(self) -> str:
         return "is unique" if len(self.columns) == 1 else f"{', '.join(self.columns)} are unique together"
-
-    @property
-    def level(self) -> Level:
-        return "statistics"
 
     def bad(self, rows: TableView) -> Mask | None:
         if len(self.columns) == 1 and _are_all_different(rows[self.columns[0]]):
@@ -333,6 +311,7 @@ class Holds:
 
     text: str
     expression: Expression = field(compare=False, repr=False)
+    level: ClassVar[Level] = "meaning"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -341,10 +320,6 @@ class Holds:
     @property
     def rule(self) -> str:
         return self.text
-
-    @property
-    def level(self) -> Level:
-        return "meaning"
 
     def bad(self, rows: TableView) -> Mask | None:
         # Without columns to read, one is needed for the number of rows.
@@ -361,14 +336,11 @@ class Custom:
 
     name: str
     columns: tuple[str, ...]
+    level: ClassVar[Level] = "meaning"
 
     @property
     def rule(self) -> str:
         return self.name
-
-    @property
-    def level(self) -> Level:
-        return "meaning"
 
     def bad(self, rows: TableView) -> Mask | None:
         given = [rows[name].objects() for name in self.columns] if self.columns else [rows.to_arrow()]

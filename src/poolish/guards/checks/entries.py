@@ -37,15 +37,16 @@ from poolish.guards.checks.checks import (
     RowCheck,
     Unique,
 )
-from poolish.guards.checks.column_checks import (
+from poolish.guards.checks.distributions import (
     STATISTICS,
     ColumnCheck,
     DriftCheck,
+    FittedOutliers,
     OutlierCheck,
     StatCheck,
     UnfittedCheck,
+    detector_of,
 )
-from poolish.guards.checks.reference import FittedOutliers, detector_of
 from poolish.guards.checks.verdicts import ACTIONS, SEVERITIES, Action, Severity
 from poolish.guards.stats.detectors import DETECTOR_OPTIONS, DETECTORS, Detector
 from poolish.guards.stats.outliers import OUTLIER_METHODS
@@ -387,7 +388,7 @@ def read_entry(kind: Kind, given: Mapping[str, Any]) -> Entry:
     >>> read_entry(KINDS["expect"], {"column": "x", "between": (0, 1), "severity": "warn"})
     {'column': 'x', 'between': [0, 1], 'severity': 'warn'}
     """
-    given = values.plain(given)
+    given = dict(values.plain(given))
     usual = [name for name, key in kind.keys.items() if key.default is not ABSENT]
     names = sorted(dict.fromkeys([*usual, *given]), key=lambda name: name == "severity")  # which comes last
     entry, problems = Entry(), list[tuple[str, object]]()

@@ -26,7 +26,7 @@ from poolish.columns import TableView
 from poolish.concurrency import Locked
 from poolish.errors import ConfigError, ResumeError
 from poolish.files import checksum_hex
-from poolish.guards.checks.reference import Reference
+from poolish.guards.checks.distributions import Reference
 from poolish.guards.checks.values import plain
 from poolish.guards.checks.verdicts import Result, Verdict
 from poolish.guards.stats.profile import Profile

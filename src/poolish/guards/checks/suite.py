@@ -34,7 +34,7 @@ from poolish.columns import NotApplicable, TableView
 from poolish.errors import ConfigError
 from poolish.files import local_path, publish
 from poolish.guards.checks.checks import Holds, RowCheck, Unique
-from poolish.guards.checks.column_checks import ColumnCheck
+from poolish.guards.checks.distributions import ColumnCheck, Reference, reference_of
 from poolish.guards.checks.entries import (
     DEFAULT_ACTIONS,
     KINDS,
@@ -49,7 +49,6 @@ from poolish.guards.checks.entries import (
     schema_entry,
     shortened,
 )
-from poolish.guards.checks.reference import Reference, reference_of
 from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.verdicts import (
     LEVELS,

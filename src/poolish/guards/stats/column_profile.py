@@ -12,26 +12,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import CorruptDataError, SchemaError
-from poolish.guards.stats.bins import (
+from poolish.guards.stats.quantiles import Quantiles
+from poolish.guards.stats.samples import (
+    MAX_CATEGORIES,
     MAX_DISCRETE,
     MOST_BINS,
     N_BINS,
     Bins,
     Histogram,
+    Kind,
     decode_value,
     encode_values,
     histogram_of_sorted,
     histogram_of_values,
 )
-from poolish.guards.stats.quantiles import Quantiles
-from poolish.guards.stats.sample import MAX_CATEGORIES, Kind
 from poolish.guards.stats.serialization import MAX_COUNT, decode_float, encode_float
 from poolish.guards.stats.sketches import Distinct, Moments
 
@@ -51,18 +52,18 @@ class ColumnProfile:
     kind: Kind
     count: int
     nulls: int
-    nan: int
-    above: int  #: how many are +infinity
-    below: int  #: how many are -infinity
-    moments: Moments
-    min: Any
-    max: Any
-    quantiles: Quantiles | None
-    categories: dict[Any, int] | None  #: the values and how often each comes; None if there are too many numbers
-    n_uncategorized: int  #: texts beyond the most frequent thousand
-    counts_distinct: Distinct | None
-    lengths: ColumnProfile | None  #: of text, bytes and lists
-    shapes: dict[tuple[int, ...], int] | None  #: of tensors
+    nan: int = 0
+    above: int = 0  #: how many are +infinity
+    below: int = 0  #: how many are -infinity
+    moments: Moments = field(default_factory=Moments)
+    min: Any = None
+    max: Any = None
+    quantiles: Quantiles | None = None
+    categories: dict[Any, int] | None = None  #: each value and how often it comes; None if there are too many numbers
+    n_uncategorized: int = 0  #: texts beyond the most frequent thousand
+    counts_distinct: Distinct | None = None
+    lengths: ColumnProfile | None = None  #: of text, bytes and lists
+    shapes: dict[tuple[int, ...], int] | None = None  #: of tensors
     n_bins: int = N_BINS
     frozen: Histogram | None = None  #: on bins that were given, or that too many values led to
     has_own_bins: bool = True

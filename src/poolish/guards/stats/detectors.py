@@ -15,6 +15,7 @@ NumPy, so a saved detector needs neither library nor pickle, and scores on every
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 from abc import ABC, abstractmethod
@@ -123,7 +124,8 @@ class Detector(ABC):
 
     def arguments(self) -> dict[str, Any]:
         """The settings it was made with, by name."""
-        return {"contamination": self.contamination, "seed": self.seed}
+        names = ("contamination", "seed", *inspect.signature(type(self)).parameters)
+        return {name: getattr(self, name) for name in names}
 
     @abstractmethod
     def _learn(self, matrix: Floats) -> Arrays:
@@ -195,10 +197,6 @@ class IsolationForestOutliers(Detector):
         if not 1 <= n_trees <= 10_000 or max_samples < 2:
             raise ConfigError(f"1 to 10,000 trees of at least 2 rows, got n_trees={n_trees}, max_samples={max_samples}")
         self.n_trees, self.max_samples = operator.index(n_trees), operator.index(max_samples)
-
-    def arguments(self) -> dict[str, Any]:
-        """The settings it was made with, by name."""
-        return {**super().arguments(), "n_trees": self.n_trees, "max_samples": self.max_samples}
 
     def _learn(self, matrix: Floats) -> Arrays:
         try:
@@ -322,10 +320,6 @@ class OneClassSVMOutliers(Detector):
             raise ConfigError(f"max_rows: at least 2, nu: above 0 and up to 1; got {max_rows!r}, {nu!r}")
         self.nu, self.max_rows = float(nu), operator.index(max_rows)
 
-    def arguments(self) -> dict[str, Any]:
-        """The settings it was made with, by name."""
-        return {**super().arguments(), "nu": self.nu, "max_rows": self.max_rows}
-
     def _learn(self, matrix: Floats) -> Arrays:
         try:
             from sklearn.svm import OneClassSVM
@@ -404,11 +398,6 @@ class AutoencoderOutliers(Detector):
                 raise ConfigError(f"{name}: a whole number from 1, got {number!r}")
         self.hidden, self.code, self.epochs = int(hidden), None if code is None else int(code), int(epochs)
         self.batch_size, self.learning_rate = int(batch_size), float(learning_rate)
-
-    def arguments(self) -> dict[str, Any]:
-        """The settings it was made with, by name."""
-        names = ("hidden", "code", "epochs", "batch_size", "learning_rate")
-        return {**super().arguments(), **{name: getattr(self, name) for name in names}}
 
     def _learn(self, matrix: Floats) -> Arrays:
         try:

@@ -22,10 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
-from poolish.guards.stats.bins import MAX_DISCRETE, Bins, aligned
 from poolish.guards.stats.column_profile import ColumnProfile, check_comparable
 from poolish.guards.stats.profile import check_bins
-from poolish.guards.stats.sample import ColumnSample
+from poolish.guards.stats.samples import MAX_DISCRETE, Bins, ColumnSample, aligned
 from poolish.guards.stats.significance import (
     EVIDENTLY,
     Chi2Comparison,

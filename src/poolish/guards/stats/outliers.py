@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from poolish.columns import Column
 from poolish.errors import ConfigError, SchemaError
-from poolish.guards.stats.sample import ColumnSample
+from poolish.guards.stats.samples import ColumnSample
 
 Floats = NDArray[np.float64]
 

@@ -18,10 +18,9 @@ from poolish import html
 from poolish.columns import columns_of
 from poolish.errors import ConfigError, CorruptDataError, PoolishError, UnknownColumn
 from poolish.files import checksum_hex, parse_json
-from poolish.guards.stats.bins import N_BINS, Bins, Histogram
 from poolish.guards.stats.column_profile import ColumnProfile, bounded, bounded_shapes, check_comparable
 from poolish.guards.stats.quantiles import N_EXACT, Quantiles, Ranks
-from poolish.guards.stats.sample import ColumnSample
+from poolish.guards.stats.samples import N_BINS, Bins, ColumnSample, Histogram
 from poolish.guards.stats.sketches import Distinct, Moments
 from poolish.kernels import scan
 from poolish.printable import counted, printable
@@ -264,10 +263,7 @@ def _of_numbers(column: ColumnSample, given: Bins | None, n_bins: int, sketch: s
         max=high,
         quantiles=quantiles,
         categories=few,
-        n_uncategorized=0,
         counts_distinct=Distinct.of(column.words, unique=column.unique_words),
-        lengths=None,
-        shapes=None,
         n_bins=n_bins,
         frozen=frozen,
         has_own_bins=given is None,
@@ -302,21 +298,12 @@ def _of_others(column: ColumnSample, n_bins: int) -> ColumnProfile:
         distinct = Distinct.of(_words_of(column.categories or {}))
         categories, n_uncategorized = bounded(column.categories or {})
     return ColumnProfile(
-        kind=column.kind,
-        count=column.count,
-        nulls=column.nulls,
-        nan=0,
-        above=0,
-        below=0,
-        moments=Moments(),
-        min=None,
-        max=None,
-        quantiles=None,
+        column.kind,
+        column.count,
+        column.nulls,
         categories=categories,
         n_uncategorized=n_uncategorized,
         counts_distinct=distinct,
-        lengths=None,
-        shapes=None,
         n_bins=n_bins,
     )
 
