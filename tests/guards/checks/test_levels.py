@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-
-import pytest
+from collections.abc import Callable
 
 from poolish.guards import Suite
 from poolish.guards.checks.levels import Findings, Validation, levels_through, run_levels
@@ -14,28 +14,30 @@ BAD = Suite().expect("a", at_least=5).check({"a": [1, 9]}).verdicts
 WARNING = Suite().expect("a", at_least=5, severity="warn").check({"a": [1, 9]}).verdicts
 
 
-@pytest.mark.parametrize("failing", [*LEVELS, None])
-@pytest.mark.parametrize("level", LEVELS)
-def test_the_first_level_that_fails_is_the_last_that_is_asked(level, failing):
-    """And what was not asked is not called good."""
-    asked = []
+def test_the_first_level_that_fails_is_the_last_that_is_asked():
+    """Up to each level, with each one failing or none; and what was not asked is not called good."""
+    for level, failing in itertools.product(LEVELS, [*LEVELS, None]):
+        asked: list[str] = []
 
-    def step(each):
-        def look() -> Findings:
-            asked.append(each)
-            return Findings(["it is broken"]) if each == failing else Findings(notes=["fine"])
+        report = run_levels("rows.csv", "csv", {each: step(each, failing, asked) for each in LEVELS}, level)
 
-        return look
+        wanted = levels_through(level)
+        expected = wanted[: wanted.index(failing) + 1] if failing in wanted else wanted
+        assert asked == expected
+        assert report.ok == (failing not in wanted)
+        assert report.stopped_at == (failing if failing in wanted else None)
+        left = wanted[len(expected) :]
+        assert (f"stopped at {failing}; {', '.join(left)}: skipped" in str(report)) == bool(left)
 
-    report = run_levels("rows.csv", "csv", {each: step(each) for each in LEVELS}, level)
 
-    wanted = levels_through(level)
-    expected = wanted[: wanted.index(failing) + 1] if failing in wanted else wanted
-    assert asked == expected
-    assert report.ok == (failing not in wanted)
-    assert report.stopped_at == (failing if failing in wanted else None)
-    left = wanted[len(expected) :]
-    assert (f"stopped at {failing}; {', '.join(left)}: skipped" in str(report)) == bool(left)
+def step(level: str, failing: str | None, asked: list[str]) -> Callable[[], Findings]:
+    """The step of a level, which notes that it was asked."""
+
+    def look() -> Findings:
+        asked.append(level)
+        return Findings(["it is broken"]) if level == failing else Findings(notes=["fine"])
+
+    return look
 
 
 def test_a_failing_check_stops_and_a_warning_does_not():

@@ -82,13 +82,12 @@ def test_missing_values_are_no_outliers_and_infinities_are(rule: Callable[..., O
 
 
 @each
-@pytest.mark.parametrize("values", [[], [1.0], [None], [math.nan] * 3, [7.0] * 20, [1e308, -1e308] * 10, [True, False]])
-def test_odd_columns_have_no_outliers(rule: Callable[..., Outliers], values: list[Any]):
+def test_odd_columns_have_no_outliers(rule: Callable[..., Outliers]):
     """And no warnings."""
-    found = rule(values)
+    for values in ([], [1.0], [None], [math.nan] * 3, [7.0] * 20, [1e308, -1e308] * 10, [True, False]):
+        found = rule(values)
 
-    assert len(found) == len(values)
-    assert found.count == 0
+        assert (len(found), found.count) == (len(values), 0)
 
 
 @each
