@@ -70,7 +70,7 @@ def validate(data: Any, level: str | int = "meaning", *, suite: Any = None, refe
     good data to compare with: a path, rows, a ``Profile``, or the ``Reference`` that a suite was fitted on. Without a
     suite the reference suggests one.
 
-    The first level that fails is the last one asked. Nothing that is read is ever executed.
+    The first level that fails is the last one that runs. Nothing that is read is ever executed.
 
     >>> from poolish.guards import Suite, validate
     >>> suite = Suite("rewards").expect("reward", between=(-1, 1))
@@ -90,7 +90,7 @@ def validate(data: Any, level: str | int = "meaning", *, suite: Any = None, refe
     known = _reference(reference)
     asked = _suite(suite, known)
     asked = None if asked is None else asked.fitted_on(known)
-    return Validation([_climbed(source, wanted, asked, known) for source in sources(data)])
+    return Validation([_report(source, wanted, asked, known) for source in sources(data)])
 
 
 def _suite(suite: Any, reference: Any) -> Suite | None:
@@ -128,7 +128,7 @@ def _reference(reference: Any) -> Any:
     return found[0].rows
 
 
-def _climbed(source: Source, level: Level, suite: Suite | None, reference: Any) -> LevelReport:
+def _report(source: Source, level: Level, suite: Suite | None, reference: Any) -> LevelReport:
     steps = {
         "file": source.look,
         "format": partial(_format, source, suite),
@@ -161,7 +161,7 @@ def _meaning(source: Source, suite: Suite | None) -> Findings:
 
 @dataclass(frozen=True)
 class Source:
-    """Something to check: a name, what it is, and how its levels ``file`` and ``format`` are answered."""
+    """Something to check: a name, what it is, and how its levels ``file`` and ``format`` are checked."""
 
     name: str
     kind: str

@@ -1,7 +1,7 @@
 """The ``poolish`` command: make a workspace, fill a queue, look at one.
 
 typer and rich come with ``pip install "poolish[cli]"``. They are loaded when a command runs, so importing this costs
-nothing, and where they are missing the command says what to install.
+nothing, and without them the command prints what to install.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def bake_recipe(
             "--cache",
             callback=_local,
             metavar="DIR",
-            help="Keep baked fragments here; the next bake goes on from them.",
+            help="Keep baked fragments here; the next bake reuses them.",
         ),
     ] = None,
     on_error: Annotated[

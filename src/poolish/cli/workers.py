@@ -114,7 +114,7 @@ class Worker:
     def read(self, shown: Display) -> None:
         """Read the worker's reports and output."""
         for line in self._output.read():
-            # A progress bar goes back to the start of its line again and again: what it said last is shown.
+            # A progress bar returns to the start of its line again and again: only its last state is shown.
             shown.say(f"{self.name} | {line.rstrip(_RETURN).rpartition(_RETURN)[2]}")
         for line in self._reports.read():
             found = json.loads(line)

@@ -405,16 +405,21 @@ def test_the_json_schema_describes_every_rule_statistic_and_option():
     assert described["$defs"]["ExpectEntry"]["properties"]["finite"]["type"] == "boolean"
 
 
-def test_the_page_about_guards_names_what_the_tables_hold():
-    """Rules, statistics, distances and detectors are documented."""
+def test_the_page_and_the_docstrings_name_what_the_tables_hold():
+    """Rules, statistics, distances and detectors are documented and exported."""
     page = (Path(__file__).parents[3] / "docs" / "guards.md").read_text()
-
-    missing = [
-        name for name in (*RULES, *DISTANCES, *OUTLIER_METHODS, *DETECTORS) if not re.search(rf"[`+]{name}\b", page)
+    documented = [
+        (page, [*RULES, *DISTANCES, *OUTLIER_METHODS, *DETECTORS]),
+        (Suite.expect.__doc__, RULES),
+        (Suite.drift.__doc__, DISTANCES),
+        (Suite.outliers.__doc__, [*OUTLIER_METHODS, *DETECTORS]),
     ]
 
+    missing = [name for text, names in documented for name in names if not re.search(rf"(?<!\w){name}(?!\w)", text)]
+
     assert missing == []
-    assert set(DISTANCES) | set(OUTLIER_METHODS) <= set(guards.__all__)
+    exported = {*DISTANCES, *OUTLIER_METHODS, *(kind.__name__ for kind in DETECTORS.values())}
+    assert exported <= set(guards.__all__)
 
 
 def test_only_files_need_pydantic():

@@ -1,6 +1,6 @@
-"""Checks of rows: each says of every row whether it is good, for all rows at once.
+"""Checks of rows: each decides for every row whether it is good, for all rows at once.
 
-A check is numbers and text only, so a suite of them can be written to a file and read back; what it means is here. A
+A check holds numbers and text only, so a suite of them can be written to a file and read back. A
 null passes every check but ``nullable=False``: whether a value may be missing and what it must be if it is there are
 two rules. NaN is no null: it lies in no range and is not finite. Checks of your own are
 named: a suite in a file can name only what this program registered.
@@ -34,15 +34,15 @@ class RowCheck(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What it looks at."""
+        """The columns that it reads."""
 
     @property
     def rule(self) -> str:
-        """What it asks for, in words."""
+        """The rule in words."""
 
     @property
     def level(self) -> Level:
-        """When it is asked, in a progressive check."""
+        """The level at which it runs."""
 
     def bad(self, rows: TableView) -> Mask | None:
         """Which rows break it; None if no row does. ``NotApplicable`` if the columns are not what it is about."""
@@ -332,7 +332,7 @@ class Holds:
 
 @dataclass(frozen=True)
 class Custom:
-    """A function that was registered under a name says so."""
+    """A function that was registered under a name accepts the row."""
 
     name: str
     columns: tuple[str, ...]
@@ -484,7 +484,7 @@ def register_check(name: str) -> Callable[[CheckFunction], CheckFunction]:
 
 
 def check_named(name: str) -> CheckFunction:
-    """The function of a name; never looked for anywhere but among those that were registered."""
+    """The registered function of a name; nothing is imported or searched elsewhere."""
     if name in _registered:
         return _registered[name]
     near = get_close_matches(name, _registered, n=1)

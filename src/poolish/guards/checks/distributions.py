@@ -1,7 +1,7 @@
 """Checks of distributions: statistics of columns, drift and outliers, and the reference that they are measured from.
 
 A check of columns judges all rows it is given at once, so it needs enough of them: with too few, or with a column that
-never changes, its verdict is that nothing can be said, which is no failure. A fitted detector judges a row without
+never changes, its verdict is inconclusive, which is no failure. A fitted detector judges a row without
 looking at the others, so its check has a mask and acts at once, at every boundary, whatever the size of a batch.
 
     entry of a suite --detector_of--> Detector --fit(reference)--> FittedOutliers, a check of single rows
@@ -45,8 +45,8 @@ def _quantile(share: float) -> Callable[[ColumnProfile], float]:
     return lambda profile: profile.quantile(share)
 
 
-#: What ``Suite.stat`` can ask of a column, which is what a ``Profile`` says of it: of the finite numbers, those in
-#: arrays and lists included, or of the lengths of text. The shares are of all rows.
+#: The statistics of ``Suite.stat``, taken from a ``Profile``: of the finite numbers, including those in arrays and
+#: lists, or of the lengths of text. The shares are of all rows.
 STATISTICS: dict[str, Callable[[ColumnProfile], float | None]] = {
     "mean": lambda profile: profile.mean,
     "std": lambda profile: profile.std,
@@ -219,7 +219,7 @@ class OutlierCheck:
 
 @dataclass(frozen=True)
 class UnfittedCheck:
-    """Rows are like the reference, by a detector that has not seen one: nothing can be said yet."""
+    """Rows are like the reference, by a detector that is not fitted yet, so the verdict is inconclusive."""
 
     chosen: tuple[str, ...]
     method: str
@@ -230,7 +230,7 @@ class UnfittedCheck:
         return self.chosen
 
     def judge(self, rows: TableView, reference: Any, action: Action) -> Iterator[Verdict]:
-        """One verdict, which says what is missing."""
+        """One verdict, which names what is missing."""
         rule = f"are like the reference ({self.method})"
         draft = _unjudged(rule, self.chosen, self.severity, rows, action)
         yield replace(draft, status="no reference", detail="pass reference=, or use suite.fit(reference)")

@@ -1,4 +1,4 @@
-"""Guard: what a boundary asks before rows pass, what it does with the answer, and which rows it rejected.
+"""Guard: the check at a boundary, what the boundary does with its result, and the rows that it rejected.
 
 Boundaries are ``DatasetBuffer.append``, a provider, a consumer, a loader, ``bake``. Each takes anything that looks at
 rows and answers with ``ok``, ``mask`` and ``verdicts``: a ``Suite``, a guard for streams that a suite made, or a
@@ -63,7 +63,7 @@ def check_guard(guard: Any, boundary: str) -> Guard | None:
 
 
 def ask(guard: Guard, rows: Any, owner: object = None, stream: str = "") -> Result:
-    """What a guard says of rows; the answer of a function that is no suite's is refused as a whole if it is not ok.
+    """The result of a guard for rows; a guard that is no suite refuses all rows if its answer is not ok.
 
     A guard with a memory serves one ``stream`` of one ``owner``: windows of rows of several would mean nothing.
     """

@@ -5,7 +5,7 @@
     statistics   its values, and their distributions, are as expected
     meaning      its columns make sense together, and by checks of your own
 
-A *step* answers for one level. The first that finds a problem is the last that is asked, and the report says so.
+A *step* checks one level. The first that finds a problem is the last that runs, and the report says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from poolish.printable import counted, printable
 
 @dataclass
 class Findings:
-    """What one level found: problems in words, verdicts of checks, and what is good to know."""
+    """What one level found: problems in words, verdicts of checks, and notes."""
 
     problems: list[str] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -30,11 +30,11 @@ class Findings:
 
     @property
     def ok(self) -> bool:
-        """Whether the next level may be asked."""
+        """Whether the next level may run."""
         return not self.problems and all(verdict.ok or verdict.severity == "warn" for verdict in self.verdicts)
 
     def lines(self) -> list[str]:
-        """All of it, a line each; of the verdicts only those that failed or say why they could not."""
+        """All of it, a line each; of the verdicts only those that failed or were inconclusive."""
         failed = [f"{each.severity}: {each}" for each in self.verdicts if not each.ok]
         unsure = [f"note: {each}" for each in self.verdicts if each.ok and each.status != "ok"]
         return [*(f"error: {problem}" for problem in self.problems), *failed, *unsure, *self.notes]
@@ -44,14 +44,14 @@ Step = Callable[[], Findings]
 
 
 class LevelReport:
-    """What the levels of one thing (a file, a stream, a split of a queue) found, as far as they were asked."""
+    """What the levels of one thing (a file, a stream, a split of a queue) found, as far as they ran."""
 
     def __init__(self, name: str, kind: str, found: Mapping[Level, Findings], asked: Sequence[Level]) -> None:
         self.name, self.kind, self.found, self.asked = name, kind, dict(found), list(asked)
 
     @property
     def ok(self) -> bool:
-        """Whether every level that was asked for found nothing wrong."""
+        """Whether every requested level found nothing wrong."""
         return len(self.found) == len(self.asked) and all(each.ok for each in self.found.values())
 
     @property
@@ -106,7 +106,7 @@ def levels_through(level: Level) -> list[Level]:
 
 
 def run_levels(name: str, kind: str, steps: Mapping[Level, Step], level: Level) -> LevelReport:
-    """Ask level after level, up to one, until one of them fails.
+    """Run level after level, up to one, until one of them fails.
 
     >>> report = run_levels("rows.csv", "csv", {"file": lambda: Findings(["it is empty"])}, "format")
     >>> print(report)
@@ -136,7 +136,7 @@ class Validation:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The verdicts of all checks that were asked, in the order of reports and levels."""
+        """The verdicts of all checks that ran, in the order of reports and levels."""
         return [verdict for report in self.reports for each in report.found.values() for verdict in each.verdicts]
 
     @property

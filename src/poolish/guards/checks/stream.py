@@ -1,4 +1,4 @@
-"""StreamGuard: a suite that watches batch after batch, and remembers what it needs to.
+"""StreamGuard: a suite that checks batch after batch, with a state.
 
     batch --> checks of rows, at once --> rows that may pass --> window --full--> statistics, drift, outliers
                                                                    |                       |
@@ -42,7 +42,7 @@ class StreamGuard(Locked):
     """A guard with a memory, for boundaries that see batch after batch; safe for threads, one batch at a time.
 
     ``reference`` is what drift is measured from: rows, or a ``Profile``. The state holds the rows of the open window
-    (only the columns whose distribution is judged), so a restart goes on in the middle of it.
+    (only the columns whose distribution is judged), so a restart resumes in the middle of it.
 
     >>> from poolish.guards import Suite
     >>> suite = Suite("rewards").stat("reward", mean=(-1, 1), severity="error").on(persist=2)
@@ -160,7 +160,7 @@ class StreamGuard(Locked):
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken; a state of another suite is refused and changes nothing."""
+        """Resume where ``state`` was taken; a state of another suite is refused and changes nothing."""
         seen, bad, windows, streaks, table = self._checked(state)
         with self._lock:
             self.n_seen, self.n_bad, self.n_windows, self.streaks = seen, bad, windows, streaks

@@ -1,8 +1,8 @@
-"""Suite: what you expect of your data, said once, and asked at every boundary.
+"""Suite: what you expect of your data, stated once and checked at every boundary.
 
 A suite is plain values: names, numbers and text. So it is written to a file and read back without a change, compared,
-edited by hand, and nothing in it is ever executed. What the values mean is in ``checks`` (rows, one by one) and
-``distributions`` (columns as a whole).
+edited by hand, and nothing in it is ever executed. ``entries`` has the table of what it can say, ``checks`` the checks
+of rows, and ``distributions`` those of columns as a whole.
 
     Suite --check(rows)--> Result            all at once: a file, a buffer, a batch
           --guard(window=)--> StreamGuard    batch after batch, statistics over windows, with state
@@ -107,7 +107,7 @@ class Suite:
 
     @property
     def name(self) -> str:
-        """What it is called in verdicts and logs."""
+        """Its name in verdicts and logs."""
         return self._name
 
     @property
@@ -116,7 +116,7 @@ class Suite:
         return self._persist
 
     def copy(self) -> Self:
-        """A suite that says the same and can be changed, whatever uses this one.
+        """An equal suite that can be changed, whatever uses this one.
 
         >>> from poolish import DatasetBuffer
         >>> strict = Suite("rewards").expect("reward", finite=True)
@@ -149,7 +149,7 @@ class Suite:
         self._checks()  # so that the first rows do not wait for it
         return self
 
-    # -- saying what is expected
+    # -- building
 
     def schema(self, schema: Any, *, closed: bool = True) -> Self:
         """Columns, types, shapes and nullability as a schema says; anything that describes one is taken.
@@ -263,7 +263,7 @@ class Suite:
         self._persist = chosen["persist"] or self._persist
         return self
 
-    # -- asking
+    # -- checking
 
     def check(self, rows: Any, reference: Any = None, *, level: str | int = "meaning") -> Result:
         """What is wrong with rows, by all checks up to a level.
@@ -322,7 +322,7 @@ class Suite:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the suite speaks of."""
+        """The columns that the suite names."""
         row_checks, others = self._checks()
         named = [name for check, _ in row_checks for name in check.columns]
         named += [name for other in others for name in other.columns or ()]
@@ -351,11 +351,11 @@ class Suite:
         return known.profile if isinstance(known, Reference) else known
 
     def has_distributions(self) -> bool:
-        """Whether anything is asked of columns as a whole."""
+        """Whether it has checks of whole columns."""
         return bool(self._checks()[1])
 
     def distribution_columns(self) -> list[str] | None:
-        """The columns of which something is asked as a whole; None for all of them."""
+        """The columns with checks of the whole column; None for all of them."""
         named = [check.columns for check in self._checks()[1]]
         if any(columns is None for columns in named):
             return None
@@ -447,7 +447,7 @@ class Suite:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that change with everything the suite says, and with the reference that it carries."""
+        """16 hex digits that change with every entry of the suite, and with the reference that it carries."""
         known = "" if self._reference is None else self._reference.fingerprint
         return xxhash.xxh3_64_hexdigest(json.dumps(self.to_dict(), sort_keys=True).encode() + known.encode())
 

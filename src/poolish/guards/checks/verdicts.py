@@ -1,4 +1,4 @@
-"""What a check found: verdicts with counts and examples, and together a result that says which rows may pass.
+"""The verdicts of checks, with counts and examples, and together a result that says which rows may pass.
 
     check --> Verdict   ok or not, how many rows are bad and which, or what was measured against which threshold
     suite --> Result    all verdicts; ``mask`` True for good rows; ``kept`` True for rows that may pass the boundary
@@ -74,7 +74,7 @@ class Example:
 class Verdict:
     """What one check found.
 
-    ``status`` is "ok" or "failed", or says why nothing could be said ("insufficient", "constant", "no reference"),
+    ``status`` is "ok" or "failed", or says why the check was inconclusive ("insufficient", "constant", "no reference"),
     which is no failure. ``bad`` marks the bad rows of a check of rows, None where no row is to blame. ``acts`` is False
     while a failure has not lasted for ``persist`` windows.
     """

@@ -1,4 +1,4 @@
-"""CircuitBreaker: a source that fails too often is left alone for a while.
+"""CircuitBreaker: stop calling a source that fails too often, for a while.
 
                     more than error_rate of the last window calls failed
       +--------+ -------------------------------------------------------------> +------+

@@ -56,7 +56,7 @@ class Faults:
 
     ``recoverable`` says which errors are the data's, in place of ``DATA_ERRORS``; ``(*DATA_ERRORS, KeyError)`` adds
     one. Bugs (TypeError, IndexError, ConfigError, ...) and a full disk always stop. ``budget`` is a count of failures
-    or a fraction of the samples seen; guards/faults/budget.py tells exactly how a fraction is judged.
+    or a fraction of the samples seen; guards/faults/budget.py defines how a fraction is judged.
 
     Threads share one. What replaces a row depends on the row and the data alone, except that "cached" and what
     "synthetic" learns depend on which batches were read before.
@@ -113,9 +113,9 @@ class Faults:
         return self._counts.n_failed
 
     def expect(self, schema: Any) -> None:
-        """Tell the schema of the samples, for placeholders: what was given before is kept, None tells nothing.
+        """Set the schema of the samples, for placeholders: one that was given before is kept, None changes nothing.
 
-        Who reads calls this before the first batch, so that a placeholder that cannot be made is an error then.
+        A reader calls this before the first batch, so that a placeholder that cannot be made is an error then.
         """
         if schema is not None:
             from poolish.schema import Schema  # brings Arrow, which the other policies do without

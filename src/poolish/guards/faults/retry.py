@@ -1,4 +1,4 @@
-"""Retry: asking again, later and later, for what may pass.
+"""Retry: call again, with growing waits, after errors that may pass.
 
     call -> answer                                               nothing happened, nothing is paid
     call -> passing error -> wait -> call -> ... -> answer       counted in ``stats``
@@ -58,7 +58,7 @@ class Retry(Locked):
     """Call again what failed with an error that may pass, at most ``attempts`` times in all.
 
     ``retry.call(fn, ...)``, ``retry(fn)`` as a decorator, or a loop over a block. The last error is raised as it was,
-    with a note that tells how often it was tried. ``total_time`` bounds the seconds that retrying may add, counted from
+    with a note of how often it was tried. ``total_time`` bounds the seconds that retrying may add, counted from
     the first failure: a wait that would run past it is not begun. Shared freely by threads.
 
     ``retry_on`` are classes of errors, or their dotted names. Never retried: a full disk and other limits of the
@@ -179,7 +179,7 @@ class Retry(Locked):
         for attempt in attempts:
             try:
                 yield attempt
-            except GeneratorExit:  # the caller left his loop with break or return: he has what he wanted
+            except GeneratorExit:  # the caller left the loop with break or return
                 break
         self._count(recovered=1)
 

@@ -216,7 +216,7 @@ class Synthesizer(Locked):
         return self._model() is not None and (self._profile is not None or bool(self._moments))
 
     def expect(self, template: Sample) -> None:
-        """Tell what a sample looks like, until a good one has been seen."""
+        """Set what a sample looks like, until a good one has been seen."""
         self._expected = template
 
     def learn(self, samples: Sequence[Sample]) -> None:

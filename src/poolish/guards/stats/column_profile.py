@@ -246,7 +246,7 @@ class ColumnProfile:
     def subtract(self, other: ColumnProfile) -> ColumnProfile:
         """The profile of what is left without ``other``, which was a part: counts, histogram, moments.
 
-        What cannot be known is not: range and quantiles, distinct values unless their counts tell.
+        What cannot be known is not: range and quantiles, distinct values unless their counts determine them.
         """
         if self.kind != other.kind:
             raise SchemaError(f"a profile of {other.kind} cannot be taken out of one of {self.kind}")

@@ -29,7 +29,7 @@ from poolish.printable import counted, printable
 
 @dataclass(frozen=True)
 class ColumnDrift:
-    """What the tests say of one column; ``p`` is adjusted for the number of tests and of columns."""
+    """The results of all tests of one column; ``p`` is adjusted for the number of tests and of columns."""
 
     name: str
     verdict: Verdict
@@ -42,7 +42,7 @@ class ColumnDrift:
 
     @property
     def decisive(self) -> Comparison | None:
-        """The test that tells most: the first that found drift, else the first."""
+        """The most informative test: the first that found drift, else the first."""
         return next((test for test in self.tests.values() if test), next(iter(self.tests.values()), None))
 
     @property
@@ -80,7 +80,7 @@ class ColumnDrift:
 
 
 class DriftReport(Mapping[str, ColumnDrift]):
-    """What became of each column by its name, those that drifted most first.
+    """The drift of each column by its name, the largest first.
 
     >>> from poolish.guards import drift
     >>> before = {"x": np.arange(1000) / 10, "y": np.arange(1000) % 7}

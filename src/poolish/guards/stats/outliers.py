@@ -34,7 +34,7 @@ class Outliers:
     """One answer for each row: ``mask`` says which are outliers, ``scores`` how far out they are.
 
     ``method`` is the rule that was used in the end, ``is_reachable`` whether any value could have passed the threshold,
-    and ``notes`` tell what a reader should know of both.
+    and ``notes`` explain both.
     """
 
     mask: NDArray[np.bool_]
