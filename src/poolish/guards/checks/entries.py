@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -249,8 +248,8 @@ def fitted_entries(entries: Mapping[str, list[Entry]]) -> Iterator[tuple[str, En
 # The table ----------------------------------------------------------------------------------------------------------
 
 
-def _optional(type_: Any, normalize: Callable[[Any], Any], default: Any = None) -> Key:
-    return Key(type_ | None, lambda value: None if value is None else normalize(value), default=default)
+def _optional(type_: Any, normalize: Callable[[Any], Any]) -> Key:
+    return Key(type_ | None, lambda value: None if value is None else normalize(value), default=None)
 
 
 def _severity(check: type[ColumnCheck] | None = None) -> Key:
@@ -392,7 +391,7 @@ def read_entry(kind: Kind, given: Mapping[str, Any]) -> Entry:
     usual = [name for name, key in kind.keys.items() if key.default is not ABSENT]
     names = sorted(dict.fromkeys([*usual, *given]), key=lambda name: name == "severity")  # which comes last
     entry, problems = Entry(), list[tuple[str, object]]()
-    column = given.get("column")
+    column = given.get("column") if "column" in kind.keys else None
     where = "" if column is None else f"column {column!r}: "
     for name in names:
         if name not in kind.keys:
@@ -430,20 +429,6 @@ def shortened(kind: str, entry: Entry) -> Entry:
     usual = {name: key.default for name, key in KINDS[kind].keys.items()}
     usual |= DETECTOR_OPTIONS.get(entry.get("method", ""), {})
     return {name: deepcopy(v) for name, v in entry.items() if v is not None and (name not in usual or usual[name] != v)}
-
-
-def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
-    """Where two plain values differ, a line for each place."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in dict.fromkeys([*old, *new]):
-            inner = f"{place}.{name}" if place else str(name)
-            yield from differences(old.get(name, ABSENT), new.get(name, ABSENT), inner)
-    elif isinstance(old, list) and isinstance(new, list) and any(isinstance(each, dict) for each in (*old, *new)):
-        for i, (before, now) in enumerate(zip_longest(old, new, fillvalue=ABSENT)):
-            yield from differences(before, now, f"{place}[{i}]")
-    elif old != new:
-        added, removed = old is ABSENT, new is ABSENT
-        yield f"{place}: " + (f"added {new!r}" if added else f"removed {old!r}" if removed else f"{old!r} -> {new!r}")
 
 
 def checks_of(

@@ -66,7 +66,7 @@ _FIELDS: dict[str, Any] = {
     "closed": (Annotated[bool, PlainValidator(flag, json_schema_input_type=bool)], None),
     "actions": (_entry_type("Actions", ON), {}),
 }
-SuiteFile = create_model("SuiteFile", __base__=_SuiteFile, **_FIELDS)
+SuiteFile = create_model("SuiteFile", __base__=_SuiteFile, __doc__=_SuiteFile.__doc__, **_FIELDS)
 
 
 def read_suite(given: Any, source: str) -> dict[str, Any]:

@@ -43,13 +43,13 @@ from poolish.guards.checks.entries import (
     Kind,
     WrongValues,
     checks_of,
-    differences,
     fitted_entries,
     read_entry,
     schema_entry,
     shortened,
 )
 from poolish.guards.checks.stream import StreamGuard
+from poolish.guards.checks.values import differences
 from poolish.guards.checks.verdicts import (
     LEVELS,
     SEVERITIES,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -210,11 +211,6 @@ def _is_float(text: str) -> bool:
     return True
 
 
-def optional(normalize: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same for a value that may be None."""
-    return lambda value: None if value is None else normalize(value)
-
-
 def suite_name(value: Any) -> str:
     """The name of a suite."""
     if not isinstance(value, str) or not value:
@@ -244,3 +240,20 @@ def bounded(what: str, is_within: Callable[[Number], bool]) -> Callable[[Any], N
         return number(value)
 
     return checked
+
+
+def differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
+    """Where two plain values differ, a line for each place."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys([*old, *new]):
+            inner = f"{place}.{name}" if place else str(name)
+            yield from differences(old.get(name, _MISSING), new.get(name, _MISSING), inner)
+    elif isinstance(old, list) and isinstance(new, list) and any(isinstance(each, dict) for each in (*old, *new)):
+        for i, (before, now) in enumerate(zip_longest(old, new, fillvalue=_MISSING)):
+            yield from differences(before, now, f"{place}[{i}]")
+    elif old != new:
+        added, removed = old is _MISSING, new is _MISSING
+        yield f"{place}: " + (f"added {new!r}" if added else f"removed {old!r}" if removed else f"{old!r} -> {new!r}")
+
+
+_MISSING = object()
