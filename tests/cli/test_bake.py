@@ -170,7 +170,7 @@ def test_steps_may_be_a_module(kitchen: Path, monkeypatch: pytest.MonkeyPatch):
     assert "no module of this name" in run("r.yaml", "-o", "o", "--steps", "my_stepz").stderr
 
 
-def test_a_recipe_alone_runs_nobodys_code():
+def test_a_recipe_alone_runs_no_code():
     """Without --steps the file beside the recipe is not looked at."""
     with_step("return row")
 
@@ -212,7 +212,7 @@ def test_code_that_others_may_write_is_not_run():
         (["r.yaml", "-o", "out", "--on-error", "skip", "--budget", "1.5"], "a number of rows, or a part"),
     ],
 )
-def test_a_wrong_command_is_told_before_any_work(arguments: list[str], words: str):
+def test_a_wrong_command_is_refused_before_any_work(arguments: list[str], words: str):
     """Exit code 2, one line, nothing made."""
     done = run(*arguments)
 
@@ -222,7 +222,7 @@ def test_a_wrong_command_is_told_before_any_work(arguments: list[str], words: st
     assert sorted(os.listdir()) == ["data", "r.yaml"]
 
 
-def test_all_that_is_wrong_with_a_recipe_is_told():
+def test_all_that_is_wrong_with_a_recipe_is_named():
     """Exit code 2 and a list."""
     Path("r.yaml").write_text("name: r\nsede: 1\ninstructions: [{step: s, use: limt}]")
 
@@ -282,7 +282,7 @@ def test_a_target_that_is_there_is_replaced_only_if_asked():
 
 
 def test_an_empty_target_is_as_good_as_none():
-    """Somebody made it with mkdir."""
+    """It was made with mkdir."""
     os.mkdir("out")
 
     assert run("r.yaml", "-o", "out").exit_code == 0
@@ -313,7 +313,7 @@ def test_a_target_that_filled_up_meanwhile_is_not_replaced():
     assert sorted(set(os.listdir()) - {"__pycache__"}) == ["data", "mine.py", "out", "r.yaml"]
 
 
-# Ends that nobody planned -------------------------------------------------------------------------------------------
+# Unplanned ends -------------------------------------------------------------------------------------------
 
 
 def whole(out: Path) -> list[int] | None:
@@ -417,7 +417,7 @@ def test_an_interrupted_bake_leaves_the_target_and_keeps_finished_fragments(kitc
 
 
 def test_a_step_that_hangs_is_left_at_the_second_wish(kitchen: Path):
-    """The first one waits for fragments that are being baked; nobody has to wait for ever."""
+    """The first one waits for fragments that are being baked; no bake waits for ever."""
     path = with_step("open('begun', 'w').close(); time.sleep(600); return row")
     process = start("bake", "r.yaml", "-o", "out", "--steps", path, "--workers", "2", cwd=kitchen)
     wait_until(lambda: os.path.exists("begun"))

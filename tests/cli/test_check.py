@@ -276,9 +276,9 @@ def test_the_report_is_json_or_a_page(tmp_path: Path, suite: Path):
 
     done = check(path, "--suite", suite, "--json", "--html", tmp_path / "report.html")
 
-    told = json.loads(done.output)
-    assert told["ok"] is False
-    assert told["reports"][0]["stopped_at"] == "statistics"
+    shown = json.loads(done.output)
+    assert shown["ok"] is False
+    assert shown["reports"][0]["stopped_at"] == "statistics"
     assert "reward is between -5 and 5" in (tmp_path / "report.html").read_text()
 
 
@@ -294,7 +294,7 @@ def test_the_report_is_json_or_a_page(tmp_path: Path, suite: Path):
     ],
 )
 def test_a_wrong_question_is_exit_code_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]):
-    """Told apart from bad data; a check that this program does not have cannot be asked for."""
+    """Distinguished from bad data; a check that this program does not have cannot be asked for."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "x.csv")
     (tmp_path / "wrong.yaml").write_text("expekt: []")

@@ -74,8 +74,8 @@ def test_settings_name_and_workspace_can_be_given(tmp_path: Path):
 
 @pytest.mark.parametrize(("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ends_cleanly_when_told_to(tmp_path: Path, number: int, code: int, name: str, workers: int):
-    """Whoever ends it gets the exit code that a shell expects, a summary, and a queue that is whole."""
+def test_ends_cleanly_when_asked_to(tmp_path: Path, number: int, code: int, name: str, workers: int):
+    """The caller gets the exit code that a shell expects, a summary, and a queue that is whole."""
     config = workspace(tmp_path)
     process = start("prepare", config, f"--workers={workers}", cwd=tmp_path)
     wait_until(lambda: published(tmp_path) >= 8 and len(alive(tmp_path)) == workers)
@@ -196,7 +196,7 @@ def test_file_that_is_not_python_is_shown(tmp_path: Path):
 
 
 def test_workers_fill_one_queue(tmp_path: Path):
-    """Each makes its own batches, and what they print is told apart."""
+    """Each makes its own batches, and each line names the worker that printed it."""
     config = workspace(tmp_path, setup="print('I am', self.name)")
 
     code, output = run("prepare", config, "--workers=3", "--batches=2", cwd=tmp_path)
@@ -253,7 +253,7 @@ def test_killed_worker_ends_all(tmp_path: Path):
 
 
 def test_workers_end_when_their_command_is_killed(tmp_path: Path):
-    """Nobody is left behind to fill a queue that nobody looks after."""
+    """No worker stays behind to fill an unattended queue."""
     config = workspace(tmp_path, setup="print('pid', os.getpid(), flush=True)")
     process = start("prepare", config, "--workers=2", cwd=tmp_path)
     assert process.stdout is not None

@@ -47,14 +47,14 @@ def test_status_is_a_table(dataset: Path):
 
     assert done.exit_code == 0
     header, row, provider = done.output.splitlines()[1:4]
-    told = ["split", "published", "read", "acknowledged", "waiting", "on", "disk", "size", "dead", "quarantined"]
-    assert header.split() == told
+    shown = ["split", "published", "read", "acknowledged", "waiting", "on", "disk", "size", "dead", "quarantined"]
+    assert header.split() == shown
     assert row.split()[:6] == ["train", "3", "1", "1", "2", "2"]
     assert provider == "provider w0, ended: made train 3"
 
 
 def test_status_shows_who_is_alive(dataset: Path):
-    """A provider that is there is told from one that was."""
+    """A running provider is distinguished from one that has ended."""
     with DatasetProvider([{"n": i} for i in range(12)], path=dataset, batch_size=4):
         during = command("queue", "status", dataset)
     after = command("queue", "status", dataset)
@@ -65,9 +65,9 @@ def test_status_shows_who_is_alive(dataset: Path):
 
 def test_status_as_json(dataset: Path):
     """The same for programs, by split."""
-    told = json.loads(command("queue", "status", dataset, "--json").output)["train"]
+    shown = json.loads(command("queue", "status", dataset, "--json").output)["train"]
 
-    assert {name: told[name] for name in ("published", "read", "acknowledged", "waiting", "on_disk", "dead")} == {
+    assert {name: shown[name] for name in ("published", "read", "acknowledged", "waiting", "on_disk", "dead")} == {
         "published": 3,
         "read": 1,
         "acknowledged": 1,
@@ -75,7 +75,7 @@ def test_status_as_json(dataset: Path):
         "on_disk": 2,
         "dead": 0,
     }
-    assert told["made"] == {"w0": 3}
+    assert shown["made"] == {"w0": 3}
 
 
 def test_status_of_nothing_is_one_message(tmp_path: Path):
@@ -101,17 +101,17 @@ def test_verify_names_what_is_wrong(dataset: Path):
         damage(file)
 
     done = command("queue", "verify", dataset)
-    told = json.loads(command("queue", "verify", dataset, "--json").output)
+    shown = json.loads(command("queue", "verify", dataset, "--json").output)
 
     assert done.exit_code == 1
     assert "train: 2 batches, 2 wrong" in done.output
     for file in batch_files(dataset):
         assert file.name in done.output
-    assert len(told["train"]) == 2
+    assert len(shown["train"]) == 2
     assert command("queue", "verify", dataset, "--json").exit_code == 1
 
 
-def test_purge_needs_a_yes_where_nobody_can_be_asked(dataset: Path):
+def test_purge_needs_a_yes_without_a_terminal(dataset: Path):
     """A script that forgot --yes discards nothing."""
     done = command("queue", "purge", dataset)
 

@@ -168,9 +168,9 @@ def test_closed_is_true_or_false(closed: Any):
 
 
 def test_drift_without_a_reference_guards_nothing_and_is_refused():
-    """At every door, as a verdict that cannot be given would let all rows pass; ``check`` says so in its verdict."""
+    """At every boundary, as an inconclusive verdict lets all rows pass; ``check`` says so in its verdict."""
     suite = Suite().drift(["x"])
-    doors = [
+    boundaries = [
         lambda: DatasetBuffer(guard=suite),
         lambda: DatasetBuffer().append([{"x": 1.0}], guard=suite),
         lambda: suite.guard(),
@@ -178,9 +178,9 @@ def test_drift_without_a_reference_guards_nothing_and_is_refused():
         lambda: DatasetRecipe("r").prepare_step("check", suite),
     ]
 
-    for door in doors:
+    for boundary in boundaries:
         with pytest.raises(ConfigError, match=r"asks for drift.*suite\.guard\(reference"):
-            door()
+            boundary()
 
     assert [verdict.status for verdict in suite.check(ROWS).verdicts] == ["no reference"]
     assert suite.guard(ROWS, window=3)({"x": np.array([1.0])}).ok

@@ -1,4 +1,4 @@
-"""Outliers by fitted detectors, in a suite: learnt from a reference, kept without pickle, asked at every door."""
+"""Outliers by fitted detectors, in a suite: learnt from a reference, kept without pickle, checked at every boundary."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_copy_keeps_the_reference_and_shares_it():
         DatasetBuffer(guard=extended)
 
 
-# The doors ------------------------------------------------------------------------------------------------------
+# The boundaries ------------------------------------------------------------------------------------------------------
 
 
 class Circles(DataProviderBase):
@@ -259,7 +259,7 @@ def watched(suite: Suite, folder: Path) -> list[float]:
     return ROWS["x"][guard(ROWS).kept].tolist()
 
 
-DOORS: dict[str, Callable[[Suite, Path], list[float]]] = {
+BOUNDARIES: dict[str, Callable[[Suite, Path], list[float]]] = {
     "append": appended,
     "bake": baked,
     "bake, guarded": baked_behind_a_guard,
@@ -269,19 +269,19 @@ DOORS: dict[str, Callable[[Suite, Path], list[float]]] = {
 }
 
 
-@pytest.mark.parametrize(("method", "door"), list(zip([*OPTIONS, *OPTIONS], DOORS, strict=True)))
-def test_every_boundary_leaves_the_outlier_out(tmp_path: Path, method: str, door: str):
+@pytest.mark.parametrize(("method", "boundary"), list(zip([*OPTIONS, *OPTIONS], BOUNDARIES, strict=True)))
+def test_every_boundary_leaves_the_outlier_out(tmp_path: Path, method: str, boundary: str):
     """The bad row only, at once, whatever the batch; a boundary does not know which detector it asks."""
     fitted = asking(method, contamination=0.001).fit(GOOD)
 
-    assert DOORS[door](fitted, tmp_path) == [1.0, 0.0, -1.0, 0.0]
+    assert BOUNDARIES[boundary](fitted, tmp_path) == [1.0, 0.0, -1.0, 0.0]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_every_door_refuses_a_suite_that_was_not_fitted(tmp_path: Path, door: str):
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_every_boundary_refuses_a_suite_that_was_not_fitted(tmp_path: Path, boundary: str):
     """Without a reference the check would pass everything."""
     with pytest.raises(ConfigError, match=r"outliers by one_class_svm.*suite.fit\(reference\)"):
-        DOORS[door](asking("one_class_svm"), tmp_path)
+        BOUNDARIES[boundary](asking("one_class_svm"), tmp_path)
 
 
 def test_a_guard_of_windows_takes_the_reference_as_rows_or_fitted():

@@ -78,7 +78,7 @@ def recipe(suite: Suite, folder: Path) -> DatasetRecipe:
     return DatasetRecipe("r").add_ingredient("a", [{"reward": 1.0}]).prepare_step("check", suite)
 
 
-DOORS: dict[str, Callable[[Suite, Path], object]] = {
+BOUNDARIES: dict[str, Callable[[Suite, Path], object]] = {
     "buffer": lambda suite, folder: DatasetBuffer(guard=suite),
     "buffer.guard": assigned,
     "append": appended,
@@ -108,11 +108,11 @@ def test_every_method_that_changes_a_suite_is_known_here():
     assert found - {"copy", "in_use", "fit", "fitted_on"} == set(CHANGES)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_suite_in_use_refuses_every_change(tmp_path: Path, door: str):
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_a_suite_in_use_refuses_every_change(tmp_path: Path, boundary: str):
     """Whatever took it; the error says what uses it and points to copy()."""
     suite = rewards()
-    user = DOORS[door](suite, tmp_path)
+    user = BOUNDARIES[boundary](suite, tmp_path)
     before = suite.to_dict()
 
     for change in CHANGES.values():

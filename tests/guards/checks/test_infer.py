@@ -61,9 +61,9 @@ def test_what_is_inferred():
         }
     )
 
-    told = infer(buffer, slack=0.1).to_dict()
+    shown = infer(buffer, slack=0.1).to_dict()
 
-    assert [(entry["column"], entry.get("type") or entry["dtype"]) for entry in told["schema"]] == [
+    assert [(entry["column"], entry.get("type") or entry["dtype"]) for entry in shown["schema"]] == [
         ("reward", "float64"),
         ("n", "int64"),
         ("kind", "text"),
@@ -71,7 +71,7 @@ def test_what_is_inferred():
         ("image", "uint8"),
         ("noisy", "float64"),
     ]
-    assert told["expect"] == [
+    assert shown["expect"] == [
         {"column": "reward", "finite": True, "between": [-1.4, 3.4]},
         {"column": "n", "between": [0, 219]},
         {"column": "kind", "one_of": ["left", "right"]},

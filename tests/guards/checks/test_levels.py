@@ -55,11 +55,11 @@ def test_reports_are_text_json_and_a_page():
     report = run_levels("<script>x</script>", "csv", {"format": lambda: Findings(verdicts=BAD)}, "format")
 
     found = Validation([report])
-    told = json.loads(found.to_json())
+    shown = json.loads(found.to_json())
     html = found.to_html("check")
 
-    assert told["ok"] is False
-    assert told["reports"][0]["levels"]["format"]["verdicts"][0]["n_bad"] == 1
+    assert shown["ok"] is False
+    assert shown["reports"][0]["levels"]["format"]["verdicts"][0]["n_bad"] == 1
     assert html.startswith("<!doctype html>")
     assert "<script>" not in html
     assert "a is at least 5" in html

@@ -31,7 +31,7 @@ def suite(**actions) -> Suite:
 REFERENCE = {"reward": np.random.default_rng(99).normal(size=5_000), "kind": ["a", "b"] * 2_500}
 
 
-def told(guard, made) -> list:
+def shown(guard, made) -> list:
     """What a guard says of batches, in a form that can be compared."""
     return [[(v.title, v.status, v.acts, v.measured) for v in guard(batch).verdicts] for batch in made]
 
@@ -116,15 +116,15 @@ def test_a_window_blames_no_row():
 def test_a_state_gives_the_rest_exactly():
     """Taken after any batch, also in the middle of a window, and sent as JSON."""
     made = batches(10, shift_from=4)
-    whole = told(suite(persist=2).guard(REFERENCE, window=70), made)
+    whole = shown(suite(persist=2).guard(REFERENCE, window=70), made)
 
     for stop in range(len(made)):
         guard = suite(persist=2).guard(REFERENCE, window=70)
-        first = told(guard, made[:stop])
+        first = shown(guard, made[:stop])
         state = json.loads(json.dumps(guard.state_dict()))
         again = suite(persist=2).guard(REFERENCE, window=70)
         again.load_state_dict(state)
-        assert first + told(again, made[stop:]) == whole
+        assert first + shown(again, made[stop:]) == whole
         assert again.n_seen == 300
 
 
@@ -176,7 +176,7 @@ def test_a_state_that_is_nested_without_end_is_refused():
 
 
 def test_a_state_whose_rows_are_no_rows_is_refused():
-    """Even if somebody mended the checksum."""
+    """Even if the checksum was made right."""
     from poolish.files import checksum_hex
 
     guard = suite().guard(REFERENCE)

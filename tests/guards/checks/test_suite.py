@@ -1,4 +1,4 @@
-"""Suites: what they find, what they ask doors to do, and that a file keeps them exactly."""
+"""Suites: what they find, what they ask boundaries to do, and that a file keeps them exactly."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def anything(*columns):
 # What it finds ----------------------------------------------------------------------------------------------------
 
 
-def test_a_result_tells_all_of_it():
+def test_a_result_reports_all_of_it():
     """Good rows, bad rows with reasons, verdicts with counts and examples, as text, JSON and HTML."""
     suite = (
         Suite("rollouts")
@@ -61,14 +61,14 @@ def test_a_result_tells_all_of_it():
         ("kind is not null", "warn", 1, False),
     ]
     assert str(result).splitlines()[0] == "rollouts: not ok, 3 of 3 checks failed, 2 of 4 rows bad"
-    told = json.loads(result.to_json())
-    assert told["n_bad"] == 2
-    assert told["verdicts"][0]["examples"] == [{"row": 1, "id": None, "value": "nan"}]
+    shown = json.loads(result.to_json())
+    assert shown["n_bad"] == 2
+    assert shown["verdicts"][0]["examples"] == [{"row": 1, "id": None, "value": "nan"}]
     assert "reward is finite" in result.to_html()
 
 
 def test_a_warning_leaves_a_row_good():
-    """It is told, and that is all."""
+    """It is reported, and the row passes."""
     result = Suite().expect("reward", finite=True, severity="warn").check(ROWS)
 
     assert result.ok
@@ -118,7 +118,7 @@ def test_statistics_are_in_their_ranges():
         ("reward has a nan_share between 0 and 0.5", "ok", 0.25),
         ("kind has a null_share between 0 and 0.1", "failed", 0.25),
     ]
-    assert result.ok  # statistics warn, unless they are told to do more
+    assert result.ok  # statistics warn, unless their severity is raised
     assert result.mask.all()
 
 
@@ -176,7 +176,7 @@ def test_levels_include_each_other():
     assert n_verdicts == [1, 3, 5, 6]
 
 
-# What doors do ----------------------------------------------------------------------------------------------------
+# What boundaries do -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -208,7 +208,7 @@ def test_what_no_row_is_to_blame_for_keeps_the_whole_batch_out():
     assert not suite.check(ROWS).kept.any()
 
 
-def test_a_door_asks_anything_that_answers_like_a_suite():
+def test_a_boundary_takes_any_guard_that_answers_like_a_suite():
     """ok, mask and verdicts are enough; what is not ok is refused."""
 
     class Answer:
@@ -360,6 +360,9 @@ def test_a_suite_in_a_file_reads_like_a_page():
         ("outliers: [{column: a, most: 1}]", "from 0 to below 1"),
         ("version: 2", "version 2 of suites is not known here"),
         ("suite: ''", "text that is not empty"),
+        ("1: 2", "s.yaml: unknown key '1'"),
+        ("expect: [{column: a, 1: 2}]", "s.yaml: expect[0]: unknown key '1'"),
+        ("unique: [{column: a}]", "s.yaml: unique[0]: columns: a list of names, got None"),
         ("3", "a table of names and values, got int"),
         ("a: 1\na: 2", "key 'a' stands there twice"),
         ("expect: &e []\nrows: *e", "references (*name) are not read"),

@@ -144,7 +144,7 @@ def test_neighbour_is_the_nearest_good_row(bad, row, stand_in):
 
 
 def test_a_neighbour_does_not_depend_on_the_batch():
-    """Whoever reads a bad row gets the same in its place; neighbours that fail are not counted for it."""
+    """Every reader of a bad row gets the same in its place; neighbours that fail are not counted for it."""
     faults, source = Faults(on_sample="neighbour", budget=9), Source({5, 6})
 
     assert labels(read(faults, source, [4, 5, 7])[0]) == [*labels(read(faults, source, [4, 5])[0]), 7]
@@ -450,9 +450,9 @@ def test_a_count_is_a_budget():
     with pytest.raises(BudgetSpent) as caught:
         read(faults, Source({7}), [6, 7])
 
-    told = str(caught.value)
+    message = str(caught.value)
     for part in ("3 of 6 samples", "2 CorruptDataError", "1 OSError", "row 1: bad sector", "raise budget="):
-        assert part in told
+        assert part in message
     assert str(caught.value.__cause__) == "row 7 is damaged"
 
 

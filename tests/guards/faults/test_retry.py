@@ -19,7 +19,7 @@ from poolish.guards import CircuitOpen, Retry
 
 
 class Time:
-    """A clock that moves when somebody sleeps, and remembers how long."""
+    """A clock that moves when it is asked to sleep, and records how long."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -260,7 +260,7 @@ def test_success_does_not_load_tenacity():
 
 
 def test_threads_share_one_retry():
-    """No count is lost, and nobody's attempts are another's."""
+    """No count is lost, and no call takes the attempts of another."""
     retry = Retry(attempts=3, sleep=lambda seconds: None)
     sources = [Source(OSError("a"), OSError("b")) for _ in range(200)]
     threads = [

@@ -204,7 +204,7 @@ def test_one_flipped_bit_anywhere_is_found(kind: type[Detector], tmp_path: Path)
 
 
 def test_a_file_without_checksum_is_refused(tmp_path: Path):
-    """Nobody knows whether it is what was saved."""
+    """It may not be what was saved."""
     path = tmp_path / "detector"
     text = json.dumps({"__metadata__": {"poolish": IsolationForestOutliers.kind, "settings": "{}"}}).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text)

@@ -111,7 +111,7 @@ def test_profiles_of_little_are_compared_by_what_they_have():
 
 
 def test_a_profile_decides_how_many_bins_there_are():
-    """Unless told otherwise."""
+    """Unless asked otherwise."""
     rng = np.random.default_rng(0)
     for n in (1_000, 20_000):
         known = Profile.of({"x": rng.standard_normal(n)}, bins=20)
@@ -175,7 +175,7 @@ def test_missing_shares_are_tested_as_two_proportions():
     assert missing_test(0, 0, 10, 1) is None
 
 
-def test_drift_is_a_function_whoever_comes_first():
+def test_drift_is_a_function_whichever_import_comes_first():
     """The module of the same name never hides it, and importing guards loads no Arrow."""
     program = (
         "import sys, poolish.guards as g; assert 'pyarrow' not in sys.modules;"

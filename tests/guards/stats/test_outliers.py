@@ -91,14 +91,14 @@ def test_odd_columns_have_no_outliers(rule: Callable[..., Outliers]):
 
 
 @each
-def test_huge_values_are_told_apart(rule: Callable[..., Outliers]):
+def test_huge_values_are_distinguished(rule: Callable[..., Outliers]):
     """Near the end of float64 as anywhere."""
     x = np.concatenate([np.random.default_rng(0).uniform(0, 1e306, 300), [1.5e308]])
 
     assert rule(x).mask.nonzero()[0].tolist() == [300]
 
 
-def test_thresholds_that_cannot_be_reached_are_told():
+def test_thresholds_that_cannot_be_reached_are_noted():
     """Ten values have no z beyond 2.85, whatever they are."""
     found = zscore([0.0] * 9 + [1e9])
 

@@ -180,7 +180,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_places_are_found_without_sorting(shape: str):
-    """Deciles exactly, any other place to the slack that is told; or it says that sorting is as quick."""
+    """Deciles exactly, any other place to the slack that is stated; or it says that sorting is as quick."""
     x = SHAPES[shape](np.random.default_rng(0), 120_000)
     ordered = np.sort(x[np.isfinite(x)].astype(np.float64))
     shares = np.arange(1, 10) / 10

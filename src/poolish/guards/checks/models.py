@@ -88,9 +88,9 @@ _SHAPES = {"list_type": "a list of entries", "table_type": "a table of names and
 def _problems(error: Any) -> list[tuple[str, object]]:
     """What pydantic found, as problems of ``entries``."""
     place = "".join(f"[{part}]" if isinstance(part, int) else str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
+    if error["type"] in ("extra_forbidden", "invalid_key"):
         known = [field.alias or name for name, field in SuiteFile.model_fields.items()]
-        return [(unknown_key(place, known), None)]
+        return [(unknown_key(error["loc"][0], known), None)]
     if error["type"] in _SHAPES:
         return [(f"{place} is {_SHAPES[error['type']]}, got {error['input']!r}", None)]
     if error["type"] == "model_type":
