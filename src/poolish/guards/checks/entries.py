@@ -55,6 +55,9 @@ Entry = dict[str, Any]
 Detectors = Mapping[str, Detector]
 Check = RowCheck | ColumnCheck
 
+#: Of suite files.
+VERSION = 1
+
 #: As the default of a key: it has to be given; and an entry has it only if it was given.
 REQUIRED, ABSENT = object(), object()
 

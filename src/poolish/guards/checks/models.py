@@ -13,10 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from poolish.errors import ConfigError
-from poolish.guards.checks.entries import ABSENT, KINDS, ON, REQUIRED, Kind, WrongValues, read_entry, unknown_key
+from poolish.guards.checks.entries import (
+    ABSENT,
+    KINDS,
+    ON,
+    REQUIRED,
+    VERSION,
+    Kind,
+    WrongValues,
+    read_entry,
+    unknown_key,
+)
 from poolish.guards.checks.values import flag, plain, suite_name
-
-VERSION = 1
 
 
 def _read(kind: Kind, value: Any) -> Any:

@@ -39,6 +39,7 @@ from poolish.guards.checks.entries import (
     DEFAULT_ACTIONS,
     KINDS,
     ON,
+    VERSION,
     Entry,
     Kind,
     WrongValues,
@@ -66,7 +67,6 @@ from poolish.guards.stats.profile import Profile
 from poolish.printable import counted, printable
 from poolish.schema import Schema
 
-VERSION = 1
 _INSTEAD = "fsspec.open(url), with the text of to_yaml() and from_yaml()"
 
 
