@@ -22,9 +22,7 @@ from poolish.errors import ConfigError, LimitExceeded, PoolishError
 from poolish.expressions import parse
 from poolish.guards.checks import values
 from poolish.guards.checks.checks import (
-    Custom,
     Finite,
-    Holds,
     InRange,
     Matches,
     NotNull,
@@ -36,6 +34,7 @@ from poolish.guards.checks.checks import (
     RowCheck,
     Unique,
 )
+from poolish.guards.checks.custom import Custom, Holds
 from poolish.guards.checks.distributions import (
     STATISTICS,
     ColumnCheck,
