@@ -59,7 +59,7 @@ SLOW_MODULES = {
     "test_timeouts",
     *(
         "test_directories",
-        "test_reference",
+        "test_distributions",
         "test_discovery",
         "test_window_dataset",
         "test_memmap_buffer",
