@@ -33,7 +33,7 @@ from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of
 from poolish.load.disk_cache import DiskCache
-from poolish.load.frozen import FrozenRows, Int64, ids_of, snapshot_rows
+from poolish.load.frozen import FrozenRows, Int64
 from poolish.load.hit_curve import AccessTrace, CacheAdvice
 from poolish.load.memory_cache import MemoryCache, check_policy
 from poolish.load.read_ahead import Runs
@@ -42,7 +42,7 @@ from poolish.load.unverified import Unverified
 from poolish.load.views.composite import CompositeDataset
 from poolish.load.views.joined import JoinedDataset
 from poolish.load.views.transformed import TransformedDataset
-from poolish.load.views.view import DelegatingRows, View, has_numbers_for_ids, snapshot_with_version
+from poolish.load.views.view import ReadRows, View, has_numbers_for_ids, rows_with_ids, snapshot_with_version
 from poolish.printable import printable
 
 Read = Callable[[list[int]], list[Any]]
@@ -210,31 +210,22 @@ class CachedDataset(Locked, View):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """What is held is copied, the rest is read in one call."""
         numbers = self._numbers_below(indices)
-        if self._by_number:
-            return self._live(numbers, lambda missing: samples(self._dataset, missing))
-        for _ in range(100):
-            ids: list[int] = ids_of(self._dataset, numbers).tolist()
-            try:
-                return self._live(ids, self._read_ids)
-            except _Gone:
-                pass  # rows left between our two questions, so other rows have these numbers now
-        raise IndexError(f"rows {numbers}: they leave the dataset faster than they can be read; cache a snapshot")
-
-    def _read_ids(self, ids: list[int]) -> list[Any]:
-        rows, wanted = snapshot_rows(self._dataset), np.asarray(ids, np.int64)
-        alive = rows.alive(wanted)
-        if alive is not None and not alive.all():
-            raise _Gone
-        return rows.fetch(wanted)
-
-    def _live(self, ids: list[int], read: Read) -> list[Any]:
-        """Rows as they are now."""
+        if not self._by_number:
+            ids, rows = rows_with_ids(self, lambda: self.ids_of(np.asarray(numbers, np.int64)))
+            return rows.fetch(ids)
         version = version_of(self._dataset)
         self._renew(version)
-        return self.through(version, ids, read, lambda: version_of(self._dataset) == version)
+        return self.through(
+            version, numbers, lambda some: samples(self._dataset, some), lambda: version_of(self._dataset) == version
+        )
 
     def through(
-        self, version: str, ids: list[int], read: Read, is_current: Callable[[], bool], end: int | None = None
+        self,
+        version: str,
+        ids: list[int],
+        read: Read,
+        is_current: Callable[[], bool] = lambda: True,
+        end: int | None = None,
     ) -> list[Any]:
         """The rows with these ids in that version: from the cache, else by ``read``, of which copies are kept.
 
@@ -479,7 +470,12 @@ class CachedDataset(Locked, View):
         """The rows below as they are now, read through the cache."""
         rows, version = snapshot_with_version(self._dataset)
         self._renew(version)
-        return CachedRows(self, rows, version)
+        end = max((end for _, end in rows.spans()), default=0)
+
+        def read(ids: Int64, below: FrozenRows) -> list[Any]:
+            return self.through(version, ids.tolist(), lambda some: below.fetch(np.asarray(some, np.int64)), end=end)
+
+        return ReadRows(rows, read)
 
     def __repr__(self) -> str:
         where = f"in {printable(self._tier.path)}" if isinstance(self._tier, DiskCache) else "in memory"
@@ -493,32 +489,6 @@ class CachedDataset(Locked, View):
     def _after_fork(self) -> None:
         super()._after_fork()
         self._loading = {}  # the threads that were reading are not in the child
-
-
-class CachedRows(DelegatingRows):
-    """Frozen rows, read through a cache."""
-
-    def __init__(self, dataset: CachedDataset, rows: FrozenRows, version: str) -> None:
-        super().__init__(rows)
-        self._dataset, self._version = dataset, version
-
-    def fetch(self, ids: Int64) -> list[Any]:
-        """From the cache, and what it does not hold from below."""
-        return self._dataset.through(
-            self._version,
-            ids.tolist(),
-            lambda missing: self.rows.fetch(np.asarray(missing, np.int64)),
-            lambda: True,
-            end=max((end for _, end in self.rows.spans()), default=0),
-        )
-
-    def table(self, ids: Int64) -> None:
-        """Samples are what is kept."""
-        return
-
-
-class _Gone(Exception):
-    """A row that was there a moment ago is not."""
 
 
 def _untransformed(dataset: Any) -> Any:

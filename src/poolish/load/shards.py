@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from poolish import torch_bridge
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.load.batch import Batch
-from poolish.load.dataset import check_index, samples
-from poolish.load.frozen import FrozenRows, snapshot_rows
-from poolish.load.views.view import DelegatingRows, Numbering, ReindexedRows, RenumberingView, View
+from poolish.load.frozen import FrozenRows
+from poolish.load.views.view import DelegatingRows, ReindexedView, SampleView
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -148,26 +147,20 @@ class HybridShard:
         return VerticalShard(self.columns).gather(batch, group)
 
 
-class RowShard(RenumberingView):
+class RowShard(ReindexedView):
     """What a horizontal shard is called on gives: rows by number, computed, so nothing is kept for them."""
 
     def __init__(self, dataset: Any, shard: HorizontalShard) -> None:
         super().__init__(dataset)
         self.shard = shard
-        self._n_below, self._n_rows = len(dataset), shard.n_rows(len(dataset))
-        if cost := _cost(self._n_below, shard):
+        self._dealt = _Dealt(shard, n_below := len(dataset), shard.n_rows(n_below))
+        if cost := _cost(n_below, shard):
             # Each shard says so itself: ranks are processes, and none reads the log of another.
             warnings.warn(f"{cost} (shard of rank {shard.rank})", stacklevel=3)
 
-    def __len__(self) -> int:
-        return self._n_rows
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[self._below(check_index(index, self._n_rows))]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """In one call below."""
-        return samples(self._dataset, [self._below(number) for number in self._numbers(indices)])
+    def _order(self, n_below: int | None = None) -> _Dealt:
+        """Of as many rows as there were when the shard was made."""
+        return self._dealt
 
     @property
     def choice(self) -> str:
@@ -177,41 +170,40 @@ class RowShard(RenumberingView):
     @property
     def version(self) -> str:
         """That of the dataset, and which rows of it."""
-        return f"{super().version}|{self.shard} of {self._n_below}"
+        return f"{super().version}|{self.shard} of {self._dealt.n_below}"
 
-    def snapshot_rows(self) -> FrozenRows:
-        """The rows of the shard, with the dataset as it is now."""
-        rows = snapshot_rows(self._dataset)
-        numbering = Numbering(rows)
-        return ReindexedRows(rows, self._n_rows, lambda numbers: numbering.ids(self._below(numbers)))
 
-    def _below(self, numbers: Any) -> Any:
+@dataclass(frozen=True)
+class _Dealt:
+    """The numbers of a shard's rows in the whole dataset."""
+
+    shard: HorizontalShard
+    n_below: int
+    n_rows: int
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    def __getitem__(self, numbers: Any) -> Any:
         # Only padding goes beyond the end, and begins again at the first row.
-        return (self.shard.rank + numbers * self.shard.world_size) % max(self._n_below, 1)
+        return (self.shard.rank + numbers * self.shard.world_size) % max(self.n_below, 1)
 
 
-class ColumnShard(View):
+class ColumnShard(SampleView):
     """What a vertical shard is called on gives: samples with fewer columns."""
 
     def __init__(self, dataset: Any, columns: Sequence[str]) -> None:
         super().__init__(dataset)
         self.columns = _check_columns(columns)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return _pick(self._dataset[check_index(index, len(self))], self.columns)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """In one call below."""
-        return [_pick(sample, self.columns) for sample in samples(self._dataset, self._numbers(indices))]
+    def _over(self, rows: FrozenRows) -> FrozenRows:
+        """The rows, with these columns."""
+        return _FewerColumns(rows, self.columns)
 
     @property
     def version(self) -> str:
         """That of the dataset, and the columns."""
         return f"{super().version}|columns {list(self.columns)}"
-
-    def snapshot_rows(self) -> FrozenRows:
-        """The rows below, with these columns."""
-        return _FewerColumns(snapshot_rows(self._dataset), self.columns)
 
 
 class _FewerColumns(DelegatingRows):

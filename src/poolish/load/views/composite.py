@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from poolish import seeds
 from poolish.errors import ConfigError
 from poolish.files import checksum_hex
 from poolish.fixed import fixed_parameters
-from poolish.load.dataset import Dataset, check_index, identity_of, samples, version_of
+from poolish.load.dataset import check_index, identity_of, samples
 from poolish.load.frozen import (
     FIXED,
     LOCAL,
@@ -36,9 +36,8 @@ from poolish.load.frozen import (
     members_of,
     snapshot_rows,
 )
-from poolish.load.views.mixture import Mixture
-from poolish.load.views.view import Numbering, ReindexedRows, check_epoch, check_source, pass_epoch
-from poolish.seeds import KeyedPermutation
+from poolish.load.views.mixture import MixedRows, Mixture, Place, grouped, n_mixed
+from poolish.load.views.view import CombinedView, Numbering, ReindexedRows, check_epoch, check_sources
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,14 +47,12 @@ _LOW = (1 << _ID_BITS) - 1
 _MAX_SPANS = 1 << 15
 _STOPS = ("first", "all")
 
-Place = tuple[int, int]
 Scalar = int | np.integer[Any]
 Numbers = Scalar | Sequence[int] | Int64
-Value = TypeVar("Value")
 
 
 @fixed_parameters("make a new CompositeDataset", stored=False)
-class CompositeDataset(Dataset):
+class CompositeDataset(CombinedView):
     """The samples of several datasets, which may be anything with a length and an index.
 
     Without ``weights`` the parts stand behind each other; their lengths are asked for with the length
@@ -79,9 +76,7 @@ class CompositeDataset(Dataset):
     def __init__(
         self, datasets: Sequence[Any], weights: Sequence[float] | None = None, seed: int = 0, stop: str = "first"
     ) -> None:
-        self._parts = [check_source(part, f"datasets[{k}]") for k, part in enumerate(datasets)]
-        if not self._parts:
-            raise ConfigError("datasets: give at least one")
+        super().__init__(check_sources(datasets, "datasets"))
         if stop not in _STOPS:
             raise ConfigError(f"stop={stop!r}: choose one of {', '.join(map(repr, _STOPS))}")
         if weights is not None and len(weights) != len(self._parts):
@@ -91,11 +86,6 @@ class CompositeDataset(Dataset):
         self._mixture = None if weights is None else Mixture(weights)
         self._seed, self._epoch, self._stop = seeds.check_seed(seed), 0, stop
         self._ends: list[int] = []
-
-    @property
-    def datasets(self) -> list[Any]:
-        """The parts."""
-        return list(self._parts)
 
     @property
     def choice(self) -> str:
@@ -207,7 +197,7 @@ class CompositeDataset(Dataset):
     @property
     def version(self) -> str:
         """All those of the parts; and of a mixture, what its order depends on."""
-        versions = [version_of(part) for part in self._parts]
+        versions = super().version
         if self._weights is None:
             # Numbers of rows move when a part that is not the last one grows.
             return f"{versions}|{[len(part) for part in self._parts[:-1]]}"
@@ -221,8 +211,7 @@ class CompositeDataset(Dataset):
     def set_epoch(self, epoch: int) -> None:
         """Take the rows of another epoch into a mixture, and pass the epoch on to the parts."""
         self._epoch = check_epoch(epoch)
-        for part in self._parts:
-            pass_epoch(part, epoch)
+        super().set_epoch(epoch)
 
     @property
     def ids_are_numbers(self) -> bool:
@@ -278,78 +267,6 @@ def _whole_numbers(numbers: Any, what: str) -> Int64:
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(f"{what} is a whole number or an array of them, got {array.dtype} {numbers!r}")
     return array.astype(np.int64)
-
-
-def n_mixed(mixture: Mixture, lengths: Sequence[int], stop: str) -> int:
-    """How long a pass over a mixture is.
-
-    >>> n_mixed(Mixture([1, 1]), [2, 9], "first"), n_mixed(Mixture([1, 1]), [2, 9], "all")
-    (4, 18)
-    """
-    if stop == "first":
-        return min(mixture.position(part, n_rows) for part, n_rows in enumerate(lengths))
-    if 0 in lengths:
-        raise ConfigError(f"datasets[{list(lengths).index(0)}] has no rows to repeat; leave it out of the mixture")
-    return max(mixture.position(part, n_rows - 1) + 1 for part, n_rows in enumerate(lengths))
-
-
-class MixedRows:
-    """Where the rows of one pass over a mixture are: which part, and which row of it."""
-
-    def __init__(self, mixture: Mixture, lengths: list[int], stop: str, seed: int, epoch: int) -> None:
-        self._mixture, self._lengths = mixture, lengths
-        self._n_rows = n_mixed(mixture, lengths, stop)
-        self._path = seed, "mix", epoch
-
-    def __len__(self) -> int:
-        return self._n_rows
-
-    def places(self, numbers: Sequence[int]) -> list[Place]:
-        """The part and the row at each place."""
-        mixed = [self._mixture.place(number) for number in numbers]
-        rows = grouped(mixed, self._drawn)
-        return [(part, row) for (part, _), row in zip(mixed, rows, strict=True)]
-
-    def positions(self, places: Sequence[Place]) -> list[int]:
-        """The first place at which each row of a part comes; an IndexError where this pass leaves it out."""
-
-        def read(part: int, rows: list[int]) -> list[int]:
-            order = KeyedPermutation(self._lengths[part], seeds.key(*self._path, part, 0))
-            return [self._mixture.position(part, nth) for nth in order.positions(rows).tolist()]
-
-        found = grouped(places, read)
-        for (part, row), number in zip(places, found, strict=True):
-            if number >= self._n_rows:
-                raise IndexError(
-                    f"row {row} of datasets[{part}] does not come in epoch {self._path[-1]} of this mixture, which "
-                    'ends when the first part is used up; set_epoch(...) takes other rows, stop="all" takes every row'
-                )
-        return found
-
-    def _drawn(self, part: int, nths: list[int]) -> list[int]:
-        """Which rows of a part come as its nth ones; each time it begins again the order is another."""
-        n_rows = self._lengths[part]
-
-        def read(turn: int, within: list[int]) -> list[int]:
-            rows: list[int] = KeyedPermutation(n_rows, seeds.key(*self._path, part, turn))[within].tolist()
-            return rows
-
-        return grouped([divmod(nth, n_rows) for nth in nths], read)
-
-
-def grouped(places: Sequence[Place], read: Callable[[int, list[int]], list[Value]]) -> list[Value]:
-    """What ``read(part, rows)`` gives for the rows of each part, put back into the order of ``places``.
-
-    >>> grouped([(1, 7), (0, 2), (1, 5)], lambda part, rows: [f"{part}:{row}" for row in rows])
-    ['1:7', '0:2', '1:5']
-    """
-    asked: dict[int, list[int]] = {}
-    for where, (part, _) in enumerate(places):
-        asked.setdefault(part, []).append(where)
-    found: dict[int, Value] = {}
-    for part, wheres in asked.items():
-        found.update(zip(wheres, read(part, [places[where][1] for where in wheres]), strict=True))
-    return [found[where] for where in range(len(places))]
 
 
 class CompositeRows:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import reprlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +22,18 @@ from poolish.errors import ConfigError, ResumeError, Unfingerprintable
 from poolish.fingerprints import check_attributes, declared_version, qualified_name
 from poolish.fixed import fixed_parameters
 from poolish.load.dataset import check_index, check_version, identity_of, samples, version_of
-from poolish.load.frozen import FrozenRows, Int64, Mask, Span, fixed_by, snapshot_rows
+from poolish.load.frozen import FrozenRows, Int64, Mask, fixed_by, snapshot_rows
 from poolish.load.views.predicate_cache import UNKNOWN, YES, PredicateCache
 from poolish.load.views.transformed import asks, function_identity, n_epochs, name_of, progress_at
-from poolish.load.views.view import DelegatingRows, ReindexedRows, View, all_ids, check_epoch, snapshot_with_version
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from poolish.load.views.view import (
+    DelegatingRows,
+    ReindexedRows,
+    View,
+    all_ids,
+    check_epoch,
+    rows_with_ids,
+    snapshot_with_version,
+)
 
 #: Rows read at a time while scanning.
 SCAN_ROWS = 64
@@ -86,14 +91,13 @@ class FilteredDataset(Locked, View):
         """In one call below."""
         if self.ids_are_numbers:
             return samples(self._dataset, self._places(indices))
-        for _ in range(100):
+
+        def wanted() -> Int64:
             ids = self._kept_ids()
-            wanted = ids[[check_index(index, len(ids)) for index in indices]] if len(indices) else ids[:0]
-            rows = snapshot_rows(self._dataset)
-            alive = rows.alive(wanted)
-            if alive is None or alive.all():
-                return rows.fetch(wanted)
-        raise IndexError(f"rows {list(indices)}: they leave faster than they can be read; filter a snapshot")
+            return ids[np.array([check_index(index, len(ids)) for index in indices], np.int64)]
+
+        ids, rows = rows_with_ids(self._dataset, wanted)
+        return rows.fetch(ids)
 
     def _places(self, indices: Sequence[int]) -> list[int]:
         """The numbers below of rows that have these numbers here."""
@@ -305,7 +309,7 @@ class _Grown(ReindexedRows):
 
     def fixed_by(self) -> list[int] | None:
         """As below: what comes at the end of the dataset comes at the end here, unless its own numbers are fixed."""
-        return fixed_by(self._rows)
+        return fixed_by(self.rows)
 
 
 class FilteredRows(DelegatingRows):
@@ -326,17 +330,9 @@ class FilteredRows(DelegatingRows):
             self._n_rows = len(all_ids(self))
         return self._n_rows
 
-    def spans(self) -> list[Span]:
-        """As below: an id that is refused is only missing."""
-        return self.rows.spans()
-
     def alive(self, ids: Int64) -> Mask | None:
         """Those that are there and liked."""
         below = self.rows.alive(ids)
         mask = np.ones(len(ids), bool) if below is None else below.copy()
         mask[mask] = self._dataset.judge_ids(self.rows, ids[mask], self._verdicts, self._given)
         return mask
-
-    def table(self, ids: Int64) -> pa.Table | None:
-        """As below."""
-        return self.rows.table(ids)

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolish.errors import ConfigError, SchemaError
-from poolish.load.dataset import Dataset, check_index, identity_of, samples, version_of
+from poolish.load.dataset import check_index, identity_of, samples
 from poolish.load.frozen import FrozenRows, Int64, Mask, ids_of, snapshot_rows
 from poolish.load.views.view import (
+    CombinedView,
     DelegatingRows,
     all_ids,
-    check_source,
+    check_sources,
     has_numbers_for_ids,
-    pass_epoch,
-    read_with_ids,
+    rows_with_ids,
 )
 
 if TYPE_CHECKING:
@@ -49,22 +49,15 @@ def joined(shards: Iterable[Any], on: str | None = None) -> JoinedDataset:
     return JoinedDataset(shards, on)
 
 
-class JoinedDataset(Dataset):
+class JoinedDataset(CombinedView):
     """What ``joined`` returns."""
 
     def __init__(self, shards: Iterable[Any], on: str | None = None) -> None:
-        self._shards = [check_source(shard, f"shards[{k}]") for k, shard in enumerate(shards)]
-        if not self._shards:
-            raise ConfigError("shards: give at least one")
+        super().__init__(check_sources(shards, "shards"))
         self._on = on
-        self._by_number = all(map(has_numbers_for_ids, self._shards))
+        self._by_number = all(map(has_numbers_for_ids, self._parts))
         if len(self):
             self[0]  # columns that are in two shards are found now, not in the middle of training
-
-    @property
-    def datasets(self) -> list[Any]:
-        """The shards."""
-        return list(self._shards)
 
     def __len__(self) -> int:
         lengths = self._of_one_moment(len)
@@ -81,27 +74,18 @@ class JoinedDataset(Dataset):
         n_rows = len(self)
         numbers = [check_index(index, n_rows) for index in indices]
         if not self._by_number:
-            return read_with_ids(self, numbers)[1]
-        return _merged([samples(shard, numbers) for shard in self._shards], self._on)
-
-    @property
-    def version(self) -> str:
-        """Those of all shards."""
-        return str([version_of(shard) for shard in self._shards])
+            ids, rows = rows_with_ids(self, lambda: self.ids_of(np.asarray(numbers, np.int64)))
+            return rows.fetch(ids)
+        return _merged([samples(shard, numbers) for shard in self._parts], self._on)
 
     def _identity(self) -> Any:
         """Those of all shards."""
-        return "joined", [identity_of(shard) for shard in self._shards], self._on
-
-    def set_epoch(self, epoch: int) -> None:
-        """Passed on to the shards."""
-        for shard in self._shards:
-            pass_epoch(shard, epoch)
+        return "joined", [identity_of(shard) for shard in self._parts], self._on
 
     @property
     def length_costs(self) -> bool:
         """As of the shards."""
-        return any(getattr(shard, "length_costs", False) for shard in self._shards)
+        return any(getattr(shard, "length_costs", False) for shard in self._parts)
 
     @property
     def ids_are_numbers(self) -> bool:
@@ -110,7 +94,7 @@ class JoinedDataset(Dataset):
 
     def ids_of(self, numbers: Int64) -> Int64:
         """Those of the first shard, which are those of all."""
-        return ids_of(self._shards[0], numbers)
+        return ids_of(self._parts[0], numbers)
 
     def snapshot_rows(self) -> FrozenRows:
         """All shards as they are at one moment."""
@@ -122,7 +106,7 @@ class JoinedDataset(Dataset):
         """What each shard answers, while none of them changes: shards of one buffer are then of one state of it."""
         while True:
             before = self.version
-            answers = [ask(shard) for shard in self._shards]
+            answers = [ask(shard) for shard in self._parts]
             if self.version == before:
                 return answers
 

@@ -16,13 +16,19 @@ All numbers are whole: weights are taken as the decimals that were written, so n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from poolish import seeds
 from poolish.errors import ConfigError
+from poolish.seeds import KeyedPermutation
+
+#: A part and a row of it.
+Place = tuple[int, int]
+Value = TypeVar("Value")
 
 
 class Mixture:
@@ -87,3 +93,75 @@ def _fraction(weight: Any, k: int) -> Fraction:
     if exact <= 0 or isinstance(weight, (bool, str)):
         raise ConfigError(f"weights[{k}]={weight!r}: a weight is a number above 0; leave out a part that has none")
     return exact
+
+
+def n_mixed(mixture: Mixture, lengths: Sequence[int], stop: str) -> int:
+    """How long a pass over a mixture is.
+
+    >>> n_mixed(Mixture([1, 1]), [2, 9], "first"), n_mixed(Mixture([1, 1]), [2, 9], "all")
+    (4, 18)
+    """
+    if stop == "first":
+        return min(mixture.position(part, n_rows) for part, n_rows in enumerate(lengths))
+    if 0 in lengths:
+        raise ConfigError(f"datasets[{list(lengths).index(0)}] has no rows to repeat; leave it out of the mixture")
+    return max(mixture.position(part, n_rows - 1) + 1 for part, n_rows in enumerate(lengths))
+
+
+class MixedRows:
+    """Where the rows of one pass over a mixture are: which part, and which row of it."""
+
+    def __init__(self, mixture: Mixture, lengths: list[int], stop: str, seed: int, epoch: int) -> None:
+        self._mixture, self._lengths = mixture, lengths
+        self._n_rows = n_mixed(mixture, lengths, stop)
+        self._path = seed, "mix", epoch
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def places(self, numbers: Sequence[int]) -> list[Place]:
+        """The part and the row at each place."""
+        mixed = [self._mixture.place(number) for number in numbers]
+        rows = grouped(mixed, self._drawn)
+        return [(part, row) for (part, _), row in zip(mixed, rows, strict=True)]
+
+    def positions(self, places: Sequence[Place]) -> list[int]:
+        """The first place at which each row of a part comes; an IndexError where this pass leaves it out."""
+
+        def read(part: int, rows: list[int]) -> list[int]:
+            order = KeyedPermutation(self._lengths[part], seeds.key(*self._path, part, 0))
+            return [self._mixture.position(part, nth) for nth in order.positions(rows).tolist()]
+
+        found = grouped(places, read)
+        for (part, row), number in zip(places, found, strict=True):
+            if number >= self._n_rows:
+                raise IndexError(
+                    f"row {row} of datasets[{part}] does not come in epoch {self._path[-1]} of this mixture, which "
+                    'ends when the first part is used up; set_epoch(...) takes other rows, stop="all" takes every row'
+                )
+        return found
+
+    def _drawn(self, part: int, nths: list[int]) -> list[int]:
+        """Which rows of a part come as its nth ones; each time it begins again the order is another."""
+        n_rows = self._lengths[part]
+
+        def read(turn: int, within: list[int]) -> list[int]:
+            rows: list[int] = KeyedPermutation(n_rows, seeds.key(*self._path, part, turn))[within].tolist()
+            return rows
+
+        return grouped([divmod(nth, n_rows) for nth in nths], read)
+
+
+def grouped(places: Sequence[Place], read: Callable[[int, list[int]], list[Value]]) -> list[Value]:
+    """What ``read(part, rows)`` gives for the rows of each part, put back into the order of ``places``.
+
+    >>> grouped([(1, 7), (0, 2), (1, 5)], lambda part, rows: [f"{part}:{row}" for row in rows])
+    ['1:7', '0:2', '1:5']
+    """
+    asked: dict[int, list[int]] = {}
+    for where, (part, _) in enumerate(places):
+        asked.setdefault(part, []).append(where)
+    found: dict[int, Value] = {}
+    for part, wheres in asked.items():
+        found.update(zip(wheres, read(part, [places[where][1] for where in wheres]), strict=True))
+    return [found[where] for where in range(len(places))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,13 @@ from poolish import seeds
 from poolish.errors import ConfigError
 from poolish.files import checksum_hex
 from poolish.fixed import fixed_parameters
-from poolish.load.dataset import check_index, samples
-from poolish.load.frozen import FrozenRows, Int64, snapshot_rows
-from poolish.load.views.view import Numbering, ReindexedRows, RenumberingView, check_epoch
+from poolish.load.frozen import Int64
+from poolish.load.views.view import ReindexedView, check_epoch
 from poolish.seeds import KeyedPermutation
 
 
 @fixed_parameters("make a new SubsettedDataset", stored=False)
-class SubsettedDataset(RenumberingView):
+class SubsettedDataset(ReindexedView):
     """The rows of ``dataset`` with these numbers, in this order; a boolean mask chooses as well.
 
     Numbers are checked at once: a split that does not fit its dataset is found before training. They are where rows
@@ -36,15 +34,9 @@ class SubsettedDataset(RenumberingView):
         super().__init__(dataset)
         self._indices = row_numbers(indices, len(dataset))
 
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[int(self._indices[check_index(index, len(self._indices))])]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """In one call below."""
-        return samples(self._dataset, self._indices[self._numbers(indices)] if len(indices) else [])
+    def _order(self, n_below: int | None = None) -> Int64:
+        """Those chosen, whatever the dataset is now."""
+        return self._indices
 
     @property
     def choice(self) -> str:
@@ -54,13 +46,7 @@ class SubsettedDataset(RenumberingView):
     @property
     def version(self) -> str:
         """That of the dataset, and the choice."""
-        return f"{super().version}|subset {checksum_hex(self._indices.data)}"
-
-    def snapshot_rows(self) -> FrozenRows:
-        """The chosen rows, with the dataset as it is now."""
-        rows, indices = snapshot_rows(self._dataset), self._indices
-        numbering = Numbering(rows)
-        return ReindexedRows(rows, len(indices), lambda numbers: numbering.ids(indices[numbers]))
+        return f"{super().version}|{self.choice}"
 
 
 def row_numbers(indices: ArrayLike, n_rows: int) -> Int64:
@@ -91,7 +77,7 @@ def row_numbers(indices: ArrayLike, n_rows: int) -> Int64:
 
 
 @fixed_parameters("make a new ShuffledDataset", stored=False)
-class ShuffledDataset(RenumberingView):
+class ShuffledDataset(ReindexedView):
     """The rows of ``dataset`` in an order that the seed, the epoch and the length decide; each row comes once.
 
     When the dataset grows the order is another one. (A loader's own ``shuffle=True`` survives growth; this is for
@@ -110,14 +96,9 @@ class ShuffledDataset(RenumberingView):
         self._seed = seeds.check_seed(seed)
         self._turn_to(0)
 
-    def __getitem__(self, index: int) -> Any:
-        order = self._order(len(self._dataset))
-        return self._dataset[order[check_index(index, len(order))]]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """In one call below."""
-        order = self._order(len(self._dataset))
-        return samples(self._dataset, order[[check_index(index, len(order)) for index in indices]])
+    def _order(self, n_below: int | None = None) -> KeyedPermutation:
+        """This epoch's."""
+        return KeyedPermutation(len(self._dataset) if n_below is None else n_below, self._key)
 
     @property
     def choice(self) -> str:
@@ -136,13 +117,3 @@ class ShuffledDataset(RenumberingView):
     def version(self) -> str:
         """Another order is another dataset."""
         return f"{super().version}|shuffled {self._key} {len(self)}"
-
-    def snapshot_rows(self) -> FrozenRows:
-        """This epoch's order of the rows that are there now."""
-        rows = snapshot_rows(self._dataset)
-        numbering = Numbering(rows)
-        order = self._order(numbering.n_numbers)
-        return ReindexedRows(rows, numbering.n_numbers, lambda numbers: numbering.ids(order[numbers]))
-
-    def _order(self, n_rows: int) -> KeyedPermutation:
-        return KeyedPermutation(n_rows, self._key)

@@ -9,7 +9,7 @@ Each attempt goes through the breaker, so a storm of retries opens it; what is l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,13 @@ from poolish.errors import ConfigError
 from poolish.fingerprints import unfingerprintable
 from poolish.fixed import fixed_parameters
 from poolish.guards import CircuitBreaker, Faults, Retry
-from poolish.load.dataset import identity_of, samples
-from poolish.load.frozen import FrozenRows, Int64, snapshot_rows
-from poolish.load.views.view import DelegatingRows, View
+from poolish.load.dataset import identity_of
+from poolish.load.frozen import FrozenRows, Int64
+from poolish.load.views.view import ReadRows, SampleView
 
 
 @fixed_parameters("make a new ResilientDataset", stored=False)
-class ResilientDataset(View):
+class ResilientDataset(SampleView):
     """``dataset`` with its reads retried, guarded by a breaker, and replaced by policy where that is not enough.
 
     A dataset has a row for every number, so ``Faults(on_sample="skip")`` is for a ``Loader``; here a row is replaced by
@@ -59,19 +59,18 @@ class ResilientDataset(View):
             faults.expect(getattr(dataset, "schema", None))
         self._retry, self._breaker, self._faults = retry, breaker, faults
 
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
+    def _numbers_below(self, indices: Sequence[int]) -> list[int]:
+        """Checked here, because an error of the dataset is answered by policy."""
+        return self._numbers(indices)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """In one call below, or one by one where that fails."""
-        numbers = np.asarray(self._numbers(indices), np.int64)
-        n_rows = len(self)
-        return self.read(numbers, lambda some: samples(self._dataset, some), lambda number: 0 <= number < n_rows)
+    def _over(self, rows: FrozenRows) -> FrozenRows:
+        """The rows, read with the same care."""
+        return ReadRows(rows, self.read)
 
-    def read(self, ids: Int64, get_many: Callable[[Int64], list[Any]], is_row: Callable[[int], bool]) -> list[Any]:
-        """Samples by id or number, as well as they can be had."""
-
-        guarded = get_many if self._breaker is None else self._through_breaker(get_many)
+    def read(self, ids: Int64, rows: FrozenRows) -> list[Any]:
+        """Samples as well as they can be had."""
+        breaker = self._breaker
+        guarded = rows.fetch if breaker is None else lambda some: breaker.call(rows.fetch, some)
 
         def attempt(some: Int64) -> list[Any]:
             if self._retry is None:
@@ -89,14 +88,9 @@ class ResilientDataset(View):
         if self._faults is None or not len(ids):
             return attempt(ids)
         found, _ = self._faults.read(
-            ids, attempt, lambda id_: attempt(np.array([id_], np.int64))[0], is_neighbour=is_row
+            ids, attempt, lambda id_: attempt(_one(id_))[0], is_neighbour=lambda id_: _is_row(rows, id_)
         )
         return list(found)
-
-    def _through_breaker(self, get_many: Callable[[Int64], list[Any]]) -> Callable[[Int64], list[Any]]:
-        breaker = self._breaker
-        assert breaker is not None
-        return lambda some: breaker.call(get_many, some)
 
     def _identity(self) -> Any:
         """That of the dataset: with ``faults``, some samples are substitutes, which a cache on disk must not keep."""
@@ -105,28 +99,13 @@ class ResilientDataset(View):
             raise unfingerprintable("ResilientDataset", uses, "cache below it: ResilientDataset(CachedDataset(...))")
         return identity_of(self._dataset)
 
-    def snapshot_rows(self) -> FrozenRows:
-        """The rows as they are now, read with the same care."""
-        return ResilientRows(self, snapshot_rows(self._dataset))
+
+def _one(id_: int) -> Int64:
+    return np.array([id_], np.int64)
 
 
-class ResilientRows(DelegatingRows):
-    """Frozen rows that are read with care."""
-
-    def __init__(self, dataset: ResilientDataset, rows: FrozenRows) -> None:
-        super().__init__(rows)
-        self._dataset = dataset
-
-    def fetch(self, ids: Int64) -> list[Any]:
-        """As well as they can be had."""
-        return self._dataset.read(ids, self.rows.fetch, self._is_row)
-
-    def _is_row(self, id_: int) -> bool:
-        if not any(first <= id_ < end for first, end in self.spans()):
-            return False
-        alive = self.alive(np.array([id_], np.int64))
-        return alive is None or bool(alive[0])
-
-    def table(self, ids: Int64) -> None:
-        """Only samples: a row that is replaced is replaced by itself."""
-        return
+def _is_row(rows: FrozenRows, id_: int) -> bool:
+    if not any(first <= id_ < end for first, end in rows.spans()):
+        return False
+    alive = rows.alive(_one(id_))
+    return alive is None or bool(alive[0])

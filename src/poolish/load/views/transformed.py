@@ -8,22 +8,22 @@ next epoch it is another. A function that names ``progress`` gets how far traini
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from poolish import seeds
 from poolish.errors import ConfigError
 from poolish.fingerprints import check_attributes, declared_version, function_fingerprint
 from poolish.fixed import fixed_parameters
-from poolish.load.dataset import ADVICE, check_version, identity_of, samples
-from poolish.load.frozen import FrozenRows, Int64, snapshot_rows
-from poolish.load.views.view import DelegatingRows, View, check_epoch, read_with_ids
+from poolish.load.dataset import ADVICE, check_version, identity_of
+from poolish.load.frozen import FrozenRows, Int64
+from poolish.load.views.view import ReadRows, SampleView, check_epoch
 
 _ASKED = ("rng", "progress")
 
 
 @fixed_parameters("make a new TransformedDataset", stored=False)
-class TransformedDataset(View):
+class TransformedDataset(SampleView):
     """``fn(sample)`` for every sample of ``dataset``, computed when it is read.
 
     If ``fn`` has an argument ``rng``, it gets a ``np.random.Generator`` of its own for each seed, epoch and row id. If
@@ -62,17 +62,18 @@ class TransformedDataset(View):
 
     def __getitem__(self, index: int) -> Any:
         if self._call.wants_rng:
-            return self.__getitems__([index])[0]
-        number = self._numbers_below([index])[0]
+            return super().__getitem__(index)
+        number = self._numbers_below([index])[0]  # half the time of asking for a list of one
         return self._call(number, self._dataset[number])
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Read together, then transformed one by one."""
-        numbers, call = self._numbers_below(indices), self._call
-        if call.wants_rng:
-            ids, found = read_with_ids(self._dataset, numbers)
-            return [call(id_, sample) for id_, sample in zip(ids.tolist(), found, strict=True)]
-        return [call(number, sample) for number, sample in zip(numbers, samples(self._dataset, numbers), strict=True)]
+    @property
+    def _needs_ids(self) -> bool:
+        """Random numbers are the row's, whatever its number is now."""
+        return self._call.wants_rng and not self.ids_are_numbers
+
+    def _over(self, rows: FrozenRows) -> FrozenRows:
+        """Transformed as in this epoch."""
+        return ReadRows(rows, self._call.read)
 
     def set_epoch(self, epoch: int) -> None:
         """From now on samples are those of ``epoch``, here and below."""
@@ -95,10 +96,6 @@ class TransformedDataset(View):
     def _identity(self) -> Any:
         """What it looks at, and the function."""
         return "transformed", identity_of(self._dataset), function_identity(self._fn, self._version)
-
-    def snapshot_rows(self) -> FrozenRows:
-        """The rows below, transformed as in this epoch."""
-        return TransformedRows(snapshot_rows(self._dataset), self._call)
 
     @property
     def progress(self) -> float:
@@ -123,21 +120,9 @@ class Call:
             error.add_note(f"while transforming row {row} with {name_of(self._fn)}")
             raise
 
-
-class TransformedRows(DelegatingRows):
-    """Frozen rows, transformed."""
-
-    def __init__(self, rows: FrozenRows, call: Call) -> None:
-        super().__init__(rows)
-        self._call = call
-
-    def fetch(self, ids: Int64) -> list[Any]:
-        """Each row with its id, so that the randomness is the row's."""
-        return [self._call(id_, sample) for id_, sample in zip(ids.tolist(), self.rows.fetch(ids), strict=True)]
-
-    def table(self, ids: Int64) -> None:
-        """The function takes samples."""
-        return
+    def read(self, ids: Int64, rows: FrozenRows) -> list[Any]:
+        """Read together, then transformed one by one."""
+        return [self(id_, sample) for id_, sample in zip(ids.tolist(), rows.fetch(ids), strict=True)]
 
 
 def n_epochs(epochs: int | None) -> int | None:

@@ -1,16 +1,23 @@
 """A view is a dataset that looks at another one. It holds no samples, so it costs nothing and is never out of date.
 
-A loader asks every view for its rows by id, down to the rows below, and there are two kinds of answers::
+A dataset is read in two ways: by number (``dataset[i]``), and by id, from the rows that ``snapshot_rows`` gives to a
+loader. A view states its idea once, in one of two forms, and both ways follow from it::
 
-    DelegatingRows   the ids of what is below: one row here is one row there (transformed, cached, some filtered)
-    ReindexedRows    ids of its own, from 0: the order or the choice is the view's (subset, shuffled, mixture)
+    SampleView      ``_over(rows)``: the same rows with other samples (transformed, resilient, fewer columns)
+    ReindexedView   ``_order(n_below)``: other rows, or another order of them (subset, shuffled, shard of rows)
+
+Rows that a loader reads are of two kinds as well:
+
+    DelegatingRows   the ids of what is below: one row here is one row there
+    ReindexedRows    ids of its own, from 0, because the order or the choice is the view's
 """
 
 from __future__ import annotations
 
 import operator
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,6 +25,7 @@ from poolish.errors import ConfigError
 from poolish.fingerprints import qualified_name
 from poolish.load.dataset import Dataset, check_index, check_map_style, identity_of, samples, version_of
 from poolish.load.frozen import (
+    FIXED,
     FrozenRows,
     Int64,
     Mask,
@@ -38,6 +46,8 @@ from poolish.tokens.window_dataset import WindowDataset
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+# Views --------------------------------------------------------------------------------------------------------------
 
 
 class View(Dataset):
@@ -99,8 +109,88 @@ class View(Dataset):
         return [check_index(index, n_rows) for index in indices]
 
 
-class RenumberingView(View):
-    """A view that chooses or orders rows: its numbers are its own, and are its ids."""
+class SampleView(View):
+    """The rows of ``dataset``, each with another sample. Subclasses write ``_over``; both ways to read follow from it.
+
+    >>> class Doubled(SampleView):
+    ...     def _over(self, rows):
+    ...         return ReadRows(rows, lambda ids, rows: [2 * sample for sample in rows.fetch(ids)])
+    >>> doubled = Doubled([1, 2, 3])
+    >>> doubled[-1], doubled.snapshot_rows().fetch(np.array([0, 1]))
+    (6, [2, 4])
+    """
+
+    @abstractmethod
+    def _over(self, rows: FrozenRows) -> FrozenRows:
+        """``rows`` seen through this view. What decides the samples is taken now, so rows taken earlier keep it."""
+
+    @property
+    def _needs_ids(self) -> bool:
+        """Whether a sample depends on the id of its row; else a row that is read by number is known by that."""
+        return False
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """In one call below."""
+        numbers = self._numbers_below(indices)
+        if self._needs_ids:
+            ids, rows = rows_with_ids(self._dataset, lambda: ids_of(self._dataset, numbers))
+        else:
+            ids, rows = np.asarray(numbers, np.int64), LiveRows(self._dataset)
+        return self._over(rows).fetch(ids)
+
+    def snapshot_rows(self) -> FrozenRows:
+        """The rows below as they are now, seen through this view."""
+        return self._over(snapshot_rows(self._dataset))
+
+
+class RowOrder(Protocol):
+    """Which rows below a view has, and in which order."""
+
+    def __len__(self) -> int:
+        """How many rows the view has."""
+
+    def __getitem__(self, numbers: Any, /) -> Any:
+        """The numbers below of one row or of an array of rows."""
+
+
+class ReindexedView(View):
+    """A view that chooses or orders rows, so that its numbers are its own and are its ids. Subclasses write ``_order``.
+
+    >>> class Reversed(ReindexedView):
+    ...     def _order(self, n_below=None):
+    ...         return np.arange(len(self.dataset) if n_below is None else n_below)[::-1]
+    >>> backwards = Reversed(["rye", "wheat", "spelt"])
+    >>> backwards[0], backwards.snapshot_rows().fetch(np.array([2, 1]))
+    ('spelt', ['rye', 'wheat'])
+    """
+
+    @abstractmethod
+    def _order(self, n_below: int | None = None) -> RowOrder:
+        """The rows here, of ``n_below`` rows below; None for as many as there are now."""
+
+    def __len__(self) -> int:
+        return len(self._order())
+
+    def __getitem__(self, index: int) -> Any:
+        order = self._order()
+        return self._dataset[int(order[check_index(index, len(order))])]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """In one call below."""
+        order = self._order()
+        n_rows = len(order)
+        numbers = np.array([check_index(index, n_rows) for index in indices], np.int64)
+        return samples(self._dataset, order[numbers].tolist())
+
+    def snapshot_rows(self) -> FrozenRows:
+        """The rows of this order, with the dataset as it is now."""
+        rows = snapshot_rows(self._dataset)
+        numbering = Numbering(rows)
+        order = self._order(numbering.n_numbers)
+        return ReindexedRows(rows, len(order), lambda numbers: numbering.ids(order[numbers]))
 
     @property
     def ids_are_numbers(self) -> bool:
@@ -112,11 +202,41 @@ class RenumberingView(View):
         return numbers
 
 
+class CombinedView(Dataset):
+    """A dataset that looks at several, its *parts*."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts = parts
+
+    @property
+    def datasets(self) -> list[Any]:
+        """The parts."""
+        return list(self._parts)
+
+    @property
+    def version(self) -> str:
+        """Those of all parts."""
+        return str([version_of(part) for part in self._parts])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Passed on to the parts."""
+        for part in self._parts:
+            pass_epoch(part, epoch)
+
+
 def check_source(dataset: Any, what: str = "dataset") -> Any:
     """``dataset``, if a view can look at it."""
     if isinstance(dataset, StreamStore):
         raise ConfigError(f"{what}: a stream has tokens, not samples; pass its windows, store.as_dataset(width)")
     return check_map_style(dataset, what)
+
+
+def check_sources(datasets: Any, what: str) -> list[Any]:
+    """The parts of a view of several datasets, at least one."""
+    parts = [check_source(part, f"{what}[{k}]") for k, part in enumerate(datasets)]
+    if not parts:
+        raise ConfigError(f"{what}: give at least one")
+    return parts
 
 
 def pass_epoch(dataset: Any, epoch: int) -> None:
@@ -144,18 +264,19 @@ def has_numbers_for_ids(dataset: Any) -> bool:
     return bool(getattr(dataset, "ids_are_numbers", True))
 
 
-def read_with_ids(dataset: Any, numbers: list[int]) -> tuple[Int64, list[Any]]:
-    """Samples by number and the ids of just these rows, also while rows come and go."""
-    if has_numbers_for_ids(dataset):
-        return np.asarray(numbers, np.int64), samples(dataset, numbers)
+# Rows ---------------------------------------------------------------------------------------------------------------
+
+
+def rows_with_ids(dataset: Any, ids_now: Callable[[], Int64]) -> tuple[Int64, FrozenRows]:
+    """Ids, and rows that have them, also while rows come and go."""
     for _ in range(100):
-        ids = ids_of(dataset, numbers)
+        ids = ids_now()
         rows = snapshot_rows(dataset)
         alive = rows.alive(ids)
         if alive is None or alive.all():
-            return ids, rows.fetch(ids)
+            return ids, rows
         # Rows left between our two questions, so other rows have these numbers now.
-    raise IndexError(f"rows {numbers}: they leave the dataset faster than they can be read; read a snapshot of it")
+    raise IndexError("rows leave the dataset faster than they can be read; read a snapshot of it")
 
 
 def snapshot_with_version(dataset: Any) -> tuple[FrozenRows, str]:
@@ -165,6 +286,34 @@ def snapshot_with_version(dataset: Any) -> tuple[FrozenRows, str]:
         if version_of(dataset) == version:
             return rows, version
         # It changed between our two questions; it is unknown which of the two versions was taken.
+
+
+class LiveRows:
+    """The rows of ``dataset`` by number, as they are when they are read."""
+
+    uuid, changes = "", FIXED
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def spans(self) -> list[Span]:
+        """One, from 0."""
+        return [(0, len(self))]
+
+    def alive(self, ids: Int64) -> None:
+        """All."""
+        return
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """In one call where the dataset knows how."""
+        return samples(self._dataset, ids)
+
+    def table(self, ids: Int64) -> None:
+        """Only samples."""
+        return
 
 
 class DelegatingRows:
@@ -217,32 +366,42 @@ class DelegatingRows:
         return self.rows.table(ids)
 
 
-class ReindexedRows:
+class ReadRows(DelegatingRows):
+    """Frozen rows whose samples ``read(ids, rows)`` returns; as columns they cannot be had."""
+
+    def __init__(self, rows: FrozenRows, read: Callable[[Int64, FrozenRows], list[Any]]) -> None:
+        super().__init__(rows)
+        self._read = read
+
+    def fetch(self, ids: Int64) -> list[Any]:
+        """What ``read`` makes of the rows below."""
+        return self._read(ids, self.rows)
+
+    def table(self, ids: Int64) -> pa.Table | None:
+        """Only samples."""
+        return None
+
+
+class ReindexedRows(DelegatingRows):
     """Frozen rows under numbers of their own, ``0`` to ``n_rows - 1``; ``to_ids`` says which row each of them is.
 
     The numbers mean other rows when those below change, so a loader can neither follow them nor go on with others.
     """
 
-    def __init__(self, rows: FrozenRows, n_rows: int, to_ids: Callable[[Int64], Int64]) -> None:
-        self._rows, self._n_rows, self._to_ids = rows, n_rows, to_ids
-        self.uuid = f"{rows.uuid}|renumbered" if rows.uuid else ""
+    keeps_numbers = False
 
-    @property
-    def changes(self) -> str:
-        """As below."""
-        return self._rows.changes
+    def __init__(self, rows: FrozenRows, n_rows: int, to_ids: Callable[[Int64], Int64]) -> None:
+        super().__init__(rows)
+        self._n_rows, self._to_ids = n_rows, to_ids
+        self.uuid = f"{rows.uuid}|renumbered" if rows.uuid else ""
 
     def fixed_by(self) -> list[int] | None:
         """What must stay as it is for the numbers to mean the same rows."""
-        return [len(self._rows), *(edge for span in self._rows.spans() for edge in span)]
+        return [len(self.rows), *(edge for span in self.rows.spans() for edge in span)]
 
     def branch_below(self, ends: Sequence[int]) -> Any:
         """That of all rows below: any of them may have any number."""
-        return branch_below(self._rows, [end for _, end in self._rows.spans()])
-
-    def has_branch(self, branch: Any) -> bool:
-        """As below."""
-        return has_branch(self._rows, branch)
+        return branch_below(self.rows, [end for _, end in self.rows.spans()])
 
     def __len__(self) -> int:
         return self._n_rows
@@ -254,7 +413,7 @@ class ReindexedRows:
     def alive(self, ids: Int64) -> Mask | None:
         """All that there were; less those that have left a bounded stream."""
         inside = ids < self._n_rows
-        below = self._rows.alive(self._to_ids(ids[inside]))
+        below = self.rows.alive(self._to_ids(ids[inside]))
         if below is None:
             return None if inside.all() else inside
         inside[inside] = below
@@ -262,11 +421,11 @@ class ReindexedRows:
 
     def fetch(self, ids: Int64) -> list[Any]:
         """From below."""
-        return self._rows.fetch(self._to_ids(ids))
+        return self.rows.fetch(self._to_ids(ids))
 
     def table(self, ids: Int64) -> pa.Table | None:
         """From below."""
-        return self._rows.table(self._to_ids(ids))
+        return self.rows.table(self._to_ids(ids))
 
 
 class Numbering:
