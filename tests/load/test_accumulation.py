@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poolish.errors import ConfigError, ResumeError
-from poolish.load.accumulation import GradientAccumulator
-from poolish.load.adaptive import AdaptiveBatches
+from poolish.load.micro_batches import AdaptiveBatches, GradientAccumulator
 
 functional = torch.nn.functional
 
@@ -361,7 +360,7 @@ def test_nothing_pending_is_nothing_to_flush():
 PROGRAM = """
 import sys, torch, torch.distributed as ranks
 from contextlib import nullcontext
-from poolish.load.accumulation import GradientAccumulator
+from poolish.load.micro_batches import GradientAccumulator
 from tests.load.test_accumulation import add, after_large_batches, assert_same, model_and_optimizer, tokens, weights
 
 rank = int(sys.argv[1])

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.errors import ConfigError, ResumeError, SchemaError
-from poolish.load import adaptive as module
-from poolish.load.adaptive import AdaptiveBatches, is_out_of_memory
+from poolish.load import memory_cache
+from poolish.load.micro_batches import AdaptiveBatches, is_out_of_memory
 
 
 def fits(n_rows: int, seen: list[list[int]] | None = None):
@@ -263,7 +263,7 @@ def test_a_real_device_is_filled_and_halved():
 
 def test_free_memory_of_this_machine_is_used_by_default(monkeypatch):
     """Of the CPU where no device is named."""
-    monkeypatch.setattr(module.materialised, "free_bytes", lambda: 1_000)
+    monkeypatch.setattr(memory_cache, "free_bytes", lambda: 1_000)
 
     for device in (None, "cpu"):
         assert len(next(AdaptiveBatches(device, 1.0, measure=lambda batch: 100).split(list(range(99))))) == 10
@@ -295,7 +295,7 @@ def test_torch_is_not_loaded_for_it():
     """Also when it halves."""
     program = """
 import sys
-from poolish.load.adaptive import AdaptiveBatches
+from poolish.load.micro_batches import AdaptiveBatches
 def work(rows):
     if len(rows) > 1:
         raise MemoryError

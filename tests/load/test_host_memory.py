@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from poolish.load.materialised import free_bytes
+from poolish.load.memory_cache import free_bytes
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:   100 kB\nMemAvailable:    8000 kB\n"
 

@@ -12,7 +12,7 @@ from tests.load.sources import Rows, row
 
 def test_rows_that_fit_are_read_once(monkeypatch, caplog):
     """All of them, now; bytes, text or a fraction of what is free say what fits."""
-    monkeypatch.setattr("poolish.load.materialised.free_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("poolish.load.memory_cache.free_bytes", lambda: 1_000_000)
     for if_fits in (100_000, "100kb", 0.1):
         rows = Rows(50)
         with caplog.at_level("INFO", "poolish.load"):
@@ -26,7 +26,7 @@ def test_rows_that_fit_are_read_once(monkeypatch, caplog):
 
 def test_rows_that_do_not_fit_stay_lazy(monkeypatch, caplog):
     """The dataset itself is returned after a look at a few rows, and the log says why."""
-    monkeypatch.setattr("poolish.load.materialised.free_bytes", lambda: 10_000)
+    monkeypatch.setattr("poolish.load.memory_cache.free_bytes", lambda: 10_000)
     rows = Rows(5_000)
     fit = rows.fits(0.5)
 

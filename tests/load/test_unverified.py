@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from poolish.load import CachedDataset, CompositeDataset, SubsettedDataset, TransformedDataset
-from poolish.load import unverified as module
+from poolish.load import disk_cache as module
 
 
 def plain(sample):

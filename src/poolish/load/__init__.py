@@ -4,18 +4,17 @@
 alone.
 """
 
-from poolish.load.accumulation import GradientAccumulator
-from poolish.load.adaptive import AdaptiveBatches
 from poolish.load.audio import AudioDataset
 from poolish.load.base import BaseDataset
 from poolish.load.batch import Batch
 from poolish.load.batching import RandomBatches, SequentialBatches, StratifiedBatches
-from poolish.load.cached import CachedDataset, CacheStats
+from poolish.load.cache_stats import CacheAdvice, CacheStats
+from poolish.load.cached import CachedDataset
+from poolish.load.cached import materialised as _materialised
 from poolish.load.dataset import Dataset, Operations, check_index, provide
-from poolish.load.hit_curve import CacheAdvice
 from poolish.load.loader import Loader
-from poolish.load.materialised import fit as _fit
-from poolish.load.materialised import materialised as _materialised
+from poolish.load.memory_cache import fit as _fit
+from poolish.load.micro_batches import AdaptiveBatches, GradientAccumulator
 from poolish.load.resume_check import verify_resume
 from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard
 from poolish.load.text import TextDataset

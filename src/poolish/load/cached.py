@@ -11,15 +11,16 @@ Rows of lists and arrays are written once these are known not to have changed si
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import sys
-import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from time import perf_counter, time
 from typing import Any
 
@@ -31,19 +32,20 @@ from poolish.files import local_path, parse_bytes
 from poolish.fingerprints import qualified_name
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
+from poolish.load.cache_stats import AccessTrace, CacheAdvice, CacheStats
 from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of
-from poolish.load.disk_cache import DiskCache
+from poolish.load.disk_cache import DiskCache, Entry, Key, Unverified
 from poolish.load.frozen import FrozenRows, Int64
-from poolish.load.hit_curve import AccessTrace, CacheAdvice
-from poolish.load.memory_cache import MemoryCache, check_policy
+from poolish.load.memory_cache import MemoryCache, check_policy, fit
 from poolish.load.read_ahead import Runs
 from poolish.load.structures import CloneStrategy, clone, freeze
-from poolish.load.unverified import Unverified
 from poolish.load.views.composite import CompositeDataset
 from poolish.load.views.joined import JoinedDataset
 from poolish.load.views.transformed import TransformedDataset
 from poolish.load.views.view import ReadRows, View, has_numbers_for_ids, rows_with_ids, snapshot_with_version
 from poolish.printable import printable
+
+logger = logging.getLogger("poolish.load")
 
 Read = Callable[[list[int]], list[Any]]
 
@@ -53,49 +55,6 @@ _TIMED_HITS = 63
 _NOTED = 4096
 #: Rows read at a time by ``eager``.
 EAGER_ROWS = 256
-
-
-@dataclass(frozen=True)
-class CacheStats:
-    """What a cache has done in this process."""
-
-    hits: int
-    misses: int
-    evictions: int
-    #: Entries on disk that were not what had been written; each was removed and counts as a miss.
-    damaged: int
-    #: Samples that were read but too large to be kept.
-    refused: int
-    #: Rows that were read before they were asked for, because rows of their file were asked for in order.
-    read_ahead: int
-    items: int
-    bytes: int
-    hit_seconds: float
-    miss_seconds: float
-
-    @property
-    def hit_rate(self) -> float:
-        """Hits among all accesses; 0 before the first."""
-        return self.hits / max(1, self.hits + self.misses)
-
-    @property
-    def average_seconds(self) -> float:
-        """What an access takes: hit rate x time of a hit + (1 - hit rate) x time of a miss."""
-        return self.hit_rate * self.hit_seconds + (1 - self.hit_rate) * self.miss_seconds
-
-    def __str__(self) -> str:
-        return (
-            f"{self.hit_rate:.1%} of {self.hits + self.misses:,} accesses hit ({self.hit_seconds * 1e6:.1f} us, a miss "
-            f"{self.miss_seconds * 1e6:.1f} us), {self.items:,} items, {self.bytes:,} bytes, {self.evictions:,} evicted"
-        )
-
-
-class _Loading:
-    """A row that one thread is reading; others wait for it."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.kept: tuple[Any, CloneStrategy] | None = None
 
 
 @fixed_parameters("make a new CachedDataset", stored=False)
@@ -157,14 +116,14 @@ class CachedDataset(Locked, View):
         self._quick = self._memory if self._by_number else None
         # Asking for the version costs as much as the rest of a hit: those who have only the inherited one never change.
         self._is_constant = _never_changes(dataset)
-        self._hits = self._misses = self._refused = self._n_ahead = 0
+        # Hits apart, because the short way to one counts it without a lock.
+        self._hits, self._counts = 0, Counter[str]()
         # LFU would drive out a row that was not used yet, before all others.
         self._runs = (
             Runs() if self._by_number and policy != "lfu" and hasattr(_untransformed(dataset), "following") else None
         )
         self._bounds = bounds
-        self._n_timed, self._hit_s, self._miss_s = 0, 0.0, 0.0
-        self._loading: dict[tuple[str, int], _Loading] = {}
+        self._loading: dict[Key, Future[Entry | None]] = {}
         # Bounded, because nothing looks at it while every access hits and none is timed.
         self._noted: deque[int] = deque(maxlen=4 * _NOTED)
         self._trace = AccessTrace()
@@ -236,7 +195,7 @@ class CachedDataset(Locked, View):
         self._noted.extend(ids)
         if len(self._noted) >= _NOTED:
             self._look_at_noted()
-        found: dict[int, tuple[Any, CloneStrategy]] = {}
+        found: dict[int, Entry] = {}
         for id_ in ids:
             held = self._held(version, id_)
             if held is not None:
@@ -258,36 +217,28 @@ class CachedDataset(Locked, View):
         missing: list[int],
         read: Read,
         is_current: Callable[[], bool],
-        found: dict[int, Any],
+        found: dict[int, Entry],
         following: Sequence[int] = (),
     ) -> list[int]:
         """Read what no other thread is reading, then wait for the others; what they failed to read is still missing."""
-        ours: dict[int, _Loading] = {}
-        theirs: dict[int, _Loading] = {}
-        ahead: dict[int, _Loading] = {}
         with self._lock:
-            for id_ in missing:
-                other = self._loading.get((version, id_))
-                if other is not None:
-                    theirs[id_] = other
-                else:
-                    ours[id_] = self._loading[version, id_] = _Loading()
-            for id_ in following if ours else ():
-                if (version, id_) not in self._loading:
-                    ahead[id_] = self._loading[version, id_] = _Loading()
+            theirs = {id_: other for id_ in missing if (other := self._loading.get((version, id_))) is not None}
+            ours = [id_ for id_ in missing if id_ not in theirs]
+            ahead = [id_ for id_ in following if (version, id_) not in self._loading] if ours else []
+            claims: dict[int, Future[Entry | None]] = {id_: Future() for id_ in (*ours, *ahead)}
+            self._loading.update({(version, id_): claim for id_, claim in claims.items()})
+        loaded: dict[int, Entry] = {}
         try:
             if ours:
-                self._load_ours(version, ours, ahead, read, is_current, found)
+                loaded = self._load_ours(version, ours, ahead, read, is_current)
         finally:
             with self._lock:
-                for id_, loading in {**ours, **ahead}.items():
+                for id_, claim in claims.items():
                     self._loading.pop((version, id_), None)
-                    loading.done.set()
+                    claim.set_result(loaded.get(id_))
+        found.update(loaded)
         # Only now: a waiting thread holds nothing that others wait for.
-        for id_, loading in theirs.items():
-            loading.done.wait()
-            if loading.kept is not None:
-                found[id_] = loading.kept
+        found.update({id_: entry for id_, claim in theirs.items() if (entry := claim.result()) is not None})
         self._count(hits=sum(id_ in found for id_ in theirs))
         return [id_ for id_ in theirs if id_ not in found]
 
@@ -313,31 +264,22 @@ class CachedDataset(Locked, View):
         return min(bounds) // 4 if bounds else 0
 
     def _load_ours(
-        self,
-        version: str,
-        ours: dict[int, _Loading],
-        ahead: dict[int, _Loading],
-        read: Read,
-        is_current: Callable[[], bool],
-        found: dict[int, Any],
-    ) -> None:
+        self, version: str, ours: list[int], ahead: list[int], read: Read, is_current: Callable[[], bool]
+    ) -> dict[int, Entry]:
         begin = perf_counter()
         # Another thread may have kept some of them between our look and our claim.
         held = {id_: entry for id_ in ours if (entry := self._held(version, id_)) is not None}
         wanted = [id_ for id_ in ours if id_ not in held]
         more = [id_ for id_ in ahead if not self._tier.has(version, id_)]
         loaded = self._read_with(wanted, more, read) if wanted else {}
-        found.update(held)
-        found.update(loaded)
         n_refused = 0
         if wanted and is_current() and self._is_identified():
             n_refused = self._store({(version, id_): entry for id_, entry in loaded.items()})
-        for id_, loading in {**ours, **ahead}.items():
-            loading.kept = found.get(id_)
-        self._count(hits=len(held), misses=len(wanted), miss_s=perf_counter() - begin, refused=n_refused)
-        self._count(ahead=sum(id_ in loaded for id_ in ahead))
+        n_ahead = sum(id_ in loaded for id_ in ahead)
+        self._count(len(held), misses=len(wanted), miss_s=perf_counter() - begin, refused=n_refused, ahead=n_ahead)
+        return {**held, **loaded}
 
-    def _read_with(self, wanted: list[int], ahead: list[int], read: Read) -> dict[int, tuple[Any, CloneStrategy]]:
+    def _read_with(self, wanted: list[int], ahead: list[int], read: Read) -> dict[int, Entry]:
         """Copies of all these rows; a fault in one that was not asked for is left to those who ask for it."""
         try:
             rows = read([*wanted, *ahead])
@@ -351,11 +293,11 @@ class CachedDataset(Locked, View):
         """Whether the identity on disk still describes the dataset; rows that a list got later are not in it."""
         return self._n_identified is None or self._n_identified == _n_listed(self._dataset)
 
-    def _held(self, version: str, id_: int) -> tuple[Any, CloneStrategy] | None:
+    def _held(self, version: str, id_: int) -> Entry | None:
         waiting = None if self._unverified is None else self._unverified.get((version, id_))
         return self._tier.get(version, id_) if waiting is None else waiting
 
-    def _store(self, rows: dict[tuple[str, int], tuple[Any, CloneStrategy]]) -> int:
+    def _store(self, rows: dict[Key, Entry]) -> int:
         """Keep rows; how many had no room."""
         ready = rows if self._unverified is None else self._unverified.add(rows)
         return sum(not self._put(version, id_, kept, how) for (version, id_), (kept, how) in ready.items())
@@ -367,17 +309,15 @@ class CachedDataset(Locked, View):
             error.add_note(f"while caching row {id_}")
             raise
 
-    def _count(self, hits: int = 0, misses: int = 0, miss_s: float = 0.0, refused: int = 0, ahead: int = 0) -> None:
+    def _count(self, hits: int = 0, **more: float) -> None:
         with self._tier._lock:
-            self._n_ahead += ahead
-            self._hits, self._misses, self._refused = self._hits + hits, self._misses + misses, self._refused + refused
-            self._miss_s += miss_s
-            if refused and self._refused_since is None:
+            self._hits += hits
+            self._counts.update(more)
+            if more.get("refused") and self._refused_since is None:
                 self._refused_since = time()
 
     def _note_time(self, n_hits: int, seconds: float) -> None:
-        with self._tier._lock:
-            self._n_timed, self._hit_s = self._n_timed + n_hits, self._hit_s + seconds
+        self._count(timed=n_hits, hit_s=seconds)
         if len(self._noted) >= _NOTED:
             self._look_at_noted()
 
@@ -398,17 +338,18 @@ class CachedDataset(Locked, View):
     @property
     def stats(self) -> CacheStats:
         """Counts and times of this process."""
+        counts, tier = self._counts, self._tier
         return CacheStats(
             hits=self._hits,
-            misses=self._misses,
-            evictions=self._tier.n_evicted,
-            damaged=self._tier.n_damaged,
-            refused=self._refused,
-            read_ahead=self._n_ahead,
-            items=len(self._tier),
-            bytes=self._tier.n_bytes,
-            hit_seconds=self._hit_s / max(1, self._n_timed),
-            miss_seconds=self._miss_s / max(1, self._misses),
+            misses=int(counts["misses"]),
+            evictions=tier.n_evicted,
+            damaged=tier.n_damaged,
+            refused=int(counts["refused"]),
+            read_ahead=int(counts["ahead"]),
+            items=len(tier),
+            bytes=tier.n_bytes,
+            hit_seconds=counts["hit_s"] / max(1, counts["timed"]),
+            miss_seconds=counts["miss_s"] / max(1, counts["misses"]),
         )
 
     def suggest(self, share: float = 0.95) -> CacheAdvice:
@@ -449,12 +390,12 @@ class CachedDataset(Locked, View):
         had to go for another. On a terminal a bar shows how far it is, where rich is installed.
         """
         n_rows = len(self)
-        before = self._tier.n_evicted, self._refused
+        before = self._tier.n_evicted, self._counts["refused"]
         with _progress(n_rows) as advance:
             for first in range(0, n_rows, EAGER_ROWS):
                 chunk = range(first, min(first + EAGER_ROWS, n_rows))
                 self.__getitems__(chunk)
-                if (self._tier.n_evicted, self._refused) != before:
+                if (self._tier.n_evicted, self._counts["refused"]) != before:
                     raise LimitExceeded(
                         f"rows up to {chunk[-1]:,} of {n_rows:,} do not fit into the cache of {self._tier.n_bytes:,} "
                         "bytes; raise max_bytes or max_items, or let rows be read when they are needed"
@@ -535,3 +476,18 @@ def _progress(n_rows: int) -> Iterator[Callable[[int], object]]:
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("caching", total=n_rows)
         yield lambda n: bar.advance(task, n)
+
+
+def materialised(dataset: Dataset, if_fits: float | str) -> Dataset:
+    """The rows in memory, or the dataset itself."""
+    decided, name = fit(dataset, if_fits), type(dataset).__name__
+    if not decided:
+        logger.info("%s stays lazy: %s", name, decided)
+        return dataset
+    try:
+        rows = CachedDataset(dataset, max_bytes=decided.allowed).eager()
+    except LimitExceeded as error:
+        logger.info("%s stays lazy: rows are larger than estimated (%s); %s", name, decided, error)
+        return dataset
+    logger.info("%s is in memory: %s", name, decided)
+    return rows

@@ -24,7 +24,7 @@ from poolish.rows.snapshot import Snapshot
 from poolish.tokens.window_dataset import WindowDataset
 
 if TYPE_CHECKING:
-    from poolish.load.materialised import Fit
+    from poolish.load.memory_cache import Fit
     from poolish.load.views.composite import CompositeDataset
 
 #: What to do about a dataset or a function that cannot be fingerprinted.

@@ -1,4 +1,4 @@
-"""How often a cache of any other size would have hit: the hit curve, from the accesses that this one has seen.
+"""What a cache has done, and what one of another size would have done with the same accesses: the hit curve.
 
 An LRU cache of n items holds the n ids that were used last. So an access hits in every cache that has room for its
 *stack distance*: how many different ids were used since this id was, itself included::
@@ -27,6 +27,41 @@ from poolish.errors import ConfigError
 MAX_TRACE = 1 << 16
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIXES = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What a cache has done in this process."""
+
+    hits: int
+    misses: int
+    evictions: int
+    #: Entries on disk that were not what had been written; each was removed and counts as a miss.
+    damaged: int
+    #: Samples that were read but too large to be kept.
+    refused: int
+    #: Rows that were read before they were asked for, because rows of their file were asked for in order.
+    read_ahead: int
+    items: int
+    bytes: int
+    hit_seconds: float
+    miss_seconds: float
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits among all accesses; 0 before the first."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    @property
+    def average_seconds(self) -> float:
+        """What an access takes: hit rate x time of a hit + (1 - hit rate) x time of a miss."""
+        return self.hit_rate * self.hit_seconds + (1 - self.hit_rate) * self.miss_seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.hit_rate:.1%} of {self.hits + self.misses:,} accesses hit ({self.hit_seconds * 1e6:.1f} us, a miss "
+            f"{self.miss_seconds * 1e6:.1f} us), {self.items:,} items, {self.bytes:,} bytes, {self.evictions:,} evicted"
+        )
 
 
 @dataclass(frozen=True, eq=False)
