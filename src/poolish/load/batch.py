@@ -15,7 +15,15 @@ import numpy as np
 
 from poolish.errors import SchemaError
 from poolish.load.frozen import Int64
-from poolish.load.structures import field_names, field_values, is_namedtuple, is_structure, map_columns, rebuilt
+from poolish.load.structures import (
+    field_names,
+    field_values,
+    is_array,
+    is_namedtuple,
+    is_structure,
+    map_columns,
+    rebuilt,
+)
 from poolish.torch_bridge import from_array, is_torch_tensor
 
 #: The random name of the loader that handed a batch out, and the number of the batch.
@@ -237,29 +245,25 @@ def _numbers(values: Sequence[Any]) -> Any:
 
 def chosen(columns: Any, numbers: Any) -> Any:
     """Some rows of a batch, by their numbers in it."""
-    if isinstance(columns, Mapping):
-        return {name: chosen(values, numbers) for name, values in columns.items()}
-    if is_structure(columns):
-        return rebuilt(columns, (chosen(values, numbers) for values in field_values(columns)))
-    if isinstance(columns, tuple):
-        return tuple(chosen(values, numbers) for values in columns)
-    if isinstance(columns, np.ndarray) or is_torch_tensor(columns):
-        return columns[numbers]
-    return columns.take(numbers) if hasattr(columns, "take") else [columns[number] for number in numbers]
+
+    def take(values: Any) -> Any:
+        if is_array(values):
+            return values[numbers]
+        return values.take(numbers) if hasattr(values, "take") else [values[number] for number in numbers]
+
+    return map_columns(take, columns, inside_lists=False)
 
 
 def empty_like(columns: Any) -> Any:
     """A batch of no rows, in the form of one that has some."""
-    if isinstance(columns, Mapping):
-        return {name: empty_like(values) for name, values in columns.items()}
-    if is_structure(columns):
-        return rebuilt(columns, map(empty_like, field_values(columns)))
-    if isinstance(columns, tuple):
-        return tuple(empty_like(values) for values in columns)
-    try:
-        return columns[:0]
-    except (TypeError, IndexError):  # a collate_fn may give anything, such as one number for the whole batch
-        return columns
+
+    def emptied(values: Any) -> Any:
+        try:
+            return values[:0]
+        except (TypeError, IndexError):  # a collate_fn may give anything, such as one number for the whole batch
+            return values
+
+    return map_columns(emptied, columns, inside_lists=False)
 
 
 def tensors(columns: Any) -> Any:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolish.errors import ConfigError
+from poolish.load.dataset import whole_number
 from poolish.seeds import KeyedPermutation, check_seed, key
 
 if TYPE_CHECKING:
@@ -186,11 +187,8 @@ def _codes(labels: Iterable[Any]) -> NDArray[np.int64]:
 
 
 def _whole(value: Any, what: str, *, least: int) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
+    number = whole_number(value, least)
+    if number is None:
         raise ConfigError(f"{what} must be a whole number from {least} up, got {type(value).__name__} {value!r}")
     return number
 

@@ -12,7 +12,6 @@ Rows of lists and arrays are written once these are known not to have changed si
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import sys
 import weakref
@@ -33,7 +32,7 @@ from poolish.fingerprints import qualified_name
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.load.cache_stats import AccessTrace, CacheAdvice, CacheStats
-from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of
+from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of, whole_number
 from poolish.load.disk_cache import DiskCache, Entry, Key, Unverified
 from poolish.load.frozen import FrozenRows, Int64
 from poolish.load.memory_cache import MemoryCache, check_policy, fit
@@ -455,11 +454,8 @@ def _n_listed(dataset: Any) -> int:
 
 
 def _n_items(max_items: int | None) -> int | None:
-    try:
-        n_items = None if max_items is None else operator.index(max_items)
-    except TypeError:
-        n_items = 0
-    if isinstance(max_items, bool) or (n_items is not None and n_items < 1):
+    n_items = None if max_items is None else whole_number(max_items, 1)
+    if n_items is None and max_items is not None:
         raise ConfigError(f"max_items={max_items!r}: give a whole number from 1, or None for no bound")
     return n_items
 

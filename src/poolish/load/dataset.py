@@ -159,6 +159,19 @@ def check_index(index: int, n_rows: int) -> int:
     return number + n_rows if number < 0 else number
 
 
+def whole_number(value: Any, least: int) -> int | None:
+    """``value`` as a plain int, if it is a whole number from ``least`` up; True and False are none.
+
+    >>> whole_number(np.int64(3), 1), whole_number(True, 0), whole_number(0, 1)
+    (3, None, None)
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+    return None if number is None or number < least else number
+
+
 def check_map_style(dataset: Any, what: str = "dataset") -> Any:
     """``dataset``, if it has a length and an index."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):

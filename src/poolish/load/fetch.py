@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,20 +162,14 @@ def _joined(parts: list[Any]) -> Any:
     if isinstance(first, dict):
         return {name: _joined([part[name] for part in parts]) for name in first}
     if isinstance(first, list):
-        return [value for part in parts for value in part]
+        return list(chain(*parts))
     if isinstance(first, np.ndarray):
         return np.concatenate(parts)
-    if hasattr(first, "column_names"):
-        import pyarrow as pa
-
+    if isinstance(first, pa.Table):
         return pa.concat_tables(parts).combine_chunks()
     import torch
 
-    return torch.cat(parts) if all(isinstance(part, torch.Tensor) for part in parts) else _listed(parts)
-
-
-def _listed(parts: list[Any]) -> list[Any]:
-    return [row for part in parts for row in part]
+    return torch.cat(parts) if all(isinstance(part, torch.Tensor) for part in parts) else list(chain(*parts))
 
 
 def requests_of(plan: Plan, n_rows: int) -> list[ReadRequest]:

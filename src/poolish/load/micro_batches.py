@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from poolish import torch_bridge
 from poolish.errors import ConfigError, ResumeError, SchemaError
 from poolish.load import memory_cache
-from poolish.load.structures import field_values, is_structure, rebuilt
+from poolish.load.dataset import whole_number
+from poolish.load.structures import field_values, is_structure, map_columns
 from poolish.printable import counted
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class AdaptiveBatches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the size of a former run."""
         is_state = isinstance(state, Mapping) and set(state) == {"size"}
-        if not is_state or not (state["size"] is None or _is_size(state["size"])):
+        if not is_state or (state["size"] is not None and whole_number(state["size"], 1) is None):
             raise ResumeError(
                 f"this is no state of AdaptiveBatches: {reprlib.repr(state)} instead of a size; "
                 "pass what state_dict() gave"
@@ -202,13 +203,7 @@ def _n_rows(batch: Any) -> int:
 
 
 def _cut(batch: Any, start: int, stop: int) -> Any:
-    if isinstance(batch, Mapping):
-        return {name: _cut(value, start, stop) for name, value in batch.items()}
-    if is_structure(batch):
-        return rebuilt(batch, (_cut(value, start, stop) for value in field_values(batch)))
-    if isinstance(batch, tuple):
-        return tuple(_cut(value, start, stop) for value in batch)
-    return batch[start:stop] if _has_rows(batch) else batch
+    return map_columns(lambda values: values[start:stop] if _has_rows(values) else values, batch, inside_lists=False)
 
 
 def _bytes_per_row(batch: Any) -> float:
@@ -221,13 +216,10 @@ def _n_bytes(column: Any) -> int:
 
 
 def _check_size(size: Any, what: str) -> int:
-    if not _is_size(size):
+    number = whole_number(size, 1)
+    if number is None:
         raise ConfigError(f"{what} must be a whole number of rows from 1 up, got {size!r}")
-    return int(size)
-
-
-def _is_size(size: Any) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    return number
 
 
 class GradientAccumulator:
@@ -265,7 +257,7 @@ class GradientAccumulator:
         before_step: Callable[[list[torch.Tensor]], object] | None = None,
         scaler: Any = None,
     ) -> None:
-        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        if steps is not None and whole_number(steps, 1) is None:
             raise ConfigError(f"steps must be a whole number from 1 up, or None to step by flush alone, got {steps!r}")
         self.optimizer, self.steps = optimizer, steps
         self._model, self._before_step, self._scaler = model, before_step, scaler

@@ -14,7 +14,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -60,20 +60,25 @@ def rebuilt(like: Any, values: Iterable[Any]) -> Any:
     return made
 
 
-def map_columns(change: Callable[[Any], Any], columns: Any) -> Any:
-    """A batch with ``change`` applied to every column, also inside dicts, tuples, dataclasses and lists of columns."""
+def map_columns(change: Callable[[Any], Any], columns: Any, *, inside_lists: bool = True) -> Any:
+    """A batch with ``change`` applied to every column, also inside dicts, tuples and dataclasses.
+
+    A list of arrays is a column of rows that differ in shape; ``change`` is applied to each of them, or to the list.
+    """
+    change_inner = partial(map_columns, change, inside_lists=inside_lists)
     if isinstance(columns, Mapping):
-        return {name: map_columns(change, values) for name, values in columns.items()}
+        return {name: change_inner(values) for name, values in columns.items()}
     if is_structure(columns):
-        return rebuilt(columns, (map_columns(change, values) for values in field_values(columns)))
-    if type(columns) is tuple:
-        return tuple(map_columns(change, values) for values in columns)
-    if isinstance(columns, list) and columns and _is_array(columns[0]):
+        return rebuilt(columns, map(change_inner, field_values(columns)))
+    if isinstance(columns, tuple):
+        return tuple(map(change_inner, columns))
+    if inside_lists and isinstance(columns, list) and columns and is_array(columns[0]):
         return [change(values) for values in columns]
     return change(columns)
 
 
-def _is_array(value: object) -> bool:
+def is_array(value: object) -> bool:
+    """Whether a value is an array or a tensor."""
     return isinstance(value, np.ndarray) or torch_bridge.is_torch_tensor(value)
 
 

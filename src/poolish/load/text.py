@@ -22,7 +22,8 @@ import glob
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,15 @@ def _checked_encoding(encoding: str) -> str:
     return name
 
 
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 CHUNK = 1 << 20
 #: Bytes at each end of what is known that are compared when a file has grown.
 _ENDS = 256
@@ -232,8 +242,7 @@ class TextIndex:
 
     def scan(self, n_wanted: int | None) -> None:
         """Look until ``n_wanted`` rows are certain or the file ends; None looks at all of it."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with _opened(self.path) as fd:
             self._check(fd)
             while n_wanted is None or self._state[3] < n_wanted:
                 chunk = os.pread(fd, CHUNK, self._state[0])
@@ -242,17 +251,12 @@ class TextIndex:
                 self._take(chunk)
             self._tail = self._last(fd)
             self._check(fd)
-        finally:
-            os.close(fd)
 
     def read(self, begin: int, end: int) -> bytes:
         """The bytes of a span, from the content that was scanned."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with _opened(self.path) as fd:
             data = os.pread(fd, end - begin, begin)
             self._check(fd)
-        finally:
-            os.close(fd)
         return data
 
     @property
@@ -261,12 +265,9 @@ class TextIndex:
         return None if self._tail is None else self._tail[1]
 
     def _ends_up_to(self, size: int) -> tuple[bytes, bytes, int]:
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with _opened(self.path) as fd:
             n_bytes = min(size, _ENDS)
             return os.pread(fd, n_bytes, 0), os.pread(fd, n_bytes, size - n_bytes), size
-        finally:
-            os.close(fd)
 
     def _check(self, fd: int) -> None:
         """Raise if the open file is not the one that is known, or that one with more at its end."""
@@ -321,11 +322,8 @@ class TextIndex:
 
     def _before(self, offset: int) -> bytes:
         """The last byte of the chunk before."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with _opened(self.path) as fd:
             return os.pread(fd, 1, offset - 1)
-        finally:
-            os.close(fd)
 
     def _last(self, fd: int) -> tuple[int, int] | None:
         """What a reader who cannot wait takes for the last row."""

@@ -15,7 +15,7 @@ from poolish import seeds
 from poolish.errors import ConfigError
 from poolish.fingerprints import check_attributes, declared_version, function_fingerprint
 from poolish.fixed import fixed_parameters
-from poolish.load.dataset import ADVICE, check_version, identity_of
+from poolish.load.dataset import ADVICE, check_version, identity_of, whole_number
 from poolish.load.frozen import FrozenRows, Int64
 from poolish.load.views.view import ReadRows, SampleView, check_epoch
 
@@ -127,7 +127,7 @@ class Call:
 
 def n_epochs(epochs: int | None) -> int | None:
     """A number of epochs or None."""
-    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+    if epochs is not None and whole_number(epochs, 1) is None:
         raise ConfigError(f"epochs={epochs!r}: give a whole number from 1, or None")
     return epochs
 

@@ -14,7 +14,6 @@ Rows that a loader reads are of two kinds as well:
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,7 +22,15 @@ import numpy as np
 
 from poolish.errors import ConfigError
 from poolish.fingerprints import qualified_name
-from poolish.load.dataset import Dataset, check_index, check_map_style, identity_of, samples, version_of
+from poolish.load.dataset import (
+    Dataset,
+    check_index,
+    check_map_style,
+    identity_of,
+    samples,
+    version_of,
+    whole_number,
+)
 from poolish.load.frozen import (
     FIXED,
     FrozenRows,
@@ -248,11 +255,8 @@ def pass_epoch(dataset: Any, epoch: int) -> None:
 
 def check_epoch(epoch: int) -> int:
     """An epoch as a plain int, if it is one; they count from 0."""
-    try:
-        number = -1 if isinstance(epoch, bool) else operator.index(epoch)
-    except TypeError:
-        number = -1
-    if number < 0:
+    number = whole_number(epoch, 0)
+    if number is None:
         raise ConfigError(f"epochs are whole numbers from 0, got {epoch!r}")
     return number
 
