@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from poolish.load import CachedDataset, CompositeDataset, SubsettedDataset, TransformedDataset
+from poolish.load import CachedDataset, CompositeDataset, SubsettedDataset, TransformedDataset, joined
 from poolish.load import disk_cache as module
 
 
 def plain(sample):
     """Files hold no tensors."""
     return sample.item() if isinstance(sample, torch.Tensor) else sample
+
+
+def named(sample):
+    """Only dicts can be joined."""
+    return {"sample": plain(sample)}
 
 
 def changed(data) -> None:
@@ -40,6 +45,7 @@ VIEWS = {
     "transformed": lambda data: TransformedDataset(data, plain),
     "subset": lambda data: SubsettedDataset(data, [0, 1, 2]),
     "part": lambda data: CompositeDataset([[7], data]),
+    "joined": lambda data: joined([TransformedDataset(data, named), [{"n": i} for i in range(3)]]),
 }
 
 
@@ -63,7 +69,7 @@ def test_data_that_is_changed_in_place_poisons_nothing(tmp_path, kind, view):
     gc.collect()
 
     found = CachedDataset(TransformedDataset(VIEWS[view](DATA[kind]()), plain), path=tmp_path)[-2]
-    assert found == plain(DATA[kind]()[1])
+    assert found == plain(VIEWS[view](DATA[kind]())[-2])
 
 
 @pytest.mark.usefixtures("hashing")

@@ -16,7 +16,7 @@ import os
 import sys
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -33,13 +33,11 @@ from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.load.cache_stats import AccessTrace, CacheAdvice, CacheStats
 from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of, whole_number
-from poolish.load.disk_cache import DiskCache, Entry, Key, Unverified
+from poolish.load.disk_cache import DiskCache, Entry, Key, Unverified, n_listed
 from poolish.load.frozen import FrozenRows, Int64
 from poolish.load.memory_cache import MemoryCache, check_policy, fit
 from poolish.load.read_ahead import Runs
 from poolish.load.structures import CloneStrategy, clone, freeze
-from poolish.load.views.composite import CompositeDataset
-from poolish.load.views.joined import JoinedDataset
 from poolish.load.views.transformed import TransformedDataset
 from poolish.load.views.view import ReadRows, View, has_numbers_for_ids, rows_with_ids, snapshot_with_version
 from poolish.printable import printable
@@ -108,7 +106,7 @@ class CachedDataset(Locked, View):
             # Hashed before the identity is, so that a change between the two is seen.
             self._unverified = None if version is not None else Unverified(dataset)
             self._tier, self._memory = DiskCache(place, policy, identity=self._below(), **bounds), None
-            self._n_identified = _n_listed(dataset)
+            self._n_identified = n_listed(dataset)
             if self._unverified is not None:
                 weakref.finalize(self, self._unverified.write, self._tier)
         self._by_number = has_numbers_for_ids(dataset)
@@ -290,7 +288,7 @@ class CachedDataset(Locked, View):
 
     def _is_identified(self) -> bool:
         """Whether the identity on disk still describes the dataset; rows that a list got later are not in it."""
-        return self._n_identified is None or self._n_identified == _n_listed(self._dataset)
+        return self._n_identified is None or self._n_identified == n_listed(self._dataset)
 
     def _held(self, version: str, id_: int) -> Entry | None:
         waiting = None if self._unverified is None else self._unverified.get((version, id_))
@@ -442,15 +440,6 @@ def _never_changes(dataset: Any) -> bool:
     if isinstance(dataset, Dataset):
         return type(dataset).version is Dataset.version
     return not isinstance(getattr(dataset, "version", None), str) and not hasattr(dataset, "_fingerprint")
-
-
-def _n_listed(dataset: Any) -> int:
-    """How many rows are in lists, which can grow, below any views."""
-    if isinstance(dataset, View):
-        return _n_listed(dataset.dataset)
-    if isinstance(dataset, (CompositeDataset, JoinedDataset)):
-        return sum(map(_n_listed, dataset.datasets))
-    return len(dataset) if isinstance(dataset, MutableSequence) else 0
 
 
 def _n_items(max_items: int | None) -> int | None:

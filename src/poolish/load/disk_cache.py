@@ -61,8 +61,7 @@ from poolish.health import Problem
 from poolish.load.dataset import ADVICE
 from poolish.load.memory_cache import check_policy
 from poolish.load.structures import CloneStrategy
-from poolish.load.views.composite import CompositeDataset
-from poolish.load.views.view import View
+from poolish.load.views.view import CombinedView, View
 
 _MAGIC = b"PLS2"
 _HEAD = 4 + 8 + 1 + 8
@@ -423,8 +422,13 @@ def plain_data(dataset: Any) -> list[Any]:
     """The lists, tuples, arrays and tensors that a dataset is made of, below any views."""
     if isinstance(dataset, View):
         return plain_data(dataset.dataset)
-    if isinstance(dataset, CompositeDataset):
+    if isinstance(dataset, CombinedView):
         return [data for part in dataset.datasets for data in plain_data(part)]
     torch = torch_bridge.loaded()
     tensors = () if torch is None else (torch.Tensor, torch.utils.data.TensorDataset)
     return [dataset] if isinstance(dataset, (MutableSequence, tuple, np.ndarray, *tensors)) else []
+
+
+def n_listed(dataset: Any) -> int:
+    """How many rows are in lists, which can grow, below any views."""
+    return sum(len(data) for data in plain_data(dataset) if isinstance(data, MutableSequence))
