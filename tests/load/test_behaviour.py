@@ -38,9 +38,11 @@ suite("Rows", SOURCES["Rows"])
 suite("Buffer", SOURCES["Buffer"])
 suite("Snapshot", SOURCES["Snapshot"])
 suite("List", lambda folder: tuple((n, f"row {n}") for n in range(7)))
-for view_name, view in VIEWS.items():
-    for source_name, source in SOURCES.items():
-        suite(f"{view_name}{source_name}", of(view, source))
+for number, (view_name, view) in enumerate(VIEWS.items()):
+    for k, (source_name, source) in enumerate(SOURCES.items()):
+        # Rows are numbered, and a buffer has holes; what is like one of them comes in turns, and always in a soak.
+        if IS_SOAK or k < 2 or (number + k) % 2:
+            suite(f"{view_name}{source_name}", of(view, source))
     # A view of every view: over ids with holes, or over numbers, in turns.
     for k, (outer_name, outer) in enumerate(VIEWS.items()):
         if {view_name, outer_name} == {"OnDisk"}:  # one folder cannot serve two caches
