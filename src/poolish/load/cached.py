@@ -49,7 +49,7 @@ Read = Callable[[list[int]], list[Any]]
 #: One hit in this number plus one (a mask) is timed: two looks at the clock cost a tenth of a hit.
 _TIMED_HITS = 63
 #: Accesses that are noted before they are looked at together.
-_NOTED = 4096
+_TRACED = 4096
 #: Rows read at a time by ``eager``.
 EAGER_ROWS = 256
 
@@ -110,19 +110,19 @@ class CachedDataset(Locked, View):
             if self._unverified is not None:
                 weakref.finalize(self, self._unverified.write, self._tier)
         self._by_number = has_numbers_for_ids(dataset)
-        self._quick = self._memory if self._by_number else None
+        self._fast_tier = self._memory if self._by_number else None
         # Asking for the version costs as much as the rest of a hit: those who have only the inherited one never change.
         self._is_constant = _never_changes(dataset)
         # Hits apart, because the short way to one counts it without a lock.
         self._hits, self._counts = 0, Counter[str]()
-        # LFU would drive out a row that was not used yet, before all others.
+        # LFU would evict a row that was not used yet, before all others.
         self._runs = (
             Runs() if self._by_number and policy != "lfu" and hasattr(_untransformed(dataset), "following") else None
         )
         self._bounds = bounds
         self._loading: dict[Key, Future[Entry | None]] = {}
         # Bounded, because nothing looks at it while every access hits and none is timed.
-        self._noted: deque[int] = deque(maxlen=4 * _NOTED)
+        self._accesses: deque[int] = deque(maxlen=4 * _TRACED)
         self._trace = AccessTrace()
         if self._memory is not None:
             self._memory.renew(version_of(dataset))
@@ -138,7 +138,7 @@ class CachedDataset(Locked, View):
 
     def __getitem__(self, index: int) -> Any:
         # The short way of a hit: no call but those into cachetools and the copying, and the clock only now and then.
-        memory = self._quick
+        memory = self._fast_tier
         if memory is not None and type(index) is int and (self._is_constant or self._dataset.version == memory.version):
             begin = 0.0 if self._hits & _TIMED_HITS else perf_counter()
             try:
@@ -151,7 +151,7 @@ class CachedDataset(Locked, View):
                 return self.__getitems__([index])[0]
             # Without a lock, and exact all the same: CPython does not change threads between these two halves of +=.
             self._hits += 1
-            self._noted.append(index)
+            self._accesses.append(index)
             if type(how) is tuple:
                 sample = kept.copy()
                 for name in how:
@@ -189,9 +189,9 @@ class CachedDataset(Locked, View):
         No row from ``end`` on is read ahead.
         """
         begin = perf_counter()
-        self._noted.extend(ids)
-        if len(self._noted) >= _NOTED:
-            self._look_at_noted()
+        self._accesses.extend(ids)
+        if len(self._accesses) >= _TRACED:
+            self._trace_accesses()
         found: dict[int, Entry] = {}
         for id_ in ids:
             held = self._held(version, id_)
@@ -315,18 +315,18 @@ class CachedDataset(Locked, View):
 
     def _note_time(self, n_hits: int, seconds: float) -> None:
         self._count(timed=n_hits, hit_s=seconds)
-        if len(self._noted) >= _NOTED:
-            self._look_at_noted()
+        if len(self._accesses) >= _TRACED:
+            self._trace_accesses()
 
-    def _look_at_noted(self) -> None:
+    def _trace_accesses(self) -> None:
         with self._lock:
-            noted, self._noted = self._noted, deque(maxlen=4 * _NOTED)
-            self._trace.extend(noted)
+            accesses, self._accesses = self._accesses, deque(maxlen=4 * _TRACED)
+            self._trace.extend(accesses)
 
     def _renew(self, version: str) -> None:
         """From now on hold rows of this version, where there are others in memory."""
         if self._memory is not None and self._memory.version != version:
-            self._look_at_noted()
+            self._trace_accesses()
             self._trace.renew()
             self._memory.renew(version)
 
@@ -362,7 +362,7 @@ class CachedDataset(Locked, View):
         >>> cached.stats.hit_rate, advice.hit_rate(10), advice.max_items, advice.hit_rate(advice.max_items)
         (0.0, 0.0, 40, 0.8)
         """
-        self._look_at_noted()
+        self._trace_accesses()
         with self._lock:
             return self._trace.advice(share, self._tier.n_bytes / max(1, len(self._tier)))
 
@@ -421,7 +421,7 @@ class CachedDataset(Locked, View):
 
     def __getstate__(self) -> dict[str, Any]:
         # What was asked for here was not asked for there.
-        fresh = {"_loading": {}, "_noted": deque(maxlen=4 * _NOTED), "_trace": AccessTrace()}
+        fresh = {"_loading": {}, "_accesses": deque(maxlen=4 * _TRACED), "_trace": AccessTrace()}
         return {**super().__getstate__(), **fresh}
 
     def _after_fork(self) -> None:

@@ -1,6 +1,6 @@
 """Samples in files, shared by any number of processes: one file a sample, in one folder.
 
-    (no file) --written beside, then renamed--> <key>.sample --damaged, or driven out--> (no file)
+    (no file) --written beside, then renamed--> <key>.sample --damaged, or evicted--> (no file)
 
 A file's name is a hash of the dataset's identity, its version and the row's id, so another or a changed dataset asks
 for other names, and what the old one left behind is evicted in time. A file's modification time decides what goes::
@@ -156,7 +156,7 @@ class DiskCache(Locked):
             if self._is_over() or self._uncounted > self._max_bytes // 8:
                 self._count()
                 if self._is_over():
-                    self._drive_out()
+                    self._evict()
         return True
 
     def _path(self, key: str) -> str:
@@ -180,7 +180,7 @@ class DiskCache(Locked):
         with os.scandir(self.path) as entries:
             for entry in entries:
                 if entry.name.endswith(_SUFFIX):
-                    with suppress(OSError):  # driven out meanwhile
+                    with suppress(OSError):  # evicted meanwhile
                         stat = entry.stat(follow_symlinks=False)
                         found.append((stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, entry.path))
         return found
@@ -190,7 +190,7 @@ class DiskCache(Locked):
         self._n_items, self._n_bytes = len(files), sum(n_bytes for _, _, n_bytes, _ in files)
         self._uncounted = 0
 
-    def _drive_out(self) -> None:
+    def _evict(self) -> None:
         """Remove the files that the policy names until there is room, a tenth more than needed where there are many."""
         try:
             with Lock(self.path / "lock"):

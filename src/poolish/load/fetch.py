@@ -69,7 +69,7 @@ class BatchReader:
         try:
             return Read(piece.rows.fetch(ids), ids, piece.gone)
         except IndexError:
-            return _read_what_is_left(piece)
+            return _read_remaining(piece)
 
     def takes_columns(self, rows: FrozenRows) -> bool:
         """Whether these rows are gathered column by column."""
@@ -140,7 +140,7 @@ class BatchReader:
         return tensors(columns)
 
 
-def _read_what_is_left(piece: ReadRequest) -> Read:
+def _read_remaining(piece: ReadRequest) -> Read:
     """Rows of a bounded stream may go between the decision and the reading; the others are read all the same."""
     alive = piece.rows.alive(piece.ids)
     if alive is None or alive.all():
@@ -149,7 +149,7 @@ def _read_what_is_left(piece: ReadRequest) -> Read:
     try:
         return Read(piece.rows.fetch(left.ids) if len(left.ids) else [], left.ids, left.gone)
     except IndexError:
-        return _read_what_is_left(left)
+        return _read_remaining(left)
 
 
 def _one(id_: int) -> Int64:
@@ -248,15 +248,15 @@ class Fetcher:
         plan = self._planner.next(place)
         if plan is None:
             return None
-        read = self._reading.join([self._describing(piece) for piece in plan.pieces], plan.example)
+        read = self._reading.join([self._read_with_note(piece) for piece in plan.pieces], plan.example)
         content = read.content if self._stage is None else self._stage.finish(self._stage.begin(read.content))
         return plan, read, content
 
     def prefetch(self, place: LoaderPosition, stride: int) -> bool:
-        """Begin to read the step behind a place, if anybody reads ahead; whether that was begun here and now."""
+        """Begin to read the step behind a place, where there are threads; whether this call began it."""
         return False
 
-    def _describing(self, piece: ReadRequest) -> Read:
+    def _read_with_note(self, piece: ReadRequest) -> Read:
         try:
             return self._reading.read(piece)
         except Exception as error:

@@ -153,14 +153,14 @@ class RowShard(ReindexedView):
     def __init__(self, dataset: Any, shard: HorizontalShard) -> None:
         super().__init__(dataset)
         self.shard = shard
-        self._dealt = _Dealt(shard, n_below := len(dataset), shard.n_rows(n_below))
+        self._shard_order = _ShardOrder(shard, n_below := len(dataset), shard.n_rows(n_below))
         if cost := _cost(n_below, shard):
             # Each shard says so itself: ranks are processes, and none reads the log of another.
             warnings.warn(f"{cost} (shard of rank {shard.rank})", stacklevel=3)
 
-    def _order(self, n_below: int | None = None) -> _Dealt:
+    def _order(self, n_below: int | None = None) -> _ShardOrder:
         """Of as many rows as there were when the shard was made."""
-        return self._dealt
+        return self._shard_order
 
     @property
     def choice(self) -> str:
@@ -170,11 +170,11 @@ class RowShard(ReindexedView):
     @property
     def version(self) -> str:
         """That of the dataset, and which rows of it."""
-        return f"{super().version}|{self.shard} of {self._dealt.n_below}"
+        return f"{super().version}|{self.shard} of {self._shard_order.n_below}"
 
 
 @dataclass(frozen=True)
-class _Dealt:
+class _ShardOrder:
     """The numbers of a shard's rows in the whole dataset."""
 
     shard: HorizontalShard
@@ -198,7 +198,7 @@ class ColumnShard(SampleView):
 
     def _over(self, rows: FrozenRows) -> FrozenRows:
         """The rows, with these columns."""
-        return _FewerColumns(rows, self.columns)
+        return _ColumnRows(rows, self.columns)
 
     @property
     def version(self) -> str:
@@ -206,13 +206,13 @@ class ColumnShard(SampleView):
         return f"{super().version}|columns {list(self.columns)}"
 
 
-class _FewerColumns(DelegatingRows):
+class _ColumnRows(DelegatingRows):
     def __init__(self, rows: FrozenRows, columns: Sequence[str]) -> None:
         super().__init__(rows)
         self._columns = columns
 
     def fetch(self, ids: Any) -> list[Any]:
-        return [_pick(sample, self._columns) for sample in self.rows.fetch(ids)]
+        return [_select(sample, self._columns) for sample in self.rows.fetch(ids)]
 
     def table(self, ids: Any) -> pa.Table | None:
         table = self.rows.table(ids)
@@ -239,7 +239,7 @@ def _named(first: int, end: int) -> str:
     return f"row {first} is" if end - first == 1 else f"rows {first} to {end - 1} are"
 
 
-def _pick(sample: Any, columns: Sequence[str]) -> dict[str, Any]:
+def _select(sample: Any, columns: Sequence[str]) -> dict[str, Any]:
     if not isinstance(sample, Mapping):
         raise TypeError(
             f"a shard of columns needs samples that are dicts, got {type(sample).__name__}; "

@@ -11,12 +11,12 @@ from poolish.fixed import fixed_parameters
 from poolish.load.dataset import Dataset, check_index, check_version, identity_of, version_of
 from poolish.load.views.transformed import function_identity
 
-Way = Callable[..., Any] | str
+Accessor = Callable[..., Any] | str
 
 
 @fixed_parameters("make a new AdaptedDataset", stored=False)
 class AdaptedDataset(Dataset):
-    """``obj`` as a dataset. Each way in is a function that is given ``obj`` first, or the name of one of its methods.
+    """``obj`` as a dataset. Each accessor is a function of ``obj``, or the name of one of its methods.
 
     ``length(obj)``, ``get(obj, number)`` with a number from 0 up, and where many samples can be had faster together
     ``get_many(obj, numbers)``, which gives as many samples in the same order.
@@ -40,15 +40,15 @@ class AdaptedDataset(Dataset):
         self,
         obj: Any,
         *,
-        length: Way,
-        get: Way,
-        get_many: Way | None = None,
+        length: Accessor,
+        get: Accessor,
+        get_many: Accessor | None = None,
         version: str | float | None = None,
     ) -> None:
         self._object, self._version = obj, check_version(version)
-        self._length = _way(obj, length, "length")
-        self._get = _way(obj, get, "get")
-        self._get_many = None if get_many is None else _way(obj, get_many, "get_many")
+        self._length = _accessor(obj, length, "length")
+        self._get = _accessor(obj, get, "get")
+        self._get_many = None if get_many is None else _accessor(obj, get_many, "get_many")
 
     def __len__(self) -> int:
         return int(self._length(self._object))
@@ -75,11 +75,16 @@ class AdaptedDataset(Dataset):
         return version_of(self._object)
 
     def _identity(self) -> Any:
-        """The object and the ways in, or the version."""
+        """The object and the accessors, or the version."""
         if self._version is not None:
             return "adapted", qualified_name(type(self._object)), self._version
-        ways = [way for way in (self._length, self._get, self._get_many) if way is not None]
-        return "adapted", identity_of(self._object), [function_identity(way) for way in ways], self._get_many is None
+        accessors = [accessor for accessor in (self._length, self._get, self._get_many) if accessor is not None]
+        return (
+            "adapted",
+            identity_of(self._object),
+            [function_identity(accessor) for accessor in accessors],
+            self._get_many is None,
+        )
 
 
 class _Method:
@@ -92,11 +97,11 @@ class _Method:
         return getattr(obj, self._name)(*arguments)
 
 
-def _way(obj: Any, way: Way, what: str) -> Callable[..., Any]:
-    if isinstance(way, str):
-        if not callable(getattr(obj, way, None)):
-            raise ConfigError(f"{what}={way!r}: {type(obj).__name__} has no such method; pass its name or a function")
-        return _Method(way)
-    if not callable(way):
-        raise ConfigError(f"{what} is a function of the object or the name of its method, got {way!r}")
-    return way
+def _accessor(obj: Any, given: Accessor, what: str) -> Callable[..., Any]:
+    if isinstance(given, str):
+        if not callable(getattr(obj, given, None)):
+            raise ConfigError(f"{what}={given!r}: {type(obj).__name__} has no such method; pass its name or a function")
+        return _Method(given)
+    if not callable(given):
+        raise ConfigError(f"{what} is a function of the object or the name of its method, got {given!r}")
+    return given

@@ -1,4 +1,4 @@
-"""Only the rows that a predicate likes, found when they are asked for and looked at once.
+"""Only the rows that a predicate accepts, found when they are asked for and looked at once.
 
 There are two ways to number what is left. Over a dataset that only grows at its end, kept rows are numbered as they are
 found: row 0 is read without looking further than it. Over rows that come and go (a buffer), a loader works on the ids
@@ -27,7 +27,7 @@ from poolish.fingerprints import check_attributes, declared_version, qualified_n
 from poolish.fixed import fixed_parameters
 from poolish.load.dataset import check_index, check_version, identity_of, samples, version_of
 from poolish.load.frozen import FrozenRows, Int64, Mask, fixed_by, snapshot_rows
-from poolish.load.views.transformed import asks, function_identity, n_epochs, name_of, progress_at
+from poolish.load.views.transformed import extra_arguments, function_identity, n_epochs, name_of, progress_at
 from poolish.load.views.view import (
     DelegatingRows,
     ReindexedRows,
@@ -78,9 +78,9 @@ class FilteredDataset(Locked, View):
             raise ConfigError(f"predicate is called with each sample, got {predicate!r}; pass a function")
         check_attributes(predicate, "FilteredDataset")
         self._predicate, self._version, self._epochs = predicate, check_version(version), n_epochs(epochs)
-        self._has_stages = "progress" in asks(predicate, self._epochs)
-        self._given = {"progress": 0.0} if self._has_stages else {}
-        self._index = Index(self._stage_of(version_of(dataset)))
+        self._depends_on_progress = "progress" in extra_arguments(predicate, self._epochs)
+        self._arguments = {"progress": 0.0} if self._depends_on_progress else {}
+        self._index = Index(self._full_version(version_of(dataset)))
 
     def __len__(self) -> int:
         if self.ids_are_numbers:
@@ -110,15 +110,15 @@ class FilteredDataset(Locked, View):
 
     def set_epoch(self, epoch: int) -> None:
         """Passed on; where the predicate asks for progress, the rows are those of ``epoch`` from now on."""
-        if self._has_stages:
-            self._given = {"progress": progress_at(check_epoch(epoch), self._epochs)}
+        if self._depends_on_progress:
+            self._arguments = {"progress": progress_at(check_epoch(epoch), self._epochs)}
         super().set_epoch(epoch)
 
     # -- scanning
 
-    def _stage_of(self, version: str) -> str:
+    def _full_version(self, version: str) -> str:
         """The version of the dataset, and how far training has come where that decides."""
-        return f"{version}|progress {self._given['progress']!r}" if self._has_stages else version
+        return f"{version}|progress {self._arguments['progress']!r}" if self._depends_on_progress else version
 
     @property
     def n_scanned(self) -> int:
@@ -133,8 +133,8 @@ class FilteredDataset(Locked, View):
 
     def _scanned(self, n_wanted: int | None) -> Index:
         """The index, with ``n_wanted`` rows found or with everything looked at."""
-        index, given = self._index, self._given
-        version = self._stage_of(version_of(self._dataset))
+        index, arguments = self._index, self._arguments
+        version = self._full_version(version_of(self._dataset))
         if n_wanted is not None and len(index.kept) >= n_wanted and index.version == version:
             return index
         with self._lock:
@@ -144,18 +144,18 @@ class FilteredDataset(Locked, View):
             while index.n_scanned < n_rows and (n_wanted is None or len(index.kept) < n_wanted):
                 numbers = range(index.n_scanned, min(index.n_scanned + SCAN_ROWS, n_rows))
                 for number, sample in zip(numbers, samples(self._dataset, numbers), strict=True):
-                    index.add(number, self._judge(number, sample, given))
+                    index.add(number, self._evaluate(number, sample, arguments))
             return index
 
-    def _judge(self, row: int, sample: Any, given: dict[str, float]) -> bool:
+    def _evaluate(self, row: int, sample: Any, arguments: dict[str, float]) -> bool:
         try:
-            return bool(self._predicate(sample, **given))
+            return bool(self._predicate(sample, **arguments))
         except Exception as error:
             error.add_note(f"while filtering row {row} with {name_of(self._predicate)}")
             raise
 
-    def judge_ids(self, rows: FrozenRows, ids: Int64, verdicts: PredicateCache, given: dict[str, float]) -> Mask:
-        """Which of these ids, all of them rows, the predicate likes; each is asked about once."""
+    def evaluate_ids(self, rows: FrozenRows, ids: Int64, verdicts: PredicateCache, arguments: dict[str, float]) -> Mask:
+        """Which of these ids, all of them rows, the predicate accepts; each is asked about once."""
         unknown = ids[verdicts.get(ids) == UNKNOWN]
         if len(unknown):
             with self._lock:
@@ -163,22 +163,22 @@ class FilteredDataset(Locked, View):
                 for first in range(0, len(unknown), SCAN_ROWS):
                     chunk = unknown[first : first + SCAN_ROWS]
                     for id_, sample in zip(chunk.tolist(), rows.fetch(chunk), strict=True):
-                        verdicts.put(id_, self._judge(id_, sample, given))
-        liked: Mask = verdicts.get(ids) == YES
-        return liked
+                        verdicts.put(id_, self._evaluate(id_, sample, arguments))
+        accepted: Mask = verdicts.get(ids) == YES
+        return accepted
 
     def _kept_ids(self) -> Int64:
         """The ids of the rows that are here now."""
-        given = self._given
+        arguments = self._arguments
         rows, version = snapshot_with_version(self._dataset)
-        version = self._stage_of(version)
+        version = self._full_version(version)
         # Ids are never used again: with the same ends and as many rows, these are the same rows.
         moment = (version, tuple(rows.spans()), len(rows))
         with self._lock:
             index = self._current(version)
             if index.moment != moment:
                 ids = all_ids(rows)
-                index.ids = ids[self.judge_ids(rows, ids, index.verdicts, given)]
+                index.ids = ids[self.evaluate_ids(rows, ids, index.verdicts, arguments)]
                 index.moment = moment
             return index.ids
 
@@ -207,7 +207,7 @@ class FilteredDataset(Locked, View):
     @property
     def version(self) -> str:
         """That of the dataset and, where the predicate asks for it, the progress."""
-        return self._stage_of(super().version)
+        return self._full_version(super().version)
 
     def _identity(self) -> Any:
         """What it looks at, and the predicate."""
@@ -230,12 +230,12 @@ class FilteredDataset(Locked, View):
         if not self.ids_are_numbers:
             rows, version = snapshot_with_version(self._dataset)
             with self._lock:
-                return FilteredRows(self, rows, self._current(self._stage_of(version)).verdicts, self._given)
+                return FilteredRows(self, rows, self._current(self._full_version(version)).verdicts, self._arguments)
         index = self._scanned(None)
         below = snapshot_rows(self._dataset)
         # A copy in one call: an array that is exported, as to NumPy, cannot grow under a scan in another thread.
         kept = np.frombuffer(index.kept.tobytes(), np.int64)
-        return _Grown(below, len(kept), lambda numbers: kept[numbers])
+        return _NumberedKeptRows(below, len(kept), lambda numbers: kept[numbers])
 
     # -- keeping the index
 
@@ -254,7 +254,10 @@ class FilteredDataset(Locked, View):
             raise ResumeError(
                 f"the index knows {index.n_scanned:,} rows, the dataset has {len(self._dataset):,}; scan it anew"
             )
-        own = {"version": self._stage_of(version_of(self._dataset)), "identity": self._index_identity(index.n_scanned)}
+        own = {
+            "version": self._full_version(version_of(self._dataset)),
+            "identity": self._index_identity(index.n_scanned),
+        }
         for name, value in own.items():
             if state[name] != value:
                 raise ResumeError(
@@ -307,7 +310,7 @@ class Index:
             self.kept.pop()
 
 
-class _Grown(ReindexedRows):
+class _NumberedKeptRows(ReindexedRows):
     """Kept rows under numbers of their own, which go on when the dataset grows."""
 
     def fixed_by(self) -> list[int] | None:
@@ -316,16 +319,16 @@ class _Grown(ReindexedRows):
 
 
 class FilteredRows(DelegatingRows):
-    """Frozen rows of which some are not there, because the predicate does not like them."""
+    """Frozen rows of which some are not there, because the predicate refuses them."""
 
     keeps_numbers = False
 
     def __init__(
-        self, dataset: FilteredDataset, rows: FrozenRows, verdicts: PredicateCache, given: dict[str, float]
+        self, dataset: FilteredDataset, rows: FrozenRows, verdicts: PredicateCache, arguments: dict[str, float]
     ) -> None:
         super().__init__(rows)
         self.uuid = f"{rows.uuid}|filtered" if rows.uuid else ""
-        self._dataset, self._verdicts, self._given = dataset, verdicts, given
+        self._dataset, self._verdicts, self._arguments = dataset, verdicts, arguments
         self._n_rows: int | None = None
 
     def __len__(self) -> int:
@@ -334,10 +337,10 @@ class FilteredRows(DelegatingRows):
         return self._n_rows
 
     def alive(self, ids: Int64) -> Mask | None:
-        """Those that are there and liked."""
+        """Those that are there and accepted."""
         below = self.rows.alive(ids)
         mask = np.ones(len(ids), bool) if below is None else below.copy()
-        mask[mask] = self._dataset.judge_ids(self.rows, ids[mask], self._verdicts, self._given)
+        mask[mask] = self._dataset.evaluate_ids(self.rows, ids[mask], self._verdicts, self._arguments)
         return mask
 
 

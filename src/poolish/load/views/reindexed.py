@@ -94,7 +94,7 @@ class ShuffledDataset(ReindexedView):
     def __init__(self, dataset: Any, seed: int = 0) -> None:
         super().__init__(dataset)
         self._seed = seeds.check_seed(seed)
-        self._turn_to(0)
+        self._begin_epoch(0)
 
     def _order(self, n_below: int | None = None) -> KeyedPermutation:
         """This epoch's."""
@@ -107,10 +107,10 @@ class ShuffledDataset(ReindexedView):
 
     def set_epoch(self, epoch: int) -> None:
         """From now on the order is that of ``epoch``."""
-        self._turn_to(check_epoch(epoch))
+        self._begin_epoch(check_epoch(epoch))
         super().set_epoch(epoch)
 
-    def _turn_to(self, epoch: int) -> None:
+    def _begin_epoch(self, epoch: int) -> None:
         self._key = seeds.key(self._seed, "shuffle", epoch)
 
     @property

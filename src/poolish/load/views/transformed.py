@@ -19,7 +19,7 @@ from poolish.load.dataset import ADVICE, check_version, identity_of, whole_numbe
 from poolish.load.frozen import FrozenRows, Int64
 from poolish.load.views.view import ReadRows, SampleView, check_epoch
 
-_ASKED = ("rng", "progress")
+_EXTRA = ("rng", "progress")
 
 
 @fixed_parameters("make a new TransformedDataset", stored=False)
@@ -57,8 +57,8 @@ class TransformedDataset(SampleView):
         if not callable(fn):
             raise ConfigError(f"fn is called with each sample, got {type(fn).__name__} {fn!r}; pass a function")
         self._fn, self._seed, self._epochs = fn, seeds.check_seed(seed), n_epochs(epochs)
-        self._asks, self._version = asks(fn, self._epochs), check_version(version)
-        self._turn_to(0)
+        self._extra, self._version = extra_arguments(fn, self._epochs), check_version(version)
+        self._begin_epoch(0)
 
     def __getitem__(self, index: int) -> Any:
         if self._call.wants_rng:
@@ -77,19 +77,19 @@ class TransformedDataset(SampleView):
 
     def set_epoch(self, epoch: int) -> None:
         """From now on samples are those of ``epoch``, here and below."""
-        self._turn_to(check_epoch(epoch))
+        self._begin_epoch(check_epoch(epoch))
         super().set_epoch(epoch)
 
-    def _turn_to(self, epoch: int) -> None:
+    def _begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        given = {"progress": self.progress} if "progress" in self._asks else {}
-        self._call = Call(self._fn, given, self._seed if "rng" in self._asks else None, epoch)
+        given = {"progress": self.progress} if "progress" in self._extra else {}
+        self._call = TransformCall(self._fn, given, self._seed if "rng" in self._extra else None, epoch)
 
     @property
     def version(self) -> str:
         """That of the dataset and, where the function asks for randomness or progress, the epoch."""
         parts = [super().version]
-        if self._asks:
+        if self._extra:
             parts += [f"seed {self._seed}", f"epoch {self._epoch}", f"epochs {self._epochs}"]
         return "|".join(parts)
 
@@ -103,7 +103,7 @@ class TransformedDataset(SampleView):
         return progress_at(self._epoch, self._epochs)
 
 
-class Call:
+class TransformCall:
     """The function, with what it asks for in one epoch; never changed, so that rows taken earlier keep it."""
 
     def __init__(self, fn: Callable[..., Any], given: dict[str, Any], seed: int | None, epoch: int) -> None:
@@ -132,7 +132,7 @@ def n_epochs(epochs: int | None) -> int | None:
     return epochs
 
 
-def asks(fn: Callable[..., Any], epochs: int | None) -> frozenset[str]:
+def extra_arguments(fn: Callable[..., Any], epochs: int | None) -> frozenset[str]:
     """Which of the extra arguments a function names."""
     check_attributes(fn, "TransformedDataset")
     try:
@@ -141,7 +141,7 @@ def asks(fn: Callable[..., Any], epochs: int | None) -> frozenset[str]:
         return frozenset()
     if "progress" in names and epochs is None:
         raise ConfigError(f"{name_of(fn)} asks for progress; say over how many epochs it goes: epochs=...")
-    return frozenset(name for name in _ASKED if name in names)
+    return frozenset(name for name in _EXTRA if name in names)
 
 
 def progress_at(epoch: int, epochs: int | None) -> float:
