@@ -149,7 +149,7 @@ class CachedDataset(Locked, View):
                         kept, how, _ = memory.entries[index]
             except KeyError:
                 return self.__getitems__([index])[0]
-            # Without a lock, and exact all the same: CPython does not change threads between these two halves of +=.
+            # Without a lock, which would cost a quarter of a hit: where threads meet here, a hit may go uncounted.
             self._hits += 1
             self._accesses.append(index)
             if type(how) is tuple:

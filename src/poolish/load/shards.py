@@ -196,6 +196,10 @@ class ColumnShard(SampleView):
         super().__init__(dataset)
         self.columns = _check_columns(columns)
 
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        # A third of the time of asking for a list of one.
+        return _select(self._dataset[self._numbers_below([index])[0]], self.columns)
+
     def _over(self, rows: FrozenRows) -> FrozenRows:
         """The rows, with these columns."""
         return _ColumnRows(rows, self.columns)

@@ -313,7 +313,7 @@ class LiveRows:
 
     def fetch(self, ids: Int64) -> list[Any]:
         """In one call where the dataset knows how."""
-        return samples(self._dataset, ids)
+        return samples(self._dataset, ids.tolist())
 
     def table(self, ids: Int64) -> None:
         """Only samples."""
