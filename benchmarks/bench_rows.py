@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from benchmarks.harness import Measure, Missing, compare, needs, per_call
 from poolish import DatasetBuffer
-from poolish.rows.gather import gather_fn
+from poolish.rows.access import gather_fn
 
 SIZES = (10_000, 100_000, 1_000_000)
 TEXT_LENGTH = 200

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.schema import canonical, describe, dtype_and_shape, is_tensor, readable, tensor_type
-from poolish.schema.types import NATIVE, TENSOR_DTYPES, carriers_per_value, numpy_dtype
+from poolish.schema.types import NATIVE, TENSOR_DTYPES, carrier, carriers_per_value, empty_array, is_list, numpy_dtype
 from poolish.torch_bridge import is_torch_tensor
 
 Array = NDArray[Any]
@@ -107,7 +107,7 @@ class TableView:
         values = self._values.get(whole)
         if part and isinstance(values, (pa.Array, pa.ChunkedArray)):
             try:
-                return pc.struct_field(_one_chunk(values), part.split("."))
+                return pc.struct_field(one_chunk(values), part.split("."))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
                 pass
         raise NotApplicable(f"there is no column {name!r}, only {self.names}")
@@ -165,7 +165,7 @@ class Column:
         self.name = name
         values = read_values(name, values, may_round=may_round)
         is_arrow = isinstance(values, (pa.Array, pa.ChunkedArray))
-        self._values = _decoded(_one_chunk(values)) if is_arrow else values
+        self._values = _decoded(one_chunk(values)) if is_arrow else values
 
     def __len__(self) -> int:
         return len(self._values)
@@ -242,7 +242,7 @@ class Column:
         is_array = not isinstance(values, pa.Array) or is_tensor(values.type)
         if is_array and self.shapes.shape[1]:
             return self.shapes[:, 0]
-        if is_array or not (_is_text(values.type) or _is_bytes(values.type) or _is_list(values.type)):
+        if is_array or not (_is_text(values.type) or _is_bytes(values.type) or is_list(values.type)):
             raise NotApplicable(f"column {self.name!r} is {self.type_name}, which has no length")
         return _lengths(values)
 
@@ -254,7 +254,7 @@ class Column:
             raise NotApplicable(f"column {self.name!r} holds arrays of different ranks")
         if isinstance(values, np.ndarray):
             return np.tile(np.asarray(values.shape[1:], np.int64), (len(self), 1))
-        if _is_list(values.type):
+        if is_list(values.type):
             return _lengths(values)[:, None]
         if not is_tensor(values.type):
             return np.empty((len(self), 0), np.int64)
@@ -294,7 +294,7 @@ class Column:
         if isinstance(self._values, np.ndarray):
             return _read_only(self._values)
         type_ = self.arrow_type
-        flat = None if type_ is None or self.nulls is not None or _is_list(type_) else self._flat_or_none()
+        flat = None if type_ is None or self.nulls is not None or is_list(type_) else self._flat_or_none()
         if flat is not None and flat.offsets is None and isinstance(flat.values, np.ndarray):
             shape = dtype_and_shape(type_)[1] if is_tensor(type_) else ()
             return _read_only(flat.values.reshape(len(self), *(size or 0 for size in shape)))
@@ -431,13 +431,24 @@ def _stacked(values: list[Array | None], present: list[Array]) -> Any:
     shapes = np.array([(0,) * rank if each is None else each.shape for each in values], np.int64)
     type_ = tensor_type(dtype.name, (None,) * rank)
     flat = np.concatenate([each.reshape(-1) for each in present]).astype(dtype, copy=False)
-    carried = _carried(flat, type_.storage_type.field("data").type.value_type)
-    offsets = _offsets(np.prod(shapes, axis=1, dtype=np.int64) * carriers_per_value(dtype.name))
-    data = pa.LargeListArray.from_arrays(offsets, carried)
-    sizes = pa.FixedSizeListArray.from_arrays(pa.array(shapes.reshape(-1)), rank)
-    is_null = pa.array([each is None for each in values])
-    storage = pa.StructArray.from_arrays([data, sizes], fields=list(type_.storage_type), mask=is_null)
-    return pa.ExtensionArray.from_storage(type_, storage)
+    is_there = np.packbits([each is not None for each in values], bitorder="little")
+    return build_ragged(type_, shapes, flat.view(np.uint8), pa.py_buffer(is_there))
+
+
+def build_ragged(
+    type_: pa.DataType, shapes: Sequence[Sequence[int]], data: Any, valid: pa.Buffer | None = None
+) -> pa.Array:
+    """A ragged tensor array from the shapes of its rows and all their values, one behind the other."""
+    storage = type_.storage_type
+    carried, n = storage.field("data").type.value_type, len(shapes)
+    sizes = np.array(shapes, np.int64).reshape(n, len(type_.shape))
+    per_value = numpy_dtype(type_.dtype).itemsize * 8 // carried.bit_width
+    offsets = np.concatenate(([0], np.cumsum(sizes.prod(axis=1, dtype=np.int64) * per_value)))
+    items = pa.Array.from_buffers(carried, int(offsets[-1]), [None, pa.py_buffer(data)])
+    values = pa.Array.from_buffers(storage.field("data").type, n, [None, pa.py_buffer(offsets)], children=[items])
+    shape = pa.Array.from_buffers(storage.field("shape").type, n, [None], children=[pa.array(sizes.ravel())])
+    struct = pa.Array.from_buffers(storage, n, [valid], children=[values, shape])
+    return pa.ExtensionArray.from_storage(type_, struct)
 
 
 def _are_mixed_ranks(values: list[Any]) -> bool:
@@ -449,17 +460,19 @@ def _are_mixed_ranks(values: list[Any]) -> bool:
 def to_arrow(values: Any) -> pa.Array:
     """A column as an Arrow array; numbers are not copied."""
     if not isinstance(values, np.ndarray):
-        return _one_chunk(values)
+        return one_chunk(values)
     if values.ndim == 1 and values.dtype.kind != "c":
         return pa.array(values)
-    type_ = tensor_type(values.dtype.name, values.shape[1:])
-    carried = _carried(np.ascontiguousarray(values).reshape(-1), type_.storage_type.value_type)
-    storage = pa.FixedSizeListArray.from_arrays(carried, type=type_.storage_type)
+    return tensor_array(values.dtype.name, values)
+
+
+def tensor_array(dtype: str, rows: Array) -> pa.Array:
+    """An Arrow array of tensors of this dtype, one per entry of the first dimension; contiguous rows are not copied."""
+    type_ = tensor_type(dtype, rows.shape[1:])
+    data = pa.py_buffer(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+    items = pa.Array.from_buffers(carrier(dtype), rows.size * carriers_per_value(dtype), [None, data])
+    storage = pa.Array.from_buffers(type_.storage_type, len(rows), [None], children=[items])
     return pa.ExtensionArray.from_storage(type_, storage)
-
-
-def _carried(flat: Array, carrier: pa.DataType) -> pa.Array:
-    return pa.array(flat.view(carrier.to_pandas_dtype()) if flat.dtype.kind in "bc" else flat, carrier)
 
 
 def _torch_values(tensor: Any) -> Array:
@@ -478,16 +491,15 @@ def _read_only(values: Array) -> Array:
 # Arrow --------------------------------------------------------------------------------------------------------------
 
 
-def _one_chunk(values: Any) -> pa.Array:
+def one_chunk(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column as one array; without a copy where it has one chunk."""
     if not isinstance(values, pa.ChunkedArray):
         return values
     if values.num_chunks == 1:
         return values.chunk(0)
     if kinds.is_string(values.type) or kinds.is_binary(values.type):  # together they may be more than 2 GiB
         values = values.cast(pa.large_string() if kinds.is_string(values.type) else pa.large_binary())
-    if values.num_chunks == 0:
-        return pa.chunked_array([pa.nulls(0, values.type)]).chunk(0)
-    return values.combine_chunks()
+    return pa.concat_arrays(values.chunks) if values.num_chunks else empty_array(values.type)
 
 
 def _decoded(array: pa.Array) -> pa.Array:
@@ -509,7 +521,7 @@ def _flattened(array: pa.Array, name: str, read: Callable[[pa.Array, str], Array
     type_ = array.type
     if is_tensor(type_):
         return _flat_tensors(array)
-    if _is_list(type_):
+    if is_list(type_):
         inner = _flattened(_decoded(array.flatten()), name, read)
         outer = _offsets(_lengths(array))
         each = 1 if inner.values_per_row is None else inner.values_per_row
@@ -591,14 +603,3 @@ def _is_text(type_: pa.DataType) -> bool:
 
 def _is_bytes(type_: pa.DataType) -> bool:
     return bool(kinds.is_binary(type_) or kinds.is_large_binary(type_) or kinds.is_fixed_size_binary(type_))
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    are_lists = (
-        kinds.is_list,
-        kinds.is_large_list,
-        kinds.is_fixed_size_list,
-        kinds.is_list_view,
-        kinds.is_large_list_view,
-    )
-    return any(is_list(type_) for is_list in are_lists)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish.rows.decode import reader
-from poolish.rows.gather import gather_fn
+from poolish.rows.access import gather_fn, reader
 from tests.rows.facts import plain
 from tests.rows.kinds import KINDS, array_of, arrow_of, cell_of, listed_array
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from poolish import DatasetBuffer, Field
 from poolish.errors import SchemaError
-from poolish.rows import hf_bridge
+from poolish.rows import bridges
 from tests.rows.facts import column, facts, plain
 
 
@@ -457,8 +457,8 @@ def test_a_column_beyond_32_bit_offsets_becomes_chunks(name, chunk_bytes, max_of
     buffer.append([{"n": -1, "x": LARGE[name](6)}] * 3)
     buffer.retain(0.8, by="latest")
     expected = buffer.to_hf_dataset()
-    monkeypatch.setattr(hf_bridge, "CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(hf_bridge, "MAX_OFFSET", max_offset)
+    monkeypatch.setattr(bridges, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(bridges, "MAX_OFFSET", max_offset)
 
     dataset = buffer.to_hf_dataset()
 
@@ -470,7 +470,7 @@ def test_a_column_beyond_32_bit_offsets_becomes_chunks(name, chunk_bytes, max_of
 
 def test_a_row_that_no_chunk_holds_is_an_error(monkeypatch):
     """The number, the limit and the other way are named."""
-    monkeypatch.setattr(hf_bridge, "MAX_OFFSET", 100)
+    monkeypatch.setattr(bridges, "MAX_OFFSET", 100)
 
     with pytest.raises(SchemaError, match=r"one row has 150 bytes or elements .* up to 100; .*to_arrow"):
         buffer_of([{"x": "a"}, {"x": "b" * 150}]).to_hf_dataset()

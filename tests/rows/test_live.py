@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish.rows.memory import LiveSet
+from poolish.rows.storage import LiveSet
 
 pytestmark = pytest.mark.kernels
 

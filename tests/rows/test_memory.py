@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish.rows import memory
-from poolish.rows.memory import RESERVE_FROM, Region
+from poolish.rows import columns
+from poolish.rows.columns import RESERVE_FROM, Region
 
 MB = 1 << 20
 
@@ -145,9 +145,9 @@ def test_no_memory_leaves_the_region_as_it_was(n_bytes, monkeypatch):
     region = Region()
     region.append(some_bytes(100))
     before = address(region.export())
-    monkeypatch.setattr(memory, "_physical_memory", lambda: MB)
+    monkeypatch.setattr(columns, "_physical_memory", lambda: MB)
     if n_bytes == 1 << 46:
-        monkeypatch.setattr(memory, "_map", refused)
+        monkeypatch.setattr(columns, "_map", refused)
 
     with pytest.raises(MemoryError, match="max_size"):
         region.reserve(n_bytes)
@@ -161,9 +161,9 @@ def refused(n_bytes: int, huge_from: int) -> None:
 
 def test_little_address_space_is_enough(monkeypatch):
     """Where a reservation as large as the memory is refused, a smaller one is taken, and left when it is outgrown."""
-    real = memory._map
+    real = columns._map
     monkeypatch.setattr(
-        memory, "_map", lambda n, first: (real if n < 8 * MB or n < 2 * region.used + 4 * MB else refused)(n, first)
+        columns, "_map", lambda n, first: (real if n < 8 * MB or n < 2 * region.used + 4 * MB else refused)(n, first)
     )
     region, views = Region(), []
 
@@ -247,8 +247,8 @@ def test_memory_begins_where_a_huge_page_does(n_parts):
 @pytest.mark.parametrize(("n_first", "huge_from"), [(MB, 8 * MB), (5 * MB, 8 * MB), (8 * MB, 0), (50 * MB, 0)])
 def test_huge_pages_are_used_where_they_fill(n_first, huge_from, monkeypatch):
     """From 8 MiB on, where a page that stays part empty adds at most a quarter; from the start by large columns."""
-    asked, real = [], memory._map
-    monkeypatch.setattr(memory, "_map", lambda n, first: asked.append(first) or real(n, first))
+    asked, real = [], columns._map
+    monkeypatch.setattr(columns, "_map", lambda n, first: asked.append(first) or real(n, first))
     region = Region()
 
     region.append(some_bytes(n_first))
@@ -259,7 +259,7 @@ def test_huge_pages_are_used_where_they_fill(n_first, huge_from, monkeypatch):
 
 def test_a_system_without_huge_pages_does_as_well(monkeypatch):
     """It answers that there are none."""
-    monkeypatch.setattr(memory.mmap, "MADV_HUGEPAGE", 12345)
+    monkeypatch.setattr(columns.mmap, "MADV_HUGEPAGE", 12345)
     region = Region()
 
     region.append(some_bytes(9 * MB))

@@ -28,7 +28,7 @@ import pytest
 from poolish import DatasetBuffer
 from poolish.guards import Suite
 from poolish.rows import buffer as buffer_module
-from poolish.rows import columns, memory, storage
+from poolish.rows import columns, storage
 from tests.effort import IS_SOAK, some, times
 from tests.faults import in_own_process, interrupted_at_line
 from tests.rows.children import in_child
@@ -164,7 +164,7 @@ def failing_allocation(k: int) -> Iterator[list[int]]:
 
     with (
         mock.patch.multiple(np, **{name: failing(getattr(np, name)) for name in ALLOCATING}),
-        mock.patch.object(memory, "_allocate", failing(memory._allocate)),
+        mock.patch.object(columns, "_allocate", failing(columns._allocate)),
     ):
         yield count
 
@@ -195,7 +195,7 @@ def test_no_memory_is_no_change(name, tmp_path):
 
 # Every line ---------------------------------------------------------------------------------------------------
 
-CHANGING = {"buffer.py", "storage.py", "columns.py", "memory.py", "guard.py"}
+CHANGING = {"buffer.py", "storage.py", "columns.py", "guard.py"}
 
 
 def interrupted_at(k: int) -> AbstractContextManager[list[str]]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish.rows import columns, memory, storage
+from poolish.rows import columns, storage
 from poolish.rows.snapshot import Snapshot
 from poolish.rows.storage import StoredRows
 from poolish.schema import Schema
@@ -185,7 +185,7 @@ def test_no_room_to_move_is_no_reason_to_keep_rows(tidy, monkeypatch):
     """Thinning needs no new memory: without it the rows stay where they are, and the next change tries again."""
     rows = stored_rows(100)
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "_allocate", no_memory)
+        patch.setattr(columns, "_allocate", no_memory)
         rows = rows.keeping(np.arange(0, 100, 10), 100)
         assert rows.end == 100
 

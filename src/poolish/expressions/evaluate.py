@@ -30,7 +30,7 @@ import pyarrow.types as kinds
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.expressions.nodes import KEYWORDS, Node, negative_node, short, text_of
 from poolish.expressions.rules import ON_DICTIONARY, RULES, Operand, constant_operand
-from poolish.schema.types import spelled_out
+from poolish.schema.types import dictionary_decode
 
 #: Part of the key of every cached result. Raise it whenever an expression may give another result than before.
 EVALUATOR_VERSION = 2
@@ -56,7 +56,7 @@ def _evaluate_on_dictionary(node: Node, operands: list[Operand], encoded: Operan
     found = []
     for chunk in encoded.value.chunks if isinstance(encoded.value, pa.ChunkedArray) else [encoded.value]:
         is_worth_it = len(chunk.dictionary) <= len(chunk)
-        values = chunk.dictionary.cast(encoded.type) if is_worth_it else spelled_out(chunk, encoded.type)
+        values = chunk.dictionary.cast(encoded.type) if is_worth_it else dictionary_decode(chunk, encoded.type)
         given = [Operand(each.node, each.type, values) if each is encoded else each for each in operands]
         type_, answers = RULES[node.op](node, *given)
         found.append(answers.take(chunk.indices) if is_worth_it else answers)

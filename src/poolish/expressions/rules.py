@@ -22,7 +22,7 @@ import pyarrow.types as kinds
 
 from poolish.errors import RecipeError
 from poolish.expressions.nodes import COMPARISONS, FLIPPED, Node, constant_text, short, text_of, type_named
-from poolish.schema.types import spelled_out
+from poolish.schema.types import dictionary_decode
 
 Typed = tuple[pa.DataType, Any]
 
@@ -65,7 +65,7 @@ class Operand:
 
     def decoded(self) -> Operand:
         """The same without dictionary encoding."""
-        return Operand(self.node, self.type, spelled_out(self.value, self.type)) if self.is_dictionary else self
+        return Operand(self.node, self.type, dictionary_decode(self.value, self.type)) if self.is_dictionary else self
 
     def __str__(self) -> str:
         if self.is_constant:

@@ -21,6 +21,7 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish import kernels, torch_bridge
+from poolish.columns import one_chunk
 from poolish.errors import ConfigError
 from poolish.load.batch import collate, empty_like, tensors
 from poolish.load.frozen import FrozenRows, Int64, SnapshotRows
@@ -28,9 +29,8 @@ from poolish.load.planner import LoaderPosition, Plan, ReadRequest, StepPlanner
 from poolish.load.structures import nbytes
 from poolish.prefetch import Prefetcher, Workers
 from poolish.rows import DatasetBuffer
-from poolish.rows.cast import one_chunk
-from poolish.rows.decode import number_rows, tensor_rows, to_array, to_tensor
-from poolish.rows.gather import gather_fn
+from poolish.rows.access import gather_fn, number_rows, tensor_rows
+from poolish.rows.bridges import to_array, to_tensor
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype, readable
 

@@ -18,13 +18,14 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish import seeds
+from poolish.columns import one_chunk
 from poolish.errors import CorruptDataError, SchemaError
 from poolish.expressions import col
 from poolish.fingerprints.tables import is_rare
-from poolish.rows.cast import cast_exact, one_chunk
+from poolish.rows.cast import cast_exact
 from poolish.rows.values import ragged, resolve_null_type
 from poolish.schema import Schema, dtype_and_shape, is_tensor, types
-from poolish.schema.types import spelled_out, unsliced
+from poolish.schema.types import dictionary_decode, unsliced
 
 Mask = NDArray[np.bool_]
 
@@ -166,7 +167,7 @@ def canonical_table(table: pa.Table) -> pa.Table:
         return table
     for i, each in enumerate(table.schema):
         if kinds.is_dictionary(each.type) and is_rare(each.type):
-            table = table.set_column(i, each.name, spelled_out(table.column(i), wanted.field(i).type))
+            table = table.set_column(i, each.name, dictionary_decode(table.column(i), wanted.field(i).type))
     return table.cast(wanted)
 
 

@@ -29,11 +29,11 @@ from poolish.concurrency import ForkGuard
 from poolish.errors import ConfigError
 from poolish.health import Health
 from poolish.rows import normalizers
+from poolish.rows.access import gather_fn
 from poolish.rows.codec import Draft, RowCodec, joined, kept_types, runs_of
-from poolish.rows.gather import gather_fn
 from poolish.rows.retention import RETENTION, Policy, Retention, drop_policy, n_kept
 from poolish.rows.row_state import RowState, RowStates, SavedRowState
-from poolish.rows.snapshot import ReadsSnapshots, Snapshot, check_mask, checked_ids
+from poolish.rows.snapshot import Snapshot, SnapshotReads, check_mask, checked_ids
 from poolish.rows.storage import State, StoredRows
 from poolish.rows.validate import Limits
 from poolish.rows.values import copy_mutable
@@ -51,7 +51,7 @@ RejectedRows: TypeAlias = "tuple[pa.Table, Result, NDArray[np.bool_]]"
 PENDING_ROWS = 1024
 
 
-class DatasetBuffer(ReadsSnapshots):
+class DatasetBuffer(SnapshotReads):
     """A mutable, schema-safe dataset in memory, bounded by fractions and sizes you choose, readable at any time.
 
     ``append`` is all or nothing: a bad sample anywhere leaves the buffer as it was. Rows keep their order, oldest
@@ -458,6 +458,11 @@ class DatasetBuffer(ReadsSnapshots):
     def schema(self) -> Schema | None:
         """The columns and their types; None until the first append."""
         return self._state.schema
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next row will get."""
+        return self.snapshot().next_id
 
     @property
     def is_full(self) -> bool:

@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish.columns import build_ragged, one_chunk, tensor_array
 from poolish.errors import SchemaError, UnknownColumn
-from poolish.rows.decode import tensor_rows
-from poolish.rows.encode import build_ragged, encoder_of, shape_advice
-from poolish.rows.validate import Limits, ValueRejected, check_text, null_rejected
+from poolish.rows.access import tensor_rows
+from poolish.rows.encode import encoder_of, shape_advice
+from poolish.rows.validate import Limits, ValueRejected, check_text, first_invalid, null_rejected
 from poolish.rows.values import as_list, image_hint, is_array, is_bytes_view, stored, widen_all
 from poolish.schema import (
     Field,
@@ -34,9 +35,8 @@ from poolish.schema import (
     is_tensor,
     numpy_dtype,
     offsets_of,
-    tensor_type,
 )
-from poolish.schema.types import carrier, carriers_per_value, check_names, is_hf_array
+from poolish.schema.types import carrier, check_names, is_hf_array
 
 
 def cast_exact(array: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -70,10 +70,7 @@ def cast_exact(array: pa.Array, type_: pa.DataType) -> pa.Array:
 
 def _is_bare_image(array: pa.Array) -> bool:
     """Whether these are Hugging Face's images, {bytes, path}, of which only the bytes are there."""
-    if not kinds.is_struct(array.type) or [array.type.field(i).name for i in range(array.type.num_fields)] != [
-        "bytes",
-        "path",
-    ]:
+    if not kinds.is_struct(array.type) or [field.name for field in array.type] != ["bytes", "path"]:
         return False
     return bool(array.field("path").null_count == len(array) and array.field("bytes").null_count == array.null_count)
 
@@ -128,16 +125,15 @@ def _large_list(array: pa.Array, offsets: NDArray[np.int64], elements: pa.Array)
 
 
 def _cast_struct(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    names = [type_.field(i).name for i in range(type_.num_fields)]
-    given = [array.type.field(i).name for i in range(array.type.num_fields)] if kinds.is_struct(array.type) else []
-    if sorted(given) != sorted(names):
+    given = [field.name for field in array.type] if kinds.is_struct(array.type) else []
+    if sorted(given) != sorted(field.name for field in type_):
         raise _rejected(array, type_)
     children = []
-    for name in names:
+    for field in type_:
         try:
-            children.append(cast_exact(array.field(name), type_.field(name).type))
+            children.append(cast_exact(array.field(field.name), field.type))
         except ValueRejected as rejection:
-            raise rejection.at(f".{name}") from None
+            raise rejection.at(f".{field.name}") from None
     return pa.Array.from_buffers(type_, len(array), [validity(array)], children=children)
 
 
@@ -271,7 +267,7 @@ def _first_inexact(array: pa.Array, type_: pa.DataType) -> int | None:
     try:
         array.cast(type_)
     except pa.ArrowInvalid:
-        return _first_rejected(array, type_)
+        return first_invalid(array, lambda part: part.cast(type_))
     return None
 
 
@@ -293,19 +289,6 @@ def _equal_numbers(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool
     fits = (other >= np.iinfo(whole.dtype).min) & (other < float(np.iinfo(whole.dtype).max) + 1)
     back = np.where(fits, other, 0).astype(whole.dtype)
     return np.asarray(fits & (back == whole) & (back.astype(other.dtype) == other))
-
-
-def _first_rejected(array: pa.Array, type_: pa.DataType) -> int:
-    """The first row that cannot be cast, by halving."""
-    low, high = 0, len(array)
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            array.slice(low, middle - low).cast(type_)
-            low = middle
-        except pa.ArrowInvalid:
-            high = middle
-    return low
 
 
 def _rejected(array: pa.Array, type_: pa.DataType, index: int = 0) -> ValueRejected:
@@ -331,13 +314,6 @@ def validity(array: pa.Array) -> pa.Buffer | None:
     if array.null_count == 0:
         return None
     return pa.py_buffer(np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
-
-
-def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """A column of a table as one array; without a copy where it has one chunk."""
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else _nulls(0, column.type)
 
 
 def check_columns(columns: Any) -> None:
@@ -426,12 +402,5 @@ def _from_array(values: Any) -> pa.Array:
     dtype, array = stored(values)
     if array.ndim == 0:
         raise ValueRejected("a column has one value per row", values, "pass an array with at least one dimension")
-    array = np.ascontiguousarray(array)
-    n_rows, shape = array.shape[0], array.shape[1:]
-    if not shape and dtype == array.dtype.name and array.dtype.kind != "c":
-        return pa.array(array)
-    type_ = tensor_type(dtype, shape)
-    n_values = array.size * carriers_per_value(dtype)
-    items = pa.Array.from_buffers(carrier(dtype), n_values, [None, pa.py_buffer(array.reshape(-1).view(np.uint8))])
-    storage = pa.Array.from_buffers(type_.storage_type, n_rows, [None], children=[items])
-    return pa.ExtensionArray.from_storage(type_, storage)
+    is_plain = array.ndim == 1 and dtype == array.dtype.name and array.dtype.kind != "c"
+    return pa.array(np.ascontiguousarray(array)) if is_plain else tensor_array(dtype, array)

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from poolish import kernels
 from poolish.errors import LimitExceeded, SchemaError
+from poolish.rows.access import gather_fn
 from poolish.rows.cast import cast_exact
 from poolish.rows.encode import ColumnEncoder, Encodable, encoder_of
-from poolish.rows.gather import gather_fn
 from poolish.rows.normalizers import ARRAYS, ROWS, TABLE, Part, parts_of
 from poolish.rows.retention import Policy
 from poolish.rows.validate import Limits, ValueRejected, check_shapes, check_sizes, check_text, null_rejected, shown

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from poolish.columns import build_ragged
 from poolish.errors import BadText, NumberTooLarge
 from poolish.kernels.reference import Step
 from poolish.rows.validate import Limits, ValueRejected, too_large
@@ -307,8 +308,7 @@ class StructEncoder(ColumnEncoder):
 
     def __init__(self, type_: pa.DataType, limits: Limits) -> None:
         super().__init__(type_, limits)
-        fields = [type_.field(i) for i in range(type_.num_fields)]
-        self._parts = [(field.name, encoder_of(field.type, limits)) for field in fields]
+        self._parts = [(field.name, encoder_of(field.type, limits)) for field in type_]
 
     def _validate_and_copy(self, value: object) -> tuple[Encodable, ...]:
         if is_image(value) and [name for name, _ in self._parts] == ["bytes", "path"]:  # Hugging Face's images
@@ -414,22 +414,6 @@ class RaggedTensorEncoder(ColumnEncoder):
         return build_ragged(
             self.type, [shape for shape, _ in parts], b"".join(data for _, data in parts), _validity(validated)
         )
-
-
-def build_ragged(
-    type_: pa.DataType, shapes: Sequence[Sequence[int]], data: Any, valid: pa.Buffer | None = None
-) -> pa.Array:
-    """A ragged tensor array from the shapes of its rows and all their values, one behind the other."""
-    storage = type_.storage_type
-    carrier, n = storage.field("data").type.value_type, len(shapes)
-    sizes = np.array(shapes, np.int64).reshape(n, len(type_.shape))
-    per_value = numpy_dtype(type_.dtype).itemsize * 8 // carrier.bit_width
-    offsets = np.concatenate(([0], np.cumsum(sizes.prod(axis=1, dtype=np.int64) * per_value)))
-    items = pa.Array.from_buffers(carrier, int(offsets[-1]), [None, pa.py_buffer(data)])
-    values = pa.Array.from_buffers(storage.field("data").type, n, [None, pa.py_buffer(offsets)], children=[items])
-    shape = pa.Array.from_buffers(storage.field("shape").type, n, [None], children=[pa.array(sizes.ravel())])
-    struct = pa.Array.from_buffers(storage, n, [valid], children=[values, shape])
-    return pa.ExtensionArray.from_storage(type_, struct)
 
 
 _ENCODERS: list[tuple[Callable[[pa.DataType], bool], type[ColumnEncoder]]] = [

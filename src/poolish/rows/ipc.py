@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish.columns import one_chunk
 from poolish.errors import CorruptDataError
-from poolish.rows.cast import one_chunk
 
 LINE = 64
 _RECORD_BATCH = 3
@@ -187,7 +187,7 @@ def _over(array: pa.Array, memory: NDArray[np.uint8]) -> pa.Array:
         return pa.ExtensionArray.from_storage(type_, _over(array.storage, memory))
     if kinds.is_null(type_):
         return array
-    children = [array.field(i) for i in range(type_.num_fields)] if kinds.is_struct(type_) else []
+    children = [array.field(field.name) for field in type_] if kinds.is_struct(type_) else []
     if kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
         children = [array.values]
     n_own = {pa.large_string(): 3, pa.large_binary(): 3}.get(type_, 2)

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import SchemaError
-from poolish.rows import hf_bridge
 from poolish.rows.validate import shown
 from poolish.rows.values import as_dict, copy_mutable, is_array, is_dataclass, is_image, is_named_tuple
 from poolish.schema import features
@@ -161,9 +160,9 @@ def _parts_of_many(samples: Any) -> Iterator[Part]:
 
 def is_sample(value: object) -> bool:
     """Whether a value is one sample, not an iterable of samples."""
-    if _registered_for(type(value)) is not None or is_array(value) or is_image(value):
+    if isinstance(value, (Mapping, str, bytes, type)) or _registered_for(type(value)) is not None:
         return True
-    if isinstance(value, (Mapping, str, bytes, type)) or is_named_tuple(value) or is_dataclass(value):
+    if is_array(value) or is_image(value) or is_named_tuple(value) or is_dataclass(value):
         return True
     return not (hasattr(value, "__iter__") or (hasattr(value, "__getitem__") and hasattr(value, "__len__")))
 
@@ -181,7 +180,7 @@ def _normalizer_of(sample: Any, i: int) -> tuple[str, Normalizer]:
         return _named(found[0]), found[1]
     if isinstance(sample, Mapping):
         if type(sample) is not dict:
-            hf_bridge.refuse_splits(sample, i)
+            _refuse_splits(sample, i)
         return ROWS, _as_it_is
     if is_torch_tensor(sample):
         return "torch.Tensor", _tensor
@@ -197,6 +196,15 @@ def _normalizer_of(sample: Any, i: int) -> tuple[str, Normalizer]:
             "wrap it ({'value': ...}) or register a normalizer for its class"
         )
     return _named(type(sample)), vars
+
+
+def _refuse_splits(value: object, i: int) -> None:
+    """Reject a DatasetDict, which looks like a row of datasets, and name its splits."""
+    module = sys.modules.get("datasets")
+    if module is not None and isinstance(value, (module.DatasetDict, module.IterableDatasetDict)):
+        raise SchemaError(
+            f"row {i}: a DatasetDict holds splits, not rows; append one: dataset[{next(iter(value), 'train')!r}]"
+        )
 
 
 def _named(sample_class: type) -> str:

@@ -24,8 +24,8 @@ import pyarrow as pa
 import xxhash
 
 from poolish import files
+from poolish.columns import one_chunk
 from poolish.errors import CorruptDataError, PoolishError
-from poolish.rows.cast import one_chunk
 from poolish.rows.ipc import AlignedIpc, MappedFile, table_over, write_stream
 from poolish.rows.row_state import SavedRowState
 from poolish.rows.snapshot import Snapshot

@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import operator
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from poolish import html, kernels, seeds
+from poolish import kernels, seeds
+from poolish.columns import one_chunk
 from poolish.concurrency import cached_property
-from poolish.errors import UnknownColumn
-from poolish.printable import counted, printable
-from poolish.rows.cast import one_chunk
-from poolish.rows.decode import Reader, reader, to_array, to_tensor
-from poolish.rows.gather import GatherFn, gather_fn
+from poolish.rows.access import GatherFn, Reader, gather_fn, reader
+from poolish.rows.bridges import Conversions
 from poolish.rows.ipc import MappedFile, table_over, write_stream
-from poolish.rows.memory import LiveSet
 from poolish.rows.validate import shown
-from poolish.schema import Schema, describe
+from poolish.schema import Schema
 
 if TYPE_CHECKING:
-    import datasets
-    import torch
+    from poolish.rows.storage import LiveSet
 
 Int64 = NDArray[np.int64]
 
@@ -41,92 +36,6 @@ Lineage = tuple[tuple[str, int], ...]
 #: Rows gathered at a time while iterating.
 ITERATION_ROWS = 1024
 
-#: Rows at each end that a notebook shows.
-N_SHOWN = 5
-
-
-class Conversions(ABC):
-    """Conversions and display of the rows in a snapshot, shared by buffers and snapshots."""
-
-    @abstractmethod
-    def snapshot(self) -> Snapshot:
-        """The rows as they are now."""
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """For polars, pandas, DuckDB and everything else that speaks Arrow's C interface."""
-        return self.snapshot().to_arrow().__arrow_c_stream__(requested_schema)
-
-    def __arrow_c_schema__(self) -> object:
-        return self.snapshot().schema.to_arrow().__arrow_c_schema__()
-
-    def to_pydict(self) -> dict[str, list[Any]]:
-        """Columns as lists of the values that ``snapshot[i]`` would give."""
-        rows = self.snapshot()
-        places = rows.places(np.arange(len(rows))).tolist()
-        return {name: [read(place) for place in places] for name, read in rows.readers}
-
-    def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Columns as arrays: read-only views of numbers and tensors, object arrays of anything else."""
-        return {name: to_array(name, array) for name, array in self._chosen(columns)}
-
-    def to_torch(
-        self, columns: Sequence[str] | None = None, *, device: Any = None, copy: bool = False
-    ) -> dict[str, torch.Tensor | Any]:
-        """Columns as tensors; text and bytes stay lists, lists of different lengths become lists of tensors.
-
-        Numbers and tensors of one shape share the buffer's memory unless ``copy`` is true or the device is another one:
-        do not write to them.
-        """
-        return {name: to_tensor(name, array, device, copy) for name, array in self._chosen(columns)}
-
-    def to_hf_dataset(self) -> datasets.Dataset:
-        """A Hugging Face dataset with the features the rows came with, or those their types ask for."""
-        from poolish.rows.hf_bridge import to_dataset
-
-        rows = self.snapshot()
-        return to_dataset(rows.to_arrow(), rows.schema)
-
-    def _chosen(self, columns: Sequence[str] | None) -> Iterable[tuple[str, pa.Array]]:
-        if isinstance(columns, str):
-            raise TypeError(f"columns is a list of names, got {columns!r}; pass columns=[{columns!r}]")
-        rows = self.snapshot()
-        names = rows.schema.names if columns is None else list(columns)
-        unknown = [name for name in names if name not in rows.schema]
-        if unknown:
-            raise UnknownColumn(f"no column {unknown[0]!r}; there are {rows.schema.names}")
-        table = rows.to_arrow()
-        return [(name, one_chunk(table.column(name))) for name in names]
-
-    def __repr__(self) -> str:
-        rows, extra = self.snapshot(), self._settings_text()
-        columns = ", ".join(f"{field.name}: {describe(field.type)}" for field in rows.schema)
-        held = f" of {{{columns}}}" if columns else ", no schema yet"
-        return printable(f"{type(self).__name__}({counted(len(rows), 'row')}{held}{extra and ', '}{extra})")
-
-    def _repr_html_(self) -> str:
-        """A table of the first and last rows, with their ids and the types of their columns."""
-        rows = self.snapshot()
-        numbers = list(range(len(rows)))
-        shown = numbers if len(numbers) <= 2 * N_SHOWN else [*numbers[:N_SHOWN], *numbers[-N_SHOWN:]]
-        headers = ["id", *(f"{field.name} ({describe(field.type)})" for field in rows.schema)]
-        body: list[list[Any]] = [[int(rows.ids[i]), *map(_short, rows[i].values())] for i in shown]
-        if len(shown) < len(numbers):
-            body.insert(N_SHOWN, ["..."] * len(headers))
-        return str(html.element("div", html.element("p", repr(self)), html.table(headers, body)))
-
-    def _settings_text(self) -> str:
-        """What the repr adds behind the columns."""
-        return ""
-
-
-def _short(value: object) -> str:
-    if hasattr(value, "shape"):
-        return f"{value.dtype}{list(value.shape)}"  # type: ignore[attr-defined]
-    if isinstance(value, bytes):
-        return f"{len(value):,} bytes"
-    words = str(value)
-    return words if len(words) <= 80 else words[:77] + "..."
-
 
 class Found(NamedTuple):
     """What ``by_id`` gives: the rows that are still there, in the order asked for, and the ids that are gone."""
@@ -135,7 +44,106 @@ class Found(NamedTuple):
     gone: Int64
 
 
-class Snapshot(Conversions):
+class SnapshotReads(Conversions):
+    """The methods that read rows, shared by buffers and snapshots: each reads one snapshot, never half of a change."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows as dicts, the way torch's DataLoader asks for a whole batch: numbers have the dtype of their column.
+
+        ``snapshot[i]`` gives Python's own numbers, of which a batch would become float64 or int64.
+        """
+        rows = self.snapshot()
+        places = rows.places(indices).tolist()
+        readers = rows.typed_readers
+        return [{name: read(place) for name, read in readers} for place in places]
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """The rows one by one, as one-row tables; rows that come or go meanwhile make no difference."""
+        return _one_by_one(self.snapshot())
+
+    def get_batch(self, indices: ArrayLike) -> pa.Table:
+        """The rows with these numbers, in this order, copied into a table of their own."""
+        return self.snapshot().get_batch(indices)
+
+    def by_id(self, ids: ArrayLike) -> Found:
+        """The rows with these ids that are still there, and which of the ids are gone."""
+        rows = self.snapshot()
+        asked = checked_ids(ids, rows.next_id)
+        numbers, found = rows.numbers_of(asked)
+        return Found(rows.get_batch(numbers), asked[~found])
+
+    @overload
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+        *,
+        with_ids: Literal[False] = False,
+    ) -> pa.Table: ...
+
+    @overload
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+        *,
+        with_ids: Literal[True],
+    ) -> tuple[pa.Table, Int64]: ...
+
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+        *,
+        with_ids: bool = False,
+    ) -> pa.Table | tuple[pa.Table, Int64]:
+        """``n`` random rows; ``weights`` are numbers, one per row, or the name of a column that holds them.
+
+        ``with_ids`` adds the row ids of the drawn rows, for ``by_id`` and ``update``.
+
+        Every call draws anew, from the generator of the buffer that follows its seed. A pickled snapshot has a child
+        of that generator, each copy another one. Forked processes all inherit the same one: pass ``rng`` there.
+
+        >>> from poolish import DatasetBuffer
+        >>> buffer = DatasetBuffer(seed=7)
+        >>> buffer.append([{"x": i} for i in range(10)])
+        >>> buffer.sample(3)["x"].to_pylist() == buffer.sample(3)["x"].to_pylist()
+        False
+        """
+        rows = self.snapshot()
+        numbers = rows.draw(n, weights, replace, rows.rng if rng is None else rng)
+        table = rows.get_batch(numbers)
+        return (table, rows.ids[numbers]) if with_ids else table
+
+    @property
+    def ids(self) -> Int64:
+        """The row id of every row, oldest first; ids count up for ever and are never used again."""
+        return self.snapshot().ids
+
+    @property
+    def generations(self) -> list[tuple[int, int]]:
+        """The ids ``[first, last)`` that each append brought, for appends of which rows may be left."""
+        return self.snapshot().generations
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as a table of one chunk, without a copy unless rows have left from the middle."""
+        return self.snapshot().to_arrow()
+
+
+def _one_by_one(rows: Snapshot) -> Iterator[pa.Table]:
+    for first in range(0, len(rows), ITERATION_ROWS):
+        table = rows[first : first + ITERATION_ROWS]
+        for i in range(table.num_rows):
+            yield table.slice(i, 1)
+
+
+class Snapshot(SnapshotReads):
     """Rows as they were at one moment.
 
     >>> from poolish import DatasetBuffer
@@ -222,24 +230,7 @@ class Snapshot(Conversions):
         place = i + self._first if self._live is None else self._live.place(i + self._n_before)
         return {name: read(place) for name, read in self.readers}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows as dicts, the way torch's DataLoader asks for a whole batch: numbers have the dtype of their column.
-
-        ``snapshot[i]`` gives Python's own numbers, of which a batch would become float64 or int64.
-        """
-        places = self.places(indices).tolist()
-        readers = self._typed_readers
-        return [{name: read(place) for name, read in readers} for place in places]
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        """The rows one by one, as one-row tables."""
-        for first in range(0, self._n_rows, ITERATION_ROWS):
-            table = self[first : first + ITERATION_ROWS]
-            for i in range(table.num_rows):
-                yield table.slice(i, 1)
-
     def get_batch(self, indices: ArrayLike) -> pa.Table:
-        """The rows with these numbers, in this order, copied into a table of their own."""
         places = self.places(indices)
         return pa.Table.from_arrays([gather(places) for gather in self._gather_fns], schema=self.schema.to_arrow())
 
@@ -278,7 +269,7 @@ class Snapshot(Conversions):
         return [(name, reader(array)) for name, array in zip(self.schema.names, self._arrays, strict=True)]
 
     @cached_property
-    def _typed_readers(self) -> list[tuple[str, Reader]]:
+    def typed_readers(self) -> list[tuple[str, Reader]]:
         columns = zip(self.schema.names, self._arrays, strict=True)
         return [(name, reader(array, typed=True)) for name, array in columns]
 
@@ -286,7 +277,6 @@ class Snapshot(Conversions):
 
     @cached_property
     def ids(self) -> Int64:
-        """The row id of every row, oldest first; ids count up for ever and are never used again."""
         ids = self._all_ids[self._first : self._last]
         if self._live is not None:
             ids = self._all_ids[self._live.places(self._first, self._last)]
@@ -301,7 +291,6 @@ class Snapshot(Conversions):
 
     @property
     def generations(self) -> list[tuple[int, int]]:
-        """The ids ``[first, last)`` that each append brought, for appends of which rows may be left."""
         ends = [*self._starts[1:].tolist(), self.next_id]
         first_id = int(self.ids[0]) if self._n_rows else self.next_id
         pairs = zip(self._starts.tolist(), ends, strict=True) if len(self._starts) else iter(())
@@ -315,12 +304,6 @@ class Snapshot(Conversions):
         """
         return next((branch for branch, first_id in reversed(self.lineage) if first_id < max(1, next_id)), "")
 
-    def by_id(self, ids: ArrayLike) -> Found:
-        """The rows with these ids, and which of the ids are gone."""
-        asked = checked_ids(ids, self.next_id)
-        numbers, found = self.numbers_of(asked)
-        return Found(self.get_batch(numbers), asked[~found])
-
     def numbers_of(self, ids: Int64) -> tuple[Int64, NDArray[np.bool_]]:
         """Row numbers of the ids that are still there, and for each id whether it is."""
         numbers = np.searchsorted(self.ids, ids)
@@ -329,55 +312,6 @@ class Snapshot(Conversions):
         return numbers[found], found
 
     # -- random rows
-
-    @overload
-    def sample(
-        self,
-        n: int,
-        weights: ArrayLike | str | None = None,
-        replace: bool = False,
-        rng: np.random.Generator | None = None,
-        *,
-        with_ids: Literal[False] = False,
-    ) -> pa.Table: ...
-
-    @overload
-    def sample(
-        self,
-        n: int,
-        weights: ArrayLike | str | None = None,
-        replace: bool = False,
-        rng: np.random.Generator | None = None,
-        *,
-        with_ids: Literal[True],
-    ) -> tuple[pa.Table, Int64]: ...
-
-    def sample(
-        self,
-        n: int,
-        weights: ArrayLike | str | None = None,
-        replace: bool = False,
-        rng: np.random.Generator | None = None,
-        *,
-        with_ids: bool = False,
-    ) -> pa.Table | tuple[pa.Table, Int64]:
-        """``n`` random rows; ``weights`` are numbers, one per row, or the name of a column that holds them.
-
-        ``with_ids`` adds the row ids of the drawn rows, for ``by_id`` and ``update``.
-
-        Every call draws anew, from the generator of the buffer that follows its seed. A pickled snapshot has a child
-        of that generator, each copy another one. Forked processes all inherit the same one: pass ``rng`` there.
-
-        >>> from poolish import DatasetBuffer
-        >>> buffer = DatasetBuffer(seed=7)
-        >>> buffer.append([{"x": i} for i in range(10)])
-        >>> rows = buffer.snapshot()
-        >>> rows.sample(3)["x"].to_pylist() == rows.sample(3)["x"].to_pylist()
-        False
-        """
-        numbers = self.draw(n, weights, replace, self.rng if rng is None else rng)
-        rows = self.get_batch(numbers)
-        return (rows, self.ids[numbers]) if with_ids else rows
 
     def draw(self, n: int, weights: ArrayLike | str | None, replace: bool, rng: np.random.Generator) -> Int64:
         """Numbers of ``n`` random rows."""
@@ -412,7 +346,6 @@ class Snapshot(Conversions):
     # -- conversions
 
     def to_arrow(self) -> pa.Table:
-        """All rows as a table of one chunk, without a copy unless rows have left from the middle."""
         self.check_file()
         return self._table
 
@@ -455,82 +388,6 @@ def _unpickled(
     snapshot = Snapshot.of_table(table, all_ids, all_starts, next_id, uuid, lineage)
     snapshot.rng = rng
     return snapshot
-
-
-class ReadsSnapshots(Conversions):
-    """The reading half of ``DatasetBuffer``: everything reads the current snapshot, never half of a change."""
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows as dicts, the way torch's DataLoader asks for a whole batch: numbers have the dtype of their column."""
-        return self.snapshot().__getitems__(indices)
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        """The rows one by one, as one-row tables; rows that come or go meanwhile make no difference."""
-        return iter(self.snapshot())
-
-    def get_batch(self, indices: ArrayLike) -> pa.Table:
-        """The rows with these numbers, in this order, copied into a table of their own."""
-        return self.snapshot().get_batch(indices)
-
-    @overload
-    def sample(
-        self,
-        n: int,
-        weights: ArrayLike | str | None = None,
-        replace: bool = False,
-        rng: np.random.Generator | None = None,
-        *,
-        with_ids: Literal[False] = False,
-    ) -> pa.Table: ...
-
-    @overload
-    def sample(
-        self,
-        n: int,
-        weights: ArrayLike | str | None = None,
-        replace: bool = False,
-        rng: np.random.Generator | None = None,
-        *,
-        with_ids: Literal[True],
-    ) -> tuple[pa.Table, Int64]: ...
-
-    def sample(
-        self,
-        n: int,
-        weights: ArrayLike | str | None = None,
-        replace: bool = False,
-        rng: np.random.Generator | None = None,
-        *,
-        with_ids: bool = False,
-    ) -> pa.Table | tuple[pa.Table, Int64]:
-        """``n`` random rows, with ``with_ids`` a pair of them and their ids; see ``Snapshot.sample``."""
-        rows = self.snapshot()
-        if with_ids:
-            return rows.sample(n, weights, replace, rng, with_ids=True)
-        return rows.sample(n, weights, replace, rng)
-
-    def by_id(self, ids: ArrayLike) -> Found:
-        """The rows with these ids that are still there, and which of the ids are gone."""
-        return self.snapshot().by_id(ids)
-
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        """The row id of every row, oldest first; ids count up for ever and are never used again."""
-        return self.snapshot().ids
-
-    @property
-    def generations(self) -> list[tuple[int, int]]:
-        """The ids ``[first, last)`` that each append brought, for appends of which rows may be left."""
-        return self.snapshot().generations
-
-    @property
-    def next_id(self) -> int:
-        """The id that the next row will get."""
-        return self.snapshot().next_id
-
-    def to_arrow(self) -> pa.Table:
-        """All rows as a table of one chunk, without a copy unless rows have left from the middle."""
-        return self.snapshot().to_arrow()
 
 
 def checked_ids(ids: ArrayLike, next_id: int) -> Int64:

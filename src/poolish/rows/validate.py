@@ -8,6 +8,7 @@ the smallest limit in one pass over its offsets, text for UTF-8, ragged tensors 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.errors import BadText, LimitExceeded, SchemaError
-from poolish.schema import Field, TensorType, describe
+from poolish.schema import Field, TensorType, describe, offsets_of
 from poolish.schema.types import carriers_per_value
 
 
@@ -95,16 +96,16 @@ def check_sizes(array: pa.Array, limits: Limits) -> None:
     if isinstance(array.type, pa.BaseExtensionType):
         check_sizes(array.storage, limits)
     elif kinds.is_large_string(array.type) or kinds.is_large_binary(array.type):
-        _check(_lengths(array), limits.cell_bytes, "cell_bytes")
+        _check(np.diff(offsets_of(array)), limits.cell_bytes, "cell_bytes")
     elif kinds.is_fixed_size_list(array.type):
         width = array.type.list_size * _width(array.type.value_type)
         _check(np.full(min(1, len(array)), width), limits.row_bytes, "row_bytes")
     elif kinds.is_large_list(array.type):
-        _check(_lengths(array) * _width(array.type.value_type), limits.row_bytes, "row_bytes")
+        _check(np.diff(offsets_of(array)) * _width(array.type.value_type), limits.row_bytes, "row_bytes")
         check_sizes(array.flatten(), limits)
     elif kinds.is_struct(array.type):
-        for i in range(array.type.num_fields):
-            check_sizes(array.field(i), limits)
+        for field in array.type:
+            check_sizes(array.field(field.name), limits)
 
 
 def check_text(array: pa.Array) -> None:
@@ -113,7 +114,7 @@ def check_text(array: pa.Array) -> None:
     if kinds.is_large_string(type_):
         _check_utf8(array)
     elif kinds.is_large_list(type_) and len(array):
-        offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
+        offsets = offsets_of(array)
         first = int(offsets[0])
         try:
             check_text(array.values.slice(first, int(offsets[-1]) - first))
@@ -122,30 +123,30 @@ def check_text(array: pa.Array) -> None:
             row = int(np.searchsorted(offsets, inside, side="right")) - 1
             raise rejection.with_index(row).at(f"[{inside - int(offsets[row])}]") from None
     elif kinds.is_struct(type_):
-        for i in range(type_.num_fields):
+        for field in type_:
             try:
-                check_text(array.field(i))
+                check_text(array.field(field.name))
             except ValueRejected as rejection:
-                raise rejection.at(f".{type_.field(i).name}") from None
+                raise rejection.at(f".{field.name}") from None
 
 
 def _check_utf8(array: pa.Array) -> None:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        row = _first_invalid(array)
+        row = first_invalid(array, lambda part: part.validate(full=True))
         value = array.slice(row, 1).cast(pa.large_binary())[0].as_py()
         advice = "decode it with its own encoding first, or bring the column as binary"
         raise ValueRejected("text is UTF-8", value, advice, BadText).with_index(row) from None
 
 
-def _first_invalid(array: pa.Array) -> int:
-    """The first row that Arrow finds fault with, by halving."""
+def first_invalid(array: pa.Array, check: Callable[[pa.Array], object]) -> int:
+    """The first row for which ``check`` raises ``ArrowInvalid``, by halving; there must be one."""
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            array.slice(low, middle - low).validate(full=True)
+            check(array.slice(low, middle - low))
             low = middle
         except pa.ArrowInvalid:
             high = middle
@@ -160,8 +161,8 @@ def check_shapes(array: pa.Array) -> None:
     elif kinds.is_large_list(type_) and may_be_ragged(type_):
         check_shapes(array.flatten())
     elif kinds.is_struct(type_):
-        for i in range(type_.num_fields):
-            check_shapes(array.field(i))
+        for field in type_:
+            check_shapes(array.field(field.name))
 
 
 def may_be_ragged(type_: pa.DataType) -> bool:
@@ -169,7 +170,7 @@ def may_be_ragged(type_: pa.DataType) -> bool:
     if kinds.is_large_list(type_):
         return may_be_ragged(type_.value_type)
     if kinds.is_struct(type_):
-        return any(may_be_ragged(type_.field(i).type) for i in range(type_.num_fields))
+        return any(may_be_ragged(field.type) for field in type_)
     return isinstance(type_, TensorType) and type_.is_ragged
 
 
@@ -182,15 +183,16 @@ def _check_ragged(storage: pa.Array, type_: TensorType) -> None:
     sizes = sizes[shape.offset * len(type_.shape) :][: len(storage) * len(type_.shape)].reshape(len(storage), -1)
     with np.errstate(over="ignore"):
         n_values = sizes.prod(axis=1) * carriers_per_value(type_.dtype)
+    lengths = np.diff(offsets_of(data))
     fixed = [size in (None, -1) or sizes[:, i] == size for i, size in enumerate(type_.shape)]
-    right = (n_values == _lengths(data)) & (sizes >= 0).all(axis=1) & (sizes < 1 << 48).all(axis=1)
+    right = (n_values == lengths) & (sizes >= 0).all(axis=1) & (sizes < 1 << 48).all(axis=1)
     for is_right in fixed:
         right &= is_right
     wrong = np.flatnonzero(present & ~right)
     if len(wrong):
         row = int(wrong[0])
         rule = f"a tensor has as many values as its shape {sizes[row].tolist()} says"
-        raise ValueRejected(rule, int(_lengths(data)[row]), "leave the row out, or make it again").with_index(row)
+        raise ValueRejected(rule, int(lengths[row]), "leave the row out, or make it again").with_index(row)
 
 
 def too_large(n_bytes: int, limit: int, name: str, value: object) -> ValueRejected:
@@ -204,11 +206,6 @@ def _check(n_bytes: np.ndarray[tuple[int], np.dtype[np.int64]], limit: int, name
     if len(over):
         row = int(over[0])
         raise too_large(int(n_bytes[row]), limit, name, int(n_bytes[row])).with_index(row)
-
-
-def _lengths(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
-    return np.diff(offsets)
 
 
 def _width(type_: pa.DataType) -> int:

@@ -25,7 +25,7 @@ from poolish import torch_bridge
 from poolish.errors import LimitExceeded, SchemaError
 from poolish.rows.validate import Limits, ValueRejected
 from poolish.schema import column_name, dtype_and_shape, is_tensor, numpy_dtype, tensor_type
-from poolish.schema.types import MAX_NESTING, TENSOR_DTYPES
+from poolish.schema.types import MAX_NESTING, TENSOR_DTYPES, Shape
 from poolish.torch_bridge import is_torch_tensor
 
 Array = np.ndarray[Any, Any]
@@ -237,6 +237,16 @@ def type_of(value: object) -> pa.DataType:
     return widen(pa.null(), value)
 
 
+#: What the usual values need no further look for.
+_PYTHON_TYPES: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.large_string(),
+    bytes: pa.large_binary(),
+}
+
+
 def widen(known: pa.DataType, value: object, depth: int = 0) -> pa.DataType:
     """The type after one more value: open parts are settled, shapes that differ become ragged, nothing else changes."""
     if depth > MAX_NESTING:
@@ -245,6 +255,8 @@ def widen(known: pa.DataType, value: object, depth: int = 0) -> pa.DataType:
         )
     if value is None:
         return known
+    if type(value) in _PYTHON_TYPES:
+        return _PYTHON_TYPES[type(value)] if kinds.is_null(known) else known
     if is_array(value) and not isinstance(value, np.generic):
         return _widen_tensor(known, value, depth)
     row = as_dict(value)
@@ -270,7 +282,12 @@ def _widen_tensor(known: pa.DataType, value: object, depth: int) -> pa.DataType:
     known_dtype, shape = dtype_and_shape(known)
     if known_dtype != dtype or len(shape) != len(array.shape):
         return known
-    return tensor_type(dtype, tuple(a if a == b else None for a, b in zip(shape, array.shape, strict=True)))
+    return tensor_type(dtype, _common_shape(shape, array.shape))
+
+
+def _common_shape(a: Shape, b: Shape) -> Shape:
+    """The sizes that two shapes of one rank share; None for the others."""
+    return tuple(size if size == other else None for size, other in zip(a, b, strict=True))
 
 
 _SCALAR_DTYPES = frozenset(
@@ -290,8 +307,7 @@ def _widen_struct(known: pa.DataType, row: dict[str, object], depth: int) -> pa.
         return pa.struct([pa.field(name, widen(pa.null(), value, depth + 1)) for name, value in row.items()])
     if not kinds.is_struct(known):
         return known
-    fields = [known.field(i) for i in range(known.num_fields)]
-    return pa.struct([pa.field(field.name, widen(field.type, row.get(field.name), depth + 1)) for field in fields])
+    return pa.struct([pa.field(field.name, widen(field.type, row.get(field.name), depth + 1)) for field in known])
 
 
 def widen_all(known: pa.DataType, values: Sequence[object], depth: int = 0) -> pa.DataType:
@@ -317,13 +333,10 @@ def _scalar_type(value: object) -> pa.DataType:
         return pa.bool_()
     if isinstance(value, np.generic) and value.dtype.kind in "iuf":
         return _numpy_type(value)
-    if isinstance(value, int):
-        return pa.int64()
-    if isinstance(value, float):
-        return pa.float64()
-    if isinstance(value, str):
-        return pa.large_string()
-    if isinstance(value, (bytes, bytearray)) or is_bytes_view(value) or is_image(value):
+    subclass_of = next((each for each in (int, float, str, bytes) if isinstance(value, each)), None)
+    if subclass_of is not None:
+        return _PYTHON_TYPES[subclass_of]
+    if isinstance(value, bytearray) or is_bytes_view(value) or is_image(value):
         return pa.large_binary()
     if isinstance(value, (complex, np.complexfloating)):
         return tensor_type("complex128" if isinstance(value, complex) else value.dtype.name, ())
@@ -367,9 +380,8 @@ def resolve_null_type(known: pa.DataType, other: pa.DataType) -> pa.DataType:
     if kinds.is_large_list(known) and kinds.is_large_list(other):
         return pa.large_list(resolve_null_type(known.value_type, other.value_type))
     if kinds.is_struct(known) and kinds.is_struct(other):
-        fields = [known.field(i) for i in range(known.num_fields)]
-        theirs = {other.field(i).name: other.field(i).type for i in range(other.num_fields)}
-        return pa.struct([pa.field(f.name, resolve_null_type(f.type, theirs.get(f.name, pa.null()))) for f in fields])
+        theirs = {field.name: field.type for field in other}
+        return pa.struct([pa.field(f.name, resolve_null_type(f.type, theirs.get(f.name, pa.null()))) for f in known])
     return known
 
 
@@ -380,7 +392,7 @@ def ragged(known: pa.DataType, other: pa.DataType) -> pa.DataType:
     (dtype, shape), (other_dtype, other_shape) = dtype_and_shape(known), dtype_and_shape(other)
     if dtype != other_dtype or len(shape) != len(other_shape):
         return known
-    return tensor_type(dtype, tuple(a if a == b else None for a, b in zip(shape, other_shape, strict=True)))
+    return tensor_type(dtype, _common_shape(shape, other_shape))
 
 
 def is_bytes_view(value: object) -> bool:

@@ -98,15 +98,14 @@ def _with_images(hint: Any, type_: pa.DataType, name: str) -> Any:
     if hint.get("_type") == "List" and kinds.is_large_list(type_):
         return datasets.List(_with_images(hint.get("feature"), type_.value_type, name))
     if hint and "_type" not in hint and kinds.is_struct(type_):
-        fields = [type_.field(i) for i in range(type_.num_fields)]
-        return {field.name: _with_images(hint.get(field.name), field.type, name) for field in fields}
+        return {field.name: _with_images(hint.get(field.name), field.type, name) for field in type_}
     return feature_of(type_, name)
 
 
 def _agrees(hinted: pa.DataType, type_: pa.DataType) -> bool:
     """Whether a hinted feature holds what the column holds; a column that was cast may still carry its old hint."""
     if kinds.is_large_binary(type_) and kinds.is_struct(hinted):  # an image, kept as its bytes
-        return [hinted.field(i).name for i in range(hinted.num_fields)] == ["bytes", "path"]
+        return [field.name for field in hinted] == ["bytes", "path"]
     if kinds.is_large_list(type_) and hasattr(hinted, "value_type") and not is_tensor(hinted):
         return _agrees(hinted.value_type, type_.value_type)
     return bool(canonical(hinted) == type_)
@@ -119,7 +118,7 @@ def feature_of(type_: pa.DataType, name: str) -> Any:
     if is_tensor(type_):
         return _tensor_feature(*dtype_and_shape(type_), name)
     if kinds.is_struct(type_):
-        return {type_.field(i).name: feature_of(type_.field(i).type, name) for i in range(type_.num_fields)}
+        return {field.name: feature_of(field.type, name) for field in type_}
     if kinds.is_large_list(type_):
         return datasets.List(feature_of(type_.value_type, name))
     if isinstance(type_, pa.BaseExtensionType):
@@ -146,7 +145,7 @@ def _tensor_feature(dtype: str, shape: Shape, name: str) -> Any:
     if dtype in _PAIRS:
         dtype, shape = _PAIRS[dtype], (*shape, 2)
     dtype = WIDENED.get(dtype, dtype)
-    value = datasets.Value(_temporal_name(dtype))
+    value = datasets.Value(dtype.replace("datetime64", "timestamp").replace("timedelta64", "duration"))
     if len(shape) == 0:
         return value
     if len(shape) == 1:
@@ -176,10 +175,6 @@ def _nested_lists(value: Any, shape: Shape) -> Any:
     for _ in shape:
         value = datasets.List(value)
     return value
-
-
-def _temporal_name(dtype: str) -> str:
-    return dtype.replace("datetime64", "timestamp").replace("timedelta64", "duration")
 
 
 def is_dataset(value: object) -> bool:

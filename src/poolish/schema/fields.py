@@ -107,11 +107,8 @@ class Field:
             feature = json.loads(self.feature)
         except ValueError:
             return []
-        return (
-            list(feature.get("names") or ())
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-            else []
-        )
+        is_label = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        return list(feature.get("names") or ()) if is_label else []
 
     def to_arrow(self) -> pa.Field:
         """The Arrow field, with role and feature in its metadata."""
@@ -215,7 +212,7 @@ class Schema:
         >>> Schema.of({"x": "int64"}).fingerprint
         '96dd0d37ceec8683'
         """
-        parts = [[f.name, _told(f.type), f.nullable, f.role, f.feature] for f in self]
+        parts = [[f.name, _type_json(f.type), f.nullable, f.role, f.feature] for f in self]
         return xxhash.xxh3_64_hexdigest(json.dumps(parts, separators=(",", ":")).encode())
 
     # -- dialects
@@ -287,14 +284,14 @@ def column_name(name: object) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def _told(type_: pa.DataType) -> Any:
+def _type_json(type_: pa.DataType) -> Any:
     """A type as JSON in which no name can be mistaken for a type."""
     if is_tensor(type_):
         return ["tensor", *dtype_and_shape(type_)]
     if kinds.is_large_list(type_):
-        return ["list", _told(type_.value_type)]
+        return ["list", _type_json(type_.value_type)]
     if kinds.is_struct(type_):
-        return ["struct", *([type_.field(i).name, _told(type_.field(i).type)] for i in range(type_.num_fields))]
+        return ["struct", *([field.name, _type_json(field.type)] for field in type_)]
     return _SCALAR_NAMES.get(type_) or str(type_)
 
 

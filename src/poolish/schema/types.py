@@ -31,10 +31,8 @@ Shape = tuple[int | None, ...]
 
 #: dtypes Arrow has itself, by the name NumPy and torch give them.
 NATIVE: dict[str, pa.DataType] = {
-    **{
-        name: getattr(pa, name)() for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-    },
-    **{name: getattr(pa, name)() for name in ("float16", "float32", "float64")},
+    **{f"{sign}int{bits}": getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": getattr(pa, f"float{bits}")() for bits in (16, 32, 64)},
     **{f"datetime64[{unit}]": pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")},
     **{f"timedelta64[{unit}]": pa.duration(unit) for unit in ("s", "ms", "us", "ns")},
 }
@@ -291,21 +289,19 @@ def _canonical_nested(type_: pa.DataType, depth: int) -> pa.DataType:
         pair = [("key", canonical(type_.key_type, depth + 1)), ("value", canonical(type_.item_type, depth + 1))]
         return pa.large_list(pa.struct(pair))
     if kinds.is_struct(type_):
-        check_names([type_.field(i).name for i in range(type_.num_fields)], f"struct {type_}")
-        fields = [type_.field(i) for i in range(type_.num_fields)]
-        return pa.struct([pa.field(field.name, canonical(field.type, depth + 1)) for field in fields])
-    if _is_any_list(type_):
+        check_names([field.name for field in type_], f"struct {type_}")
+        return pa.struct([pa.field(field.name, canonical(field.type, depth + 1)) for field in type_])
+    if is_list(type_):
         return pa.large_list(canonical(type_.value_type, depth + 1))
-    raise SchemaError(f"Arrow type {type_} has no place in a buffer; cast the column to a plain type before append")
+    raise SchemaError(f"a buffer cannot hold Arrow type {type_}; cast the column to a plain type before append")
 
 
-def _is_any_list(type_: pa.DataType) -> bool:
-    return bool(
-        kinds.is_list(type_)
-        or kinds.is_large_list(type_)
-        or kinds.is_list_view(type_)
-        or kinds.is_large_list_view(type_)
-    )
+def is_list(type_: pa.DataType) -> bool:
+    """Whether this is a list type: of one length or any, with 32 or 64 bits, contiguous or a view."""
+    return any(is_kind(type_) for is_kind in _LISTS)
+
+
+_LISTS = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list, kinds.is_list_view, kinds.is_large_list_view)
 
 
 def _canonical_extension(type_: pa.DataType) -> pa.DataType:
@@ -358,20 +354,20 @@ def is_resolved(type_: pa.DataType) -> bool:
     if kinds.is_large_list(type_):
         return is_resolved(type_.value_type)
     if kinds.is_struct(type_):
-        return all(is_resolved(type_.field(i).type) for i in range(type_.num_fields))
+        return all(is_resolved(field.type) for field in type_)
     return True
 
 
-def spelled_out(values: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    """Numbers that stand for words as the words themselves, in this type.
+def dictionary_decode(values: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """The values of a dictionary-encoded array, in this type.
 
-    The words are cast first: Arrow cannot take one by one those that polars keeps its categories as.
+    The dictionary is cast first: Arrow has no kernel to take from the views in which polars keeps categories.
 
-    >>> spelled_out(pa.array(["rye", "oats", "rye"]).dictionary_encode(), pa.large_string()).to_pylist()
+    >>> dictionary_decode(pa.array(["rye", "oats", "rye"]).dictionary_encode(), pa.large_string()).to_pylist()
     ['rye', 'oats', 'rye']
     """
     if isinstance(values, pa.ChunkedArray):
-        return pa.chunked_array([spelled_out(chunk, type_) for chunk in values.chunks], type_)
+        return pa.chunked_array([dictionary_decode(chunk, type_) for chunk in values.chunks], type_)
     return values.dictionary.cast(type_).take(values.indices)
 
 
@@ -387,8 +383,7 @@ def describe(type_: pa.DataType) -> str:
     if kinds.is_large_list(type_):
         return f"list of {describe(type_.value_type)}"
     if kinds.is_struct(type_):
-        fields = (type_.field(i) for i in range(type_.num_fields))
-        return "{" + ", ".join(f"{field.name}: {describe(field.type)}" for field in fields) + "}"
+        return "{" + ", ".join(f"{field.name}: {describe(field.type)}" for field in type_) + "}"
     return _WORDS.get(type_) or str(type_)
 
 
@@ -409,12 +404,13 @@ def no_rows(schema: pa.Schema) -> pa.RecordBatch:
     >>> no_rows(pa.schema({"x": pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0])})).num_rows
     0
     """
-    return pa.RecordBatch.from_arrays([_empty(field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([empty_array(field.type) for field in schema], schema=schema)
 
 
-def _empty(type_: pa.DataType) -> pa.Array:
+def empty_array(type_: pa.DataType) -> pa.Array:
+    """No values of a type, of any extension type too."""
     if isinstance(type_, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(type_, _empty(type_.storage_type))
+        return pa.ExtensionArray.from_storage(type_, empty_array(type_.storage_type))
     return pa.array([], type_)
 
 

@@ -18,6 +18,7 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish import kernels
+from poolish.columns import one_chunk
 from poolish.errors import PoolishError, SchemaError
 from poolish.kernels.reference_tokens import ColumnTuple
 from poolish.schema import is_tensor
@@ -233,9 +234,7 @@ def check_columns(fields: Sequence[TokenField], last: tuple[int, int], steps: In
 
 
 def _from_arrow(field: TokenField, type_: int, given: pa.Array | pa.ChunkedArray) -> Column:
-    array = given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given
-    if isinstance(array, pa.ChunkedArray):  # of no chunks, or of more than one array can hold
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
+    array = one_chunk(given)
     if kinds.is_null(array.type):  # nothing is known of a column in which nothing is
         absent = np.zeros(len(array), np.uint8)
         return Column(type_, len(array), np.empty(0, np.int64), 0, None, absent, kernels.UNDECIDED)
