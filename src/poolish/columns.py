@@ -436,7 +436,7 @@ def _stacked(values: list[Array | None], present: list[Array]) -> Any:
 
 
 def build_ragged(
-    type_: pa.DataType, shapes: Sequence[Sequence[int]], data: Any, valid: pa.Buffer | None = None
+    type_: pa.DataType, shapes: Sequence[Sequence[int]] | Int64, data: Any, valid: pa.Buffer | None = None
 ) -> pa.Array:
     """A ragged tensor array from the shapes of its rows and all their values, one behind the other."""
     storage = type_.storage_type

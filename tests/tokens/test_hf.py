@@ -18,7 +18,7 @@ from datasets import Array2D, Array3D, Array4D, Array5D, ClassLabel, Dataset, Fe
 
 from poolish import StreamStore
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
-from poolish.tokens import hf_bridge
+from poolish.tokens import hf
 from tests.hub import local_hub
 from tests.rows.children import in_child, start_child
 from tests.tokens.plain_stream import facts
@@ -85,7 +85,7 @@ def store_of(fields: Any, rows: list[dict[str, Any]], gap: int = 1, **options: A
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     """A few rows at a time, so that few rows cross the edges of batches."""
-    monkeypatch.setattr(hf_bridge, "ROWS", 3)
+    monkeypatch.setattr(hf, "ROWS", 3)
 
 
 # There and back -----------------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def test_nobody_sees_half_of_a_dataset(tmp_path):
     reader = StreamStore.open(tmp_path / "s")
     seen = []
     dataset = dataset_in_batches(pa.table({"a": pa.array(range(6))}), 2)
-    wrapped = hf_bridge.batches
+    wrapped = hf.batches
 
     def watched(given: Any) -> Any:
         for batch in wrapped(given):
@@ -443,7 +443,7 @@ def test_nobody_sees_half_of_a_dataset(tmp_path):
             seen.append((reader.refresh(), len(store)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hf_bridge, "batches", watched)
+        patch.setattr(hf, "batches", watched)
         store.from_dataset(dataset)
 
     assert seen == [(0, 0)] * 3
@@ -574,7 +574,7 @@ import json, sys
 import numpy as np
 from datasets import Array2D, Dataset, List, Value
 from poolish import StreamStore
-from poolish.tokens import hf_bridge
+from poolish.tokens import hf
 
 FIELDS = {"action": Value("int64"), "seen": List(Value("float32"))}
 FIELDS |= {"map": Array2D((2, 2), "uint8"), "done": Value("bool")}

@@ -11,13 +11,11 @@ publishes it by one assignment, so an error or a Ctrl-C anywhere leaves the whol
 
 from __future__ import annotations
 
-import copy
-import operator
 import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +27,8 @@ from poolish.concurrency import ForkGuard
 from poolish.errors import ConfigError
 from poolish.health import Health
 from poolish.rows import normalizers
-from poolish.rows.access import gather_fn
 from poolish.rows.codec import Draft, RowCodec, joined, kept_types, runs_of
-from poolish.rows.retention import RETENTION, Policy, Retention, drop_policy, n_kept
+from poolish.rows.retention import RETENTION, Retention, check_max_size, drop_policy, n_kept
 from poolish.rows.row_state import RowState, RowStates, SavedRowState
 from poolish.rows.snapshot import Snapshot, SnapshotReads, check_mask, checked_ids
 from poolish.rows.storage import State, StoredRows
@@ -42,10 +39,6 @@ from poolish.schema.types import unsliced
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard, Rejected
-    from poolish.guards.checks.verdicts import Result
-
-#: The rows of an append, the guard's result, and a mask of the rows that it rejected.
-RejectedRows: TypeAlias = "tuple[pa.Table, Result, NDArray[np.bool_]]"
 
 #: Rows appended one by one wait until there are this many, or until they are read.
 PENDING_ROWS = 1024
@@ -82,7 +75,7 @@ class DatasetBuffer(SnapshotReads):
         if limits is not None and not isinstance(limits, Limits):
             raise ConfigError(f"limits is a poolish.rows.Limits, got {limits!r}; pass Limits(cell_bytes=...)")
         self._drop_policy = drop_policy(drop_strategy)
-        self._max_size = None if max_size is None else _n_rows(max_size)
+        self._max_size = check_max_size(max_size)
         self._seed = seeds.check_seed(seed)
         self.limits = limits or Limits()
         self.uuid = uuid.uuid4().hex
@@ -158,7 +151,7 @@ class DatasetBuffer(SnapshotReads):
 
         asked = check_guard(guard, "append") or self._state.guard
         assert asked is not None
-        rejected_rows = apply_guard(draft, asked, self)
+        rejected_rows = draft.apply_guard(asked, self)
         if rejected_rows is None:
             with self._lock:
                 self._publish(self._committed(draft, retention))
@@ -256,7 +249,7 @@ class DatasetBuffer(SnapshotReads):
         chunks = draft.arrays(schema, self.limits)
         codec = state.codec if state.codec is not None and schema == state.codec.schema else self._codec(schema)
         if self._drop_policy.column is not None:
-            _check_ranks(self._drop_policy, schema.names.index(self._drop_policy.column), chunks, draft.chosen)
+            self._drop_policy.check_ranks(schema, chunks, draft.chosen)
         rows = state.own_rows(schema).retyped(schema).extended(chunks, draft.chosen)
         return state.replace(rows=rows, loaded=None, kind=draft.kind, codec=codec).on_own_branch(draft.n_rows)
 
@@ -321,7 +314,7 @@ class DatasetBuffer(SnapshotReads):
         n_rows = state.n_stored
         if state.rows is None or self._max_size is None or n_rows <= self._max_size:
             return state
-        rng = _drawing(state.rng, self._drop_policy)
+        rng = self._drop_policy.drawing(state.rng)
         dropped = self._drop_policy.pick(n_rows, n_rows - self._max_size, rng, state.rows.column)
         return state.replace(rows=state.rows.dropping(dropped), rng=rng)
 
@@ -561,21 +554,6 @@ class DatasetBuffer(SnapshotReads):
         return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self.drop_strategy!r}"
 
 
-def apply_guard(draft: Draft, guard: Guard, buffer: object) -> RejectedRows | None:
-    """Keep in the draft the rows that pass; return the others, if any. ``DataRefused`` if the guard rejects all."""
-    from poolish.guards.checks.guard import ask, passed
-
-    table = draft.table()
-    if table is None:
-        return None
-    result = ask(guard, table, buffer)
-    kept = passed(result, f"append of {draft.n_rows:,} rows")
-    if kept is None:
-        return None
-    draft.keep(kept)
-    return table, result, ~kept
-
-
 def _thinned(state: State, n_new: int, retention: Retention) -> State:
     """The state with a fraction of the rows before the ``n_new`` newest."""
     retention.policy.check_schema(state.schema)
@@ -584,32 +562,6 @@ def _thinned(state: State, n_new: int, retention: Retention) -> State:
     if n_left >= n_prior:
         return state
     assert state.schema is not None
-    rows, rng = state.own_rows(state.schema), _drawing(state.rng, retention.policy)
+    rows, rng = state.own_rows(state.schema), retention.policy.drawing(state.rng)
     kept = retention.policy.pick(n_prior, n_left, rng, rows.column)
     return state.replace(rows=rows.keeping(kept, n_prior), loaded=None, rng=rng)
-
-
-def _check_ranks(
-    policy: Policy, column: int, chunks: Sequence[Sequence[pa.Array]], chosen: Sequence[NDArray[np.int64] | None] | None
-) -> None:
-    """SchemaError for the first of the chosen rows that ``policy`` cannot rank."""
-    first_row = 0
-    for arrays, places in zip(chunks, chosen or [None] * len(chunks), strict=True):
-        values = arrays[column] if places is None else gather_fn(arrays[column])(places)
-        policy.ranks(values, first_row)
-        first_row += len(values)
-
-
-def _drawing(rng: np.random.Generator, policy: Policy) -> np.random.Generator:
-    """The generator, to draw from; a copy, so that a change that fails has not used up random numbers."""
-    return copy.deepcopy(rng) if policy.is_random else rng
-
-
-def _n_rows(max_size: Any) -> int:
-    try:
-        n_rows = operator.index(max_size)
-    except TypeError:
-        n_rows = 0
-    if n_rows < 1 or isinstance(max_size, (bool, np.bool_)):
-        raise ConfigError(f"max_size is a whole number of rows above 0, or None for no bound, got {max_size!r}")
-    return n_rows

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,14 @@ from poolish.rows.validate import Limits, ValueRejected, check_shapes, check_siz
 from poolish.rows.values import image_hint, is_array, ragged, resolve_null_type, stored, widen_all
 from poolish.schema import Field, Schema, column_name, is_resolved, tensor_type
 
+if TYPE_CHECKING:
+    from poolish.guards.checks.guard import Guard
+    from poolish.guards.checks.verdicts import Result
+
 Row = Mapping[str, Any]
+
+#: The rows of an append, the guard's result, and a mask of the rows that it rejected.
+RejectedRows: TypeAlias = "tuple[pa.Table, Result, NDArray[np.bool_]]"
 
 
 class RowCodec:
@@ -266,6 +273,20 @@ class Draft:
             for i, field in enumerate(self.schema)
         ]
         return pa.Table.from_arrays(columns, schema=self.schema.to_arrow())
+
+    def apply_guard(self, guard: Guard, buffer: object) -> RejectedRows | None:
+        """Keep the rows that pass; return the others, if any. ``DataRefused`` if the guard rejects all."""
+        from poolish.guards.checks.guard import ask, passed
+
+        table = self.table()
+        if table is None:
+            return None
+        result = ask(guard, table, buffer)
+        kept = passed(result, f"append of {self.n_rows:,} rows")
+        if kept is None:
+            return None
+        self.keep(kept)
+        return table, result, ~kept
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
         """Leave only the rows where ``mask`` is true; the others are left out when the rows are copied."""

@@ -11,7 +11,9 @@ To add a policy, write a function of one of these shapes and put it into the tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
+from poolish.rows.access import gather_fn
 from poolish.schema import Schema, describe
 
 RowNumbers = range | NDArray[np.int64]
@@ -131,6 +134,20 @@ class Policy:
             raise self.unranked(values[row].as_py(), first_row + row)
         return numbers
 
+    def check_ranks(
+        self, schema: Schema, chunks: Sequence[Sequence[pa.Array]], chosen: Sequence[NDArray[np.int64] | None] | None
+    ) -> None:
+        """SchemaError for the first of the chosen rows that has no rank."""
+        first_row, column = 0, schema.names.index(self.column or "")
+        for arrays, places in zip(chunks, chosen or [None] * len(chunks), strict=True):
+            values = arrays[column] if places is None else gather_fn(arrays[column])(places)
+            self.ranks(values, first_row)
+            first_row += len(values)
+
+    def drawing(self, rng: np.random.Generator) -> np.random.Generator:
+        """The generator, to draw from; a copy, so that a change that fails has not used up random numbers."""
+        return copy.deepcopy(rng) if self.is_random else rng
+
     def unranked(self, value: object, row: int) -> SchemaError:
         """The error for a value without a rank."""
         return SchemaError(
@@ -185,3 +202,16 @@ def _named(plain: Mapping[str, Pick], by_column: Mapping[str, PickByColumn], nam
         return Policy(argument, str(name), str(column), by_column[kind])
     known = [*map(repr, plain), *(f"'{kind}:COLUMN'" for kind in by_column)]
     raise ConfigError(f"{argument}={name!r} is unknown; one of {', '.join(known)}")
+
+
+def check_max_size(max_size: Any) -> int | None:
+    """A bound as a number of rows, None for no bound; ConfigError for anything else."""
+    if max_size is None:
+        return None
+    try:
+        n_rows = operator.index(max_size)
+    except TypeError:
+        n_rows = 0
+    if n_rows < 1 or isinstance(max_size, (bool, np.bool_)):
+        raise ConfigError(f"max_size is a whole number of rows above 0, or None for no bound, got {max_size!r}")
+    return n_rows

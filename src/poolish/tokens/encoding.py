@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from poolish import kernels
 from poolish.errors import NumberTooLarge, PoolishError, SchemaError
+from poolish.tokens.arguments import is_whole
 from poolish.tokens.fields import TokenField, type_of
 from poolish.torch_bridge import is_torch_tensor
 
@@ -292,7 +293,7 @@ def _steps(steps: Any, n: int) -> list[int]:
 
 def step_number(step: Any) -> int:
     """A step as an int, if it is one: whole, not negative, below 2**63."""
-    if isinstance(step, (int, np.integer)) and not isinstance(step, bool) and 0 <= step < 2**63:
+    if is_whole(step) and 0 <= step < 2**63:
         return int(step)
     if not isinstance(step, (bool, np.bool_, int, np.integer)):
         with suppress(TypeError, AttributeError, RuntimeError):  # arrays and tensors of one whole number have an index

@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from poolish.errors import ConfigError, CorruptDataError, NumberTooLarge, SchemaError
 from poolish.files import allocate, grow, local_path, open_regular, sync
 from poolish.printable import printable
+from poolish.tokens.arguments import whole_number
 
 #: A file grows by a multiple of this.
 CHUNK_BYTES = 1 << 20
@@ -71,10 +72,11 @@ class MemmapBuffer:
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
         if self.row_bytes == 0:
             raise ConfigError(f"shape {self.shape}: a row needs at least one number")
-        self._chunk = (_chunk_rows(chunk_rows) or max(1, CHUNK_BYTES // self.row_bytes)) * self.row_bytes
+        if chunk_rows is None:
+            chunk_rows = max(1, CHUNK_BYTES // self.row_bytes)
+        self._chunk = whole_number(chunk_rows, "chunk_rows", "rows") * self.row_bytes
         if length is not None:
-            _check_count(length, "length")
-            length = int(length)
+            length = whole_number(length, "length", "rows", 0)
         self._is_named = path is not None
         self._file = _nameless() if path is None else MappedFile(_local(path), mode=mode)
         self._length = _length_of(self._file, self.row_bytes, length)
@@ -117,7 +119,7 @@ class MemmapBuffer:
 
     def reserve(self, n_rows: int) -> None:
         """Have room for ``n_rows`` in all; the disk's space is taken now, in whole chunks."""
-        _check_count(n_rows, "n_rows")
+        n_rows = whole_number(n_rows, "n_rows", "rows", 0)
         if n_rows > len(self._rows):
             self._file.grow(-(-n_rows * self.row_bytes // self._chunk) * self._chunk)
             self._rows = self._view()
@@ -197,20 +199,6 @@ def _plain(dtype: DTypeLike) -> np.dtype[Any]:
 
 def _local(path: str | os.PathLike[str]) -> Path:
     return local_path(path, "MemmapBuffer path", instead="the sources of a recipe")
-
-
-def _chunk_rows(chunk_rows: Any) -> int:
-    """How many rows a file grows by; 0 where it was left open."""
-    if chunk_rows is None:
-        return 0
-    if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, (int, np.integer)) or chunk_rows < 1:
-        raise ConfigError(f"chunk_rows={chunk_rows!r}: give a whole number of rows, 1 or more")
-    return int(chunk_rows)
-
-
-def _check_count(number: object, what: str) -> None:
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
-        raise ConfigError(f"{what}={number!r}: give a whole number of rows, 0 or more")
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, ...]:

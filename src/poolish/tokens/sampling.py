@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from poolish import kernels
 from poolish.errors import ConfigError
+from poolish.tokens.arguments import is_whole
 from poolish.tokens.fields import TokenField
 from poolish.tokens.stream_files import START, STEP
 from poolish.tokens.view import View
@@ -264,6 +265,29 @@ class InEpisodes:
         return counts
 
 
+class KnownStarts:
+    """The starts that a stream has been asked for: what it knows of episodes is kept, because it is slow to find."""
+
+    def __init__(self) -> None:
+        self._episodes: dict[int, Episodes] = {}
+        self._inside: dict[tuple[int, int, str], InEpisodes] = {}
+
+    def of(self, view: View, width: int, start: str, field: TokenField | None, type_: int) -> Starts:
+        """The starts of windows that may lie anywhere, or within the episodes that ``field`` ends."""
+        if start not in ("token", "step"):
+            raise ConfigError(f"start={start!r}: windows begin at a 'token' or at a 'step'")
+        if field is None:
+            return AnyToken(width) if start == "token" else AnyStep(width)
+        episodes = self._episodes.get(type_)
+        if episodes is None or episodes.is_outdated(view):
+            episodes = self._episodes[type_] = Episodes(field, type_, view)
+            self._inside = {key: starts for key, starts in self._inside.items() if key[0] != type_}
+        key = type_, width, start
+        if key not in self._inside:
+            self._inside[key] = InEpisodes(width, episodes, at_steps=start == "step")
+        return self._inside[key]
+
+
 def _with_room(table: NDArray[Any], used: int, needed: int) -> NDArray[Any]:
     """The table, or one at least twice as long with the same beginning."""
     if needed <= len(table):
@@ -343,7 +367,7 @@ def _checked(i: int, part: object) -> Weight:
     if not (isinstance(part, (tuple, list)) and len(part) == 3):
         raise ConfigError(f"weights[{i}]: give (first step, step behind the last, weight), got {part!r}")
     first, end, weight = part
-    is_range = all(isinstance(step, (int, np.integer)) and not isinstance(step, bool) for step in (first, end))
+    is_range = is_whole(first) and is_whole(end)
     is_weight = isinstance(weight, (int, float, np.integer, np.floating)) and not isinstance(weight, bool)
     if not (is_range and is_weight and 0 <= first <= end and 0 <= weight < float("inf")):
         raise ConfigError(f"weights[{i}]: whole steps 0 <= first <= end, and a weight of 0 or more, got {part!r}")

@@ -19,19 +19,18 @@ from poolish.files import local_path
 from poolish.health import Health, Problem
 from poolish.printable import printable
 from poolish.seeds import generator
-from poolish.tokens import directory, hf_bridge
+from poolish.tokens import directory
+from poolish.tokens.arguments import is_whole, whole_number
 from poolish.tokens.commits import Verified
 from poolish.tokens.directory import LOCK, is_store
 from poolish.tokens.fields import TokenField, decoded, fields_of, type_of
+from poolish.tokens.hf import DatasetConversions
 from poolish.tokens.reader import Reader
-from poolish.tokens.sampling import AnyStep, AnyToken, Coverage, Episodes, InEpisodes, Starts, Weight, choose, coverage
+from poolish.tokens.sampling import Coverage, KnownStarts, Starts, Weight, choose, coverage
 from poolish.tokens.stream_files import STEP, TYPE
 from poolish.tokens.view import Step, View, read_ordinals, read_steps
 from poolish.tokens.window_dataset import WindowDataset
 from poolish.tokens.writer import Writer
-
-if TYPE_CHECKING:
-    import datasets
 
 Int64 = NDArray[np.int64]
 Batch = dict[str, NDArray[np.int64]]
@@ -44,7 +43,7 @@ _TAKES_URLS = "save_dataset() and load_dataset(), and by the sources of a recipe
 _writing: WeakRegistry[StreamStore] = WeakRegistry()
 
 
-class StreamStore(kernels.Appender):
+class StreamStore(DatasetConversions, kernels.Appender):
     """Append-only stream of int64 tokens on disk, shared by one writer and any number of readers.
 
     Without a path the files are temporary and go with the process. A reader sees a step once ``append`` has returned,
@@ -119,8 +118,7 @@ class StreamStore(kernels.Appender):
         return store
 
     def _prepare(self, path: Path | None, max_tokens: int | None, seed: int, continue_episode: bool = False) -> None:
-        is_number = isinstance(max_tokens, (int, np.integer)) and not isinstance(max_tokens, bool)
-        if max_tokens is not None and not (is_number and max_tokens > 0):
+        if max_tokens is not None and not (is_whole(max_tokens) and max_tokens > 0):
             raise ConfigError(f"max_tokens={max_tokens!r}: give a whole number above 0, or None for no bound")
         if not isinstance(continue_episode, bool):
             raise ConfigError(f"continue_episode={continue_episode!r}: True to go on with the last episode, or False")
@@ -129,8 +127,7 @@ class StreamStore(kernels.Appender):
         self._rng = generator(seed, "sample")
         self._source: Writer | Reader | None = None
         self._is_closed = False
-        self._starts: dict[tuple[Any, ...], Starts] = {}
-        self._episodes: dict[int, Episodes] = {}
+        self._starts = KnownStarts()
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def define_fields(self, fields: Any) -> None:
@@ -241,7 +238,7 @@ class StreamStore(kernels.Appender):
 
         ``types=False`` leaves the types out.
         """
-        return self._windows(self._read(), self._whole_numbers(starts), _width(width), types)
+        return self._windows(self._read(), self._whole_numbers(starts), whole_number(width, "width", "tokens"), types)
 
     def _windows(self, source: Writer | Reader, begins: Int64, width: int, types: bool) -> Batch:
         """The same of an array that is known to hold int64s in one piece."""
@@ -294,34 +291,21 @@ class StreamStore(kernels.Appender):
         weights: Sequence[Weight] | None = None,
     ) -> Int64:
         """The positions of the windows that ``sample`` would read, without reading them."""
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
-            raise ConfigError(f"n={n!r}: give how many windows, 0 or more")
+        n, width = whole_number(n, "n", "windows", 0), whole_number(width, "width", "tokens")
         if rng is not None and not isinstance(rng, np.random.Generator):
             raise ConfigError(f"rng={rng!r}: give a np.random.Generator, such as np.random.default_rng(0)")
         view = self._view()
-        starts = self._starts_of(view, _width(width), start, within)
-        return choose(view, starts, int(n), int(width), self._rng if rng is None else rng, weights)
+        starts = self._starts_of(view, width, start, within)
+        return choose(view, starts, n, width, self._rng if rng is None else rng, weights)
 
     def coverage(self, width: int, *, start: str = "token", within: str | None = None) -> Coverage:
         """How many different windows ``sample`` chooses from, and how many episodes are too short for one."""
         view = self._view()
-        return coverage(view, self._starts_of(view, _width(width), start, within))
+        return coverage(view, self._starts_of(view, whole_number(width, "width", "tokens"), start, within))
 
     def _starts_of(self, view: View, width: int, start: str, within: str | None) -> Starts:
-        if start not in ("token", "step"):
-            raise ConfigError(f"start={start!r}: windows begin at a 'token' or at a 'step'")
-        if within is None:
-            return AnyToken(width) if start == "token" else AnyStep(width)
-        type_ = self._type_of(within)
-        episodes = self._episodes.get(type_)
-        if episodes is None or episodes.is_outdated(view):
-            episodes = self._episodes[type_] = Episodes(self._fields[type_], type_, view)
-            self._starts = {key: starts for key, starts in self._starts.items() if key[0] != type_}
-        key = type_, width, start
-        starts = self._starts.get(key)
-        if starts is None:
-            starts = self._starts[key] = InEpisodes(width, episodes, at_steps=start == "step")
-        return starts
+        type_ = -1 if within is None else self._type_of(within)
+        return self._starts.of(view, width, start, None if within is None else self._fields[type_], type_)
 
     def decode(self, values: ArrayLike, name: str) -> NDArray[Any]:
         """Tokens of a field as its own numbers (float32, bool, ...), in the shape they have.
@@ -442,11 +426,6 @@ class StreamStore(kernels.Appender):
         """
         return self._view().has_branch(branch)
 
-    @property
-    def features(self) -> datasets.Features:
-        """The fields as Hugging Face describes them."""
-        return hf_bridge.features_of(self._fields)
-
     def refresh(self) -> int:
         """Look what has been appended since; how many tokens are new.
 
@@ -467,56 +446,6 @@ class StreamStore(kernels.Appender):
     def as_dataset(self, width: int, stride: int | None = None, within: str | None = None) -> WindowDataset:
         """Windows as a map-style dataset that grows with the stream; ``stride`` is the width unless given."""
         return WindowDataset(self, width, stride, within)
-
-    # Hugging Face -------------------------------------------------------------------------------------------------
-
-    def to_dataset(
-        self, extra: Mapping[str, Any] | None = None, *, step: str | None = None, breaks: str | None = None
-    ) -> datasets.Dataset:
-        """A Hugging Face dataset with a row for each step, written to disk a part at a time.
-
-        A field that a step does not have is null. ``step`` names a column for the numbers of the steps, ``breaks`` one
-        that is true for the first step behind a break; ``extra`` are further columns with a value for each step.
-        """
-        return hf_bridge.to_dataset(self, extra or {}, step, breaks)
-
-    def from_dataset(
-        self,
-        dataset: datasets.Dataset,
-        *,
-        step: str | None = None,
-        breaks: str | None = None,
-        missing: str = "error",
-    ) -> None:
-        """Append the rows of a dataset, a step each; all of them or, on an error, none.
-
-        Every field must be a column; with ``missing="null"`` one that is not is left out of these steps, as it is where
-        its value is null. Columns that are no field are ignored. ``step`` names the column with the numbers of the
-        steps; without it they go on from the last one. ``breaks`` names a bool column that is true where a step begins
-        an episode of its own.
-        """
-        hf_bridge.from_dataset(self, dataset, step, breaks, missing)
-
-    def load_dataset(
-        self,
-        name: str,
-        split: str = "train",
-        sort_by: str | None = None,
-        *,
-        step: str = "step",
-        breaks: str = "break",
-        missing: str = "error",
-    ) -> None:
-        """Append a split of a dataset on the Hub, sorted if asked.
-
-        ``step`` and ``breaks`` are the columns that ``save_dataset`` added, and are used where they are there;
-        ``missing`` as in ``from_dataset``.
-        """
-        hf_bridge.load_dataset(self, name, split, sort_by, step, breaks, missing)
-
-    def save_dataset(self, name: str, split: str = "train", *, step: str = "step", breaks: str = "break") -> None:
-        """Push the stream to the Hub as a split of a dataset, with the numbers of its steps and its breaks."""
-        hf_bridge.save_dataset(self, name, split, step, breaks)
 
     # Around -------------------------------------------------------------------------------------------------------
 
@@ -660,21 +589,15 @@ def _array(positions: Any) -> NDArray[Any]:
 
 
 def _commit_number(at: Any) -> int:
-    if isinstance(at, bool) or not isinstance(at, (int, np.integer)):
+    if not is_whole(at):
         raise ConfigError(f"at={at!r}: give the number of a commit, as commit() returned it")
     return int(at)
 
 
 def _step(number: Any) -> int:
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+    if not is_whole(number):
         raise ConfigError(f"steps are whole numbers, got {number!r}")
     return max(0, min(int(number), _LAST))
-
-
-def _width(width: Any) -> int:
-    if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
-        raise ConfigError(f"width={width!r}: give a whole number of tokens, 1 or more")
-    return int(width)
 
 
 def _after_fork() -> None:

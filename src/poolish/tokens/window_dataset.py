@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolish.errors import ConfigError
+from poolish.tokens.arguments import whole_number
 from poolish.tokens.sampling import Episodes, InEpisodes
 from poolish.tokens.stream_files import START
 
@@ -30,7 +30,8 @@ class WindowDataset:
 
     def __init__(self, store: StreamStore, width: int, stride: int | None = None, within: str | None = None) -> None:
         self.store = store
-        self.width, self.stride = _size(width, "width"), _size(width if stride is None else stride, "stride")
+        self.width = whole_number(width, "width", "tokens")
+        self.stride = self.width if stride is None else whole_number(stride, "stride", "tokens")
         self.within = within
         view = store._view()
         # Windows begin at multiples of the stride, so that one is the same window whenever this object was made.
@@ -126,9 +127,3 @@ class WindowDataset:
         else:
             starts = self._starts.select(self.store._view(), numbers)
         return self.store.windows(starts, self.width)
-
-
-def _size(number: int, what: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
-        raise ConfigError(f"{what}={number!r}: give a whole number of tokens, 1 or more")
-    return int(number)

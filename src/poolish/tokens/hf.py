@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from poolish.torch_bridge import is_torch_tensor
 if TYPE_CHECKING:
     import datasets
 
-    from poolish.tokens.store import StreamStore
+    from poolish.tokens.writer import Writer
 
 Int64 = NDArray[np.int64]
 
@@ -38,10 +39,161 @@ Int64 = NDArray[np.int64]
 ROWS, TOKENS = 1 << 16, 1 << 19
 
 
+class DatasetConversions(ABC):
+    """What a stream has for Hugging Face: the methods that ``StreamStore`` inherits."""
+
+    @property
+    @abstractmethod
+    def _fields(self) -> tuple[TokenField, ...]: ...
+
+    @property
+    @abstractmethod
+    def field_to_type(self) -> Mapping[str, int]:
+        """The type id of each field."""
+
+    @property
+    @abstractmethod
+    def uuid(self) -> str:
+        """The name that this stream alone has."""
+
+    @abstractmethod
+    def _view(self) -> View: ...
+
+    @abstractmethod
+    def _writer(self) -> Writer: ...
+
+    @abstractmethod
+    def _check_kept(self, starts: Int64) -> None: ...
+
+    @property
+    def features(self) -> datasets.Features:
+        """The fields as Hugging Face describes them."""
+        return _features_of(self._fields)
+
+    def to_dataset(
+        self, extra: Mapping[str, Any] | None = None, *, step: str | None = None, breaks: str | None = None
+    ) -> datasets.Dataset:
+        """A Hugging Face dataset with a row for each step, written to disk a part at a time.
+
+        A field that a step does not have is null. ``step`` names a column for the numbers of the steps, ``breaks`` one
+        that is true for the first step behind a break; ``extra`` are further columns with a value for each step.
+        """
+        import datasets
+        from datasets.arrow_writer import ArrowWriter
+
+        view = self._view()
+        features = _features_of(self._fields)
+        for type_, field in enumerate(self._fields):
+            # Hugging Face's arrays whose first dimension varies cannot be null; lists can.
+            if field.shape and len(field.shape) > 1 and field.shape[0] is None and _has_gaps(view, type_):
+                features[field.name] = without_arrays(features[field.name])
+        columns = _extra(extra or {}, view.n_steps)
+        names = [*features, *([step] if step else []), *([breaks] if breaks else []), *columns]
+        for name in names:
+            if names.count(name) > 1:
+                raise SchemaError(f"column {name!r} is there twice; give extra=, step= and breaks= names of their own")
+        if step:
+            features[step] = datasets.Value("int64")
+        if breaks:
+            features[breaks] = datasets.Value("bool")
+        for name, column in columns.items():
+            features[name] = datasets.Features.from_arrow_schema(pa.schema([(name, column.type)]))[name]
+        path = _cache_folder() / f"stream-{self.uuid}-{next(_numbers)}.arrow"
+        with ArrowWriter(features=features, path=str(path)) as writer:
+            n = 0
+            for batch in _batches(self, view, features, step, breaks):
+                parts = [_as_type(column.slice(n, batch.num_rows), features, name) for name, column in columns.items()]
+                whole = pa.Table.from_arrays([*batch.columns, *parts], schema=features.arrow_schema)
+                writer.write_table(whole)
+                n += batch.num_rows
+            if n == 0:
+                writer.write_table(features.arrow_schema.empty_table())
+            writer.finalize()
+        return datasets.Dataset.from_file(str(path))
+
+    def from_dataset(
+        self,
+        dataset: datasets.Dataset,
+        *,
+        step: str | None = None,
+        breaks: str | None = None,
+        missing: str = "error",
+    ) -> None:
+        """Append the rows of a dataset, a step each; all of them or, on an error, none.
+
+        Every field must be a column; with ``missing="null"`` one that is not is left out of these steps, as it is where
+        its value is null. Columns that are no field are ignored. ``step`` names the column with the numbers of the
+        steps; without it they go on from the last one. ``breaks`` names a bool column that is true where a step begins
+        an episode of its own.
+        """
+        writer = self._writer()
+        if not is_dataset(dataset):
+            raise SchemaError(
+                f"from_dataset takes a datasets.Dataset, got {type(dataset).__name__}; choose a split of it"
+            )
+        for name in (step, breaks):
+            if name is not None and name not in dataset.column_names:
+                raise UnknownColumn(f"no column {name!r} in this dataset; there are {dataset.column_names}")
+        wanted = _columns_of(list(writer.ids), dataset.column_names, missing)
+        with writer.all_or_nothing() as broken:
+            n = 0
+            for batch in batches(dataset):
+                if not batch.num_rows:
+                    continue
+                try:
+                    numbers, flags = _steps(writer, batch, step), _breaks(batch, breaks)
+                    writer.append_columns(numbers, {name: batch.column(name) for name in wanted})
+                    broken += writer.rows_of_steps(len(numbers) - np.flatnonzero(flags))
+                except SchemaError as error:
+                    error.add_note(f"while reading rows {n} to {n + batch.num_rows} of the dataset")
+                    raise
+                n += batch.num_rows
+
+    def load_dataset(
+        self,
+        name: str,
+        split: str = "train",
+        sort_by: str | None = None,
+        *,
+        step: str = "step",
+        breaks: str = "break",
+        missing: str = "error",
+    ) -> None:
+        """Append a split of a dataset on the Hub, sorted if asked.
+
+        ``step`` and ``breaks`` are the columns that ``save_dataset`` added, and are used where they are there;
+        ``missing`` as in ``from_dataset``.
+        """
+        import datasets
+
+        check_missing(missing)
+        self._writer()  # a stream that cannot be written is known before anything is downloaded
+        dataset = datasets.load_dataset(name, split=split)
+        if sort_by is not None:
+            dataset = dataset.sort(sort_by)
+        steps, broken = (
+            column if column in dataset.column_names and column not in self.field_to_type else None
+            for column in (step, breaks)
+        )
+        self.from_dataset(dataset, step=steps, breaks=broken, missing=missing)
+
+    def save_dataset(self, name: str, split: str = "train", *, step: str = "step", breaks: str = "break") -> None:
+        """Push the stream to the Hub as a split of a dataset, with the numbers of its steps and its breaks."""
+        if step in self.field_to_type:
+            raise SchemaError(
+                f"step={step!r} is a field of this stream; choose another name for the numbers of the steps"
+            )
+        if breaks in self.field_to_type:
+            raise SchemaError(
+                f"breaks={breaks!r} is a field of this stream; choose another name for the column of breaks"
+            )
+        self.to_dataset(step=step, breaks=breaks).push_to_hub(name, split=split)
+
+
 # To a dataset --------------------------------------------------------------------------------------------------
 
 
-def features_of(fields: Sequence[TokenField]) -> datasets.Features:
+def _features_of(fields: Sequence[TokenField]) -> datasets.Features:
     """The fields as Hugging Face describes them: as they were declared, where they were declared so."""
     import datasets
 
@@ -66,42 +218,6 @@ def _declared(field: TokenField) -> Any:
     if (same.dtype, same.shape) != (field.dtype, field.shape):
         raise CorruptDataError(f"field {field.name!r}: its feature {feature} is not {field}; restore store.json")
     return feature
-
-
-def to_dataset(store: StreamStore, extra: Mapping[str, Any], step: str | None, breaks: str | None) -> datasets.Dataset:
-    """A dataset with a row for each step of a stream."""
-    import datasets
-    from datasets.arrow_writer import ArrowWriter
-
-    view = store._view()
-    features = features_of(store._fields)
-    for type_, field in enumerate(store._fields):
-        # Hugging Face's arrays whose first dimension varies cannot be null; lists can.
-        if field.shape and len(field.shape) > 1 and field.shape[0] is None and _has_gaps(view, type_):
-            features[field.name] = without_arrays(features[field.name])
-    columns = _extra(extra, view.n_steps)
-    names = [*features, *([step] if step else []), *([breaks] if breaks else []), *columns]
-    for name in names:
-        if names.count(name) > 1:
-            raise SchemaError(f"column {name!r} is there twice; give extra=, step= and breaks= names of their own")
-    if step:
-        features[step] = datasets.Value("int64")
-    if breaks:
-        features[breaks] = datasets.Value("bool")
-    for name, column in columns.items():
-        features[name] = datasets.Features.from_arrow_schema(pa.schema([(name, column.type)]))[name]
-    path = _cache_folder() / f"stream-{store.uuid}-{next(_numbers)}.arrow"
-    with ArrowWriter(features=features, path=str(path)) as writer:
-        n = 0
-        for batch in _batches(store, view, features, step, breaks):
-            parts = [_as_type(column.slice(n, batch.num_rows), features, name) for name, column in columns.items()]
-            whole = pa.Table.from_arrays([*batch.columns, *parts], schema=features.arrow_schema)
-            writer.write_table(whole)
-            n += batch.num_rows
-        if n == 0:
-            writer.write_table(features.arrow_schema.empty_table())
-        writer.finalize()
-    return datasets.Dataset.from_file(str(path))
 
 
 def _has_gaps(view: View, type_: int) -> bool:
@@ -142,7 +258,7 @@ def _as_type(column: pa.Array, features: Any, name: str) -> pa.Array:
 
 
 def _batches(
-    store: StreamStore, view: View, features: Any, step: str | None, breaks: str | None
+    store: DatasetConversions, view: View, features: Any, step: str | None, breaks: str | None
 ) -> Iterator[pa.RecordBatch]:
     """The stream as Arrow, some whole steps at a time."""
     low, fields = view.first_row, store._fields
@@ -254,30 +370,6 @@ def _cache_folder() -> Path:
 MISSING = ("error", "null")
 
 
-def from_dataset(store: StreamStore, dataset: Any, step: str | None, breaks: str | None, missing: str) -> None:
-    """Append the rows of a dataset."""
-    writer = store._writer()
-    if not is_dataset(dataset):
-        raise SchemaError(f"from_dataset takes a datasets.Dataset, got {type(dataset).__name__}; choose a split of it")
-    for name in (step, breaks):
-        if name is not None and name not in dataset.column_names:
-            raise UnknownColumn(f"no column {name!r} in this dataset; there are {dataset.column_names}")
-    wanted = _columns_of(list(writer.ids), dataset.column_names, missing)
-    with writer.all_or_nothing() as broken:
-        n = 0
-        for batch in batches(dataset):
-            if not batch.num_rows:
-                continue
-            try:
-                numbers, flags = _steps(writer, batch, step), _breaks(batch, breaks)
-                writer.append_columns(numbers, {name: batch.column(name) for name in wanted})
-                broken += writer.rows_of_steps(len(numbers) - np.flatnonzero(flags))
-            except SchemaError as error:
-                error.add_note(f"while reading rows {n} to {n + batch.num_rows} of the dataset")
-                raise
-            n += batch.num_rows
-
-
 def check_missing(missing: object) -> None:
     """Raise if this does not say what to do about fields that a dataset lacks."""
     if missing not in MISSING:
@@ -295,7 +387,7 @@ def _columns_of(fields: list[str], columns: list[str], missing: str) -> list[str
     return found
 
 
-def _steps(writer: Any, batch: pa.RecordBatch, step: str | None) -> Int64:
+def _steps(writer: Writer, batch: pa.RecordBatch, step: str | None) -> Int64:
     if step is None:
         first = writer.recorder.last_step + 1
         if first + batch.num_rows > 2**63:
@@ -322,33 +414,3 @@ def _breaks(batch: pa.RecordBatch, breaks: str | None) -> NDArray[np.bool_]:
         )
     flags: NDArray[np.bool_] = column.to_numpy(zero_copy_only=False)
     return flags
-
-
-# The Hub -------------------------------------------------------------------------------------------------------
-
-
-def load_dataset(
-    store: StreamStore, name: str, split: str, sort_by: str | None, step: str, breaks: str, missing: str
-) -> None:
-    """Append a split of a dataset on the Hub."""
-    import datasets
-
-    check_missing(missing)
-    store._writer()  # a stream that cannot be written is known before anything is downloaded
-    dataset = datasets.load_dataset(name, split=split)
-    if sort_by is not None:
-        dataset = dataset.sort(sort_by)
-    steps, broken = (
-        column if column in dataset.column_names and column not in store.field_to_type else None
-        for column in (step, breaks)
-    )
-    from_dataset(store, dataset, steps, broken, missing)
-
-
-def save_dataset(store: StreamStore, name: str, split: str, step: str, breaks: str) -> None:
-    """Push a stream to the Hub."""
-    if step in store.field_to_type:
-        raise SchemaError(f"step={step!r} is a field of this stream; choose another name for the numbers of the steps")
-    if breaks in store.field_to_type:
-        raise SchemaError(f"breaks={breaks!r} is a field of this stream; choose another name for the column of breaks")
-    to_dataset(store, {}, step, breaks).push_to_hub(name, split=split)
