@@ -26,7 +26,7 @@ from tests.import_graph import ROOT, cycles, graph, imports, package_of, run_nod
 FLOORS: tuple[set[str], ...] = (
     {"printable"},
     {"concurrency", "errors", "fixed", "health"},
-    {"kernels", "html", "prefetch", "torch_bridge"},
+    {"arguments", "kernels", "html", "prefetch", "torch_bridge"},
     {"seeds", "files", "versions"},
     {"schema", "runs", "fingerprints", "formats"},
     {"expressions", "columns"},
@@ -58,7 +58,7 @@ PUBLIC_NAMES = {
     *("errors", "guards", "load", "testing"),
 }
 
-#: Each with the word that a module must carry in its name to be about it: ``torch_bridge``, ``hf_bridge``.
+#: Each with the word that a module must carry in its name to be about it: ``torch_bridge``, ``hf``.
 OPTIONAL_LIBRARIES = {
     "torch": "torch",
     "datasets": "hf",
@@ -186,7 +186,7 @@ def test_wrong_imports_are_seen(module: str, line: str):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("poolish.rows.columns", "from poolish.rows.memory import grow"),
+        ("poolish.rows.columns", "from poolish.rows.access import gather_fn"),
         ("poolish.rows.columns", "from poolish import errors, schema"),
         ("poolish.seeds", "from poolish.kernels import permute"),
         ("poolish.versions", "from poolish import __version__"),

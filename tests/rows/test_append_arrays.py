@@ -51,34 +51,34 @@ def bits(tensor):
 # -- dtypes and ranks
 
 
-@pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
-def test_an_array_of_any_dtype_and_rank_comes_back(dtype, rank):
+def test_an_array_of_any_dtype_and_rank_comes_back(dtype):
     """Dtype, shape and bits survive the bulk way, the way of single rows and the way of columns."""
-    given = [array_of(dtype, rank, seed) for seed in range(4)]
-    buffer = DatasetBuffer()
+    for rank in RANKS:
+        given = [array_of(dtype, rank, seed) for seed in range(4)]
+        buffer = DatasetBuffer()
 
-    buffer.append([{"x": given[0]}, {"x": given[1]}])
-    buffer.append({"x": given[2]})
-    buffer.append_columns({"x": np.stack(given[3:])})
+        buffer.append([{"x": given[0]}, {"x": given[1]}])
+        buffer.append({"x": given[2]})
+        buffer.append_columns({"x": np.stack(given[3:])})
 
-    assert plain(list(buffer.to_numpy()["x"])) == plain(list(np.stack(given)))
-    if rank:
-        assert plain(column(buffer)) == plain(given)
+        assert plain(list(buffer.to_numpy()["x"])) == plain(list(np.stack(given)))
+        if rank:
+            assert plain(column(buffer)) == plain(given)
 
 
-@pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-def test_a_tensor_of_any_dtype_and_rank_comes_back(dtype, rank):
+def test_a_tensor_of_any_dtype_and_rank_comes_back(dtype):
     """Also the dtypes that NumPy lacks: the bits are kept, and torch gets them back."""
-    given = [tensor_of(dtype, rank, seed) for seed in range(4)]
-    buffer = DatasetBuffer()
+    for rank in RANKS:
+        given = [tensor_of(dtype, rank, seed) for seed in range(4)]
+        buffer = DatasetBuffer()
 
-    buffer.append([{"x": given[0]}, {"x": given[1]}])
-    buffer.append({"x": given[2]})
-    buffer.append_columns({"x": torch.stack(given[3:])})
+        buffer.append([{"x": given[0]}, {"x": given[1]}])
+        buffer.append({"x": given[2]})
+        buffer.append_columns({"x": torch.stack(given[3:])})
 
-    assert bits(buffer.to_torch()["x"]) == bits(torch.stack(given))
+        assert bits(buffer.to_torch()["x"]) == bits(torch.stack(given))
 
 
 @pytest.mark.parametrize(
@@ -208,16 +208,16 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_values_do_not_depend_on_the_layout_in_memory(layout, way):
+def test_values_do_not_depend_on_the_layout_in_memory(layout):
     """Strides, byte order and alignment are the caller's affair; the column holds native, contiguous values."""
-    array = LAYOUTS[layout]
-    buffer = DatasetBuffer()
+    for way in WAYS:
+        array = LAYOUTS[layout]
+        buffer = DatasetBuffer()
 
-    WAYS[way](buffer, [{"x": array}, {"x": array}])
+        WAYS[way](buffer, [{"x": array}, {"x": array}])
 
-    assert plain(column(buffer)) == plain([np.array(array, np.int32, order="C", subok=False)] * 2)
+        assert plain(column(buffer)) == plain([np.array(array, np.int32, order="C", subok=False)] * 2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -246,18 +246,18 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", TENSORS)
-def test_values_do_not_depend_on_the_kind_of_tensor(kind, way):
+def test_values_do_not_depend_on_the_kind_of_tensor(kind):
     """Gradients, lazy conjugates, views and strides are resolved; the caller's tensor is left alone."""
-    tensor = TENSORS[kind]
-    buffer = DatasetBuffer()
+    for way in WAYS:
+        tensor = TENSORS[kind]
+        buffer = DatasetBuffer()
 
-    WAYS[way](buffer, [{"x": tensor}, {"x": tensor}])
+        WAYS[way](buffer, [{"x": tensor}, {"x": tensor}])
 
-    plain_tensor = tensor.detach().resolve_conj().resolve_neg()
-    assert bits(buffer.to_torch()["x"]) == bits(torch.stack([plain_tensor, plain_tensor]))
-    assert TENSORS["requires grad"].requires_grad
+        plain_tensor = tensor.detach().resolve_conj().resolve_neg()
+        assert bits(buffer.to_torch()["x"]) == bits(torch.stack([plain_tensor, plain_tensor]))
+        assert TENSORS["requires grad"].requires_grad
 
 
 @pytest.mark.parametrize("way", [append_all, append_singly])

@@ -105,37 +105,37 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("form", [lambda a: a, sliced], ids=["whole", "slice"])
 @pytest.mark.parametrize("kind", ARRAYS)
-def test_every_arrow_type_keeps_its_values(kind, form):
+def test_every_arrow_type_keeps_its_values(kind):
     """Encodings and widths of offsets may change, values, nulls and order do not; twice, so that offsets add up."""
-    array, type_name = ARRAYS[kind]
-    table = table_of(form(array))
-    buffer = DatasetBuffer()
+    for form in [lambda a: a, sliced]:
+        array, type_name = ARRAYS[kind]
+        table = table_of(form(array))
+        buffer = DatasetBuffer()
 
-    buffer.append(table)
-    buffer.append(table)
+        buffer.append(table)
+        buffer.append(table)
 
-    assert describe(buffer.schema["x"].type) == type_name
-    assert plain(column(buffer)) == plain(table["x"].to_pylist() * 2)
-    buffer.to_arrow().validate(full=True)
+        assert describe(buffer.schema["x"].type) == type_name
+        assert plain(column(buffer)) == plain(table["x"].to_pylist() * 2)
+        buffer.to_arrow().validate(full=True)
 
 
-@pytest.mark.parametrize("form", [lambda a: a, sliced], ids=["whole", "slice"])
 @pytest.mark.parametrize("kind", ARRAYS)
-def test_rows_chosen_from_every_arrow_type_are_whole(kind, form):
+def test_rows_chosen_from_every_arrow_type_are_whole(kind):
     """``get_batch`` and ``buffer[i]`` agree with the table they came from."""
-    array = form(ARRAYS[kind][0])
-    buffer = DatasetBuffer()
-    buffer.append(table_of(array))
-    order = np.random.default_rng(0).integers(0, len(array), 20)
+    for form in [lambda a: a, sliced]:
+        array = form(ARRAYS[kind][0])
+        buffer = DatasetBuffer()
+        buffer.append(table_of(array))
+        order = np.random.default_rng(0).integers(0, len(array), 20)
 
-    batch = buffer.get_batch(order)
+        batch = buffer.get_batch(order)
 
-    batch.validate(full=True)
-    values = array.to_pylist()
-    assert plain([buffer[i]["x"] for i in order]) == plain([values[i] for i in order])
-    assert plain(batch["x"].to_pylist()) == plain([values[i] for i in order])
+        batch.validate(full=True)
+        values = array.to_pylist()
+        assert plain([buffer[i]["x"] for i in order]) == plain([values[i] for i in order])
+        assert plain(batch["x"].to_pylist()) == plain([values[i] for i in order])
 
 
 @pytest.mark.parametrize("kind", ARRAYS)

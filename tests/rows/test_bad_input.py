@@ -205,27 +205,29 @@ CASES = {
     "class of arrays": Case(1, np.ndarray, "int64.*type"),
 }
 LONG = ["in the middle of a thousand", "in a later chunk"]
-EVERY_DOOR = [(kind, door) for kind in CASES for door in DOORS if door not in LONG]
+SHORT = [door for door in DOORS if door not in LONG]
 LONG_ONES = [(kind, door) for kind in ("2**63", "bytes into text", "another rank", "far too deep") for door in LONG]
 
 
-@pytest.mark.parametrize(("kind", "door"), EVERY_DOOR, ids=lambda part: part)
-def test_a_bad_value_is_named_and_changes_nothing(kind, door):
+@pytest.mark.parametrize("kind", CASES)
+def test_a_bad_value_is_named_and_changes_nothing(kind):
     """On every way in: the right error, with row, column, rule, value and advice; the buffer goes on as its twin."""
     case = CASES[kind]
-    attacked, twin = (with_history(case.good, limits=case.limits) for _ in range(2))
+    for door in SHORT:
+        attacked, twin = (with_history(case.good, limits=case.limits) for _ in range(2))
 
-    with pytest.raises(case.error) as caught:
-        DOORS[door](attacked, case.bad, case.good)
+        with pytest.raises(case.error) as caught:
+            DOORS[door](attacked, case.bad, case.good)
 
-    error = caught.value
-    assert type(error) is case.error
-    assert isinstance(error, PoolishError)
-    assert isinstance(error, case.builtin)
-    assert re.search(case.says, str(error)), str(error)
-    assert re.match(rf"row {ROW.get(door, 0)}, column 'x'( at \S+)?: .+, got .+; .+", str(error), re.DOTALL), str(error)
-    assert len(str(error)) < 1_000
-    assert afterwards(attacked, case.good) == afterwards(twin, case.good)
+        error = caught.value
+        assert type(error) is case.error
+        assert isinstance(error, PoolishError)
+        assert isinstance(error, case.builtin)
+        assert re.search(case.says, str(error)), str(error)
+        place = rf"row {ROW.get(door, 0)}, column 'x'( at \S+)?"
+        assert re.match(f"{place}: .+, got .+; .+", str(error), re.DOTALL), str(error)
+        assert len(str(error)) < 1_000
+        assert afterwards(attacked, case.good) == afterwards(twin, case.good)
 
 
 @pytest.mark.parametrize(("kind", "door"), LONG_ONES, ids=lambda part: part)
@@ -539,26 +541,25 @@ def _text_columns(bad: bytes) -> dict[str, tuple[pa.Array, str]]:
     }
 
 
-@pytest.mark.parametrize("bad", [b"\xff\xfe", b"caf\xe9", b"\xed\xa0\x80", b"\xf0\x9f\x8d"])
 @pytest.mark.parametrize("name", _text_columns(b"?"))
-@pytest.mark.parametrize("way", ["append", "append_columns", "append_where", "update"])
-def test_text_from_arrow_is_utf_8(name, bad, way):
+def test_text_from_arrow_is_utf_8(name):
     """Latin-1, surrogates and cut characters are refused with row and column, and nothing changes."""
-    array, place = _text_columns(bad)[name]
-    buffer = DatasetBuffer()
-    buffer.append(pa.table({"x": pa.nulls(len(array), array.type)}))
-    before = facts(buffer)
-    calls = {
-        "append": lambda: buffer.append(pa.table({"x": array})),
-        "append_columns": lambda: buffer.append_columns({"x": array}),
-        "append_where": lambda: buffer.append_where(pa.table({"x": array}), np.ones(len(array), bool)),
-        "update": lambda: buffer.update(buffer.ids, {"x": array}),
-    }
+    ways = (
+        lambda buffer, array: buffer.append(pa.table({"x": array})),
+        lambda buffer, array: buffer.append_columns({"x": array}),
+        lambda buffer, array: buffer.append_where(pa.table({"x": array}), np.ones(len(array), bool)),
+        lambda buffer, array: buffer.update(buffer.ids, {"x": array}),
+    )
+    for bad in (b"\xff\xfe", b"caf\xe9", b"\xed\xa0\x80", b"\xf0\x9f\x8d"):
+        array, place = _text_columns(bad)[name]
+        buffer = DatasetBuffer()
+        buffer.append(pa.table({"x": pa.nulls(len(array), array.type)}))
+        before = facts(buffer)
+        for way in ways:
+            with pytest.raises(BadText, match=rf"{place}: text is UTF-8, got bytes .*; decode it"):
+                way(buffer, array)
 
-    with pytest.raises(BadText, match=rf"{place}: text is UTF-8, got bytes .*; decode it"):
-        calls[way]()
-
-    assert facts(buffer) == before
+            assert facts(buffer) == before
 
 
 def test_text_that_is_null_or_masked_out_may_be_anything():

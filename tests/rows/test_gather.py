@@ -74,11 +74,11 @@ def range_of(array: pa.Array) -> list[range]:
 
 
 @each_kind
-@pytest.mark.parametrize("position", [-1, 1_000, 2**62])
-def test_positions_outside_are_refused(kind, position):
+def test_positions_outside_are_refused(kind):
     """Before anything is read there."""
-    with pytest.raises(IndexError):
-        gather_fn(array_of(kind, 20))(np.array([0, position]))
+    for position in [-1, 1_000, 2**62]:
+        with pytest.raises(IndexError):
+            gather_fn(array_of(kind, 20))(np.array([0, position]))
 
 
 @each_kind

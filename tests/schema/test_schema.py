@@ -41,19 +41,19 @@ WIDE = Schema(
 # -- fields
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_field_of_any_dtype_and_shape_survives_arrow(dtype, shape):
+def test_a_field_of_any_dtype_and_shape_survives_arrow(dtype):
     """What Arrow is told is what Arrow tells back, and a file of it too."""
-    field = Field("x", dtype, shape=shape, nullable=True, role="input")
-    schema = pa.schema([field.to_arrow()])
+    for shape in SHAPES:
+        field = Field("x", dtype, shape=shape, nullable=True, role="input")
+        schema = pa.schema([field.to_arrow()])
 
-    written = pa.ipc.read_schema(schema.serialize())
+        written = pa.ipc.read_schema(schema.serialize())
 
-    assert Field.from_arrow(field.to_arrow()) == field
-    assert Field.from_arrow(written.field("x")) == field
-    assert (field.dtype, field.role, field.nullable) == (dtype, "input", True)
-    assert field.shape == shape if shape is not None else field.shape in (None, ())
+        assert Field.from_arrow(field.to_arrow()) == field
+        assert Field.from_arrow(written.field("x")) == field
+        assert (field.dtype, field.role, field.nullable) == (dtype, "input", True)
+        assert field.shape == shape if shape is not None else field.shape in (None, ())
 
 
 @pytest.mark.parametrize(
@@ -454,19 +454,19 @@ def test_a_fingerprint_does_not_depend_on_how_the_schema_was_written():
 # -- the tensor type
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (None,), (None, 3), (2, None, 0)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_tensor_type_tells_its_dtype_and_shape_in_json(dtype, shape):
+def test_a_tensor_type_tells_its_dtype_and_shape_in_json(dtype):
     """Any tool can read the metadata; poolish reads back the same type."""
-    type_ = TensorType(dtype, shape)
+    for shape in [(), (3,), (2, 3), (None,), (None, 3), (2, None, 0)]:
+        type_ = TensorType(dtype, shape)
 
-    again = TensorType.__arrow_ext_deserialize__(type_.storage_type, type_.__arrow_ext_serialize__())
+        again = TensorType.__arrow_ext_deserialize__(type_.storage_type, type_.__arrow_ext_serialize__())
 
-    assert again == type_
-    assert (again.dtype, again.shape, again.is_ragged) == (dtype, shape, None in shape)
-    assert hash(again) == hash(type_)
-    assert pickle.loads(pickle.dumps(type_)) == type_
-    assert pa.ipc.read_schema(pa.schema([("x", type_)]).serialize()).field("x").type == type_
+        assert again == type_
+        assert (again.dtype, again.shape, again.is_ragged) == (dtype, shape, None in shape)
+        assert hash(again) == hash(type_)
+        assert pickle.loads(pickle.dumps(type_)) == type_
+        assert pa.ipc.read_schema(pa.schema([("x", type_)]).serialize()).field("x").type == type_
 
 
 def test_tensor_types_are_told_apart():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import datasets
@@ -138,9 +137,9 @@ def test_fields_that_make_no_stream_are_refused(fields, error, says, tmp_path):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize(
-    "told",
-    [
+def test_a_dtype_decides_how_numbers_are_kept(name):
+    """Each of NumPy's numbers, by whatever names it."""
+    for declared in [
         str,
         np.dtype,
         lambda name: np.dtype(name).type,
@@ -148,22 +147,18 @@ def test_fields_that_make_no_stream_are_refused(fields, error, says, tmp_path):
         lambda name: Value(name),
         lambda name: Field("other", name),
         lambda name: getattr(torch, name),
-    ],
-    ids=["text", "numpy", "scalar type", "arrow", "feature", "field", "torch"],
-)
-def test_a_dtype_decides_how_numbers_are_kept(name, told: Callable[[str], Any]):
-    """Each of NumPy's numbers, by whatever names it."""
-    assert shown({"x": told(name)}) == f"x: {name}"
+    ]:
+        assert shown({"x": declared(name)}) == f"x: {name}"
 
 
-@pytest.mark.parametrize(("told", "name"), [(int, "int64"), (float, "float64"), (bool, "bool"), ("int", "int64")])
-def test_python_types_are_dtypes(told, name):
+@pytest.mark.parametrize(("declared", "name"), [(int, "int64"), (float, "float64"), (bool, "bool"), ("int", "int64")])
+def test_python_types_are_dtypes(declared, name):
     """As everywhere in poolish."""
-    assert shown({"x": told}) == f"x: {name}"
+    assert shown({"x": declared}) == f"x: {name}"
 
 
 @pytest.mark.parametrize(
-    ("told", "text"),
+    ("declared", "text"),
     [
         (List(Value("float32")), "x: float32[any]"),
         (LargeList(Value("float32")), "x: float32[any]"),
@@ -185,9 +180,9 @@ def test_python_types_are_dtypes(told, name):
     ],
     ids=in_words,
 )
-def test_features_and_arrow_types_say_the_shape(told, text):
+def test_features_and_arrow_types_say_the_shape(declared, text):
     """Lists of any length, of one length, and arrays."""
-    assert shown({"x": told}) == text
+    assert shown({"x": declared}) == text
 
 
 @pytest.mark.parametrize(
@@ -215,17 +210,17 @@ def test_names_and_dtypes_may_be_mixed():
 
 def test_features_come_back():
     """As Hugging Face describes them, the labels of a ClassLabel too; what was only named is a list until decided."""
-    told = {
+    declared = {
         "label": ClassLabel(names=["no", "yes"]),
         "score": Value("float16"),
         "tokens": List(Value("int32")),
         "grid": Array2D((2, 3), "float32"),
     }
-    store = StreamStore(fields=told)
+    store = StreamStore(fields=declared)
 
     features = store.features
 
-    assert features == Features(told)
+    assert features == Features(declared)
     assert features["label"].names == ["no", "yes"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -12,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from poolish import seeds
+from poolish.arguments import check_whole
 from poolish.errors import ConfigError
 from poolish.files import check_name, local_path
 from poolish.load.dataset import check_map_style
@@ -120,22 +120,6 @@ def check_dataset(dataset: Any) -> Any:
             "dataset is an Arrow table, whose index gives columns, not rows; append it to a DatasetBuffer"
         )
     return check_map_style(dataset)
-
-
-def check_whole(value: Any, what: str, *, least: int) -> int:
-    """A whole number as an int; True is none.
-
-    >>> check_whole(2.5, "batch_size", least=1)
-    Traceback (most recent call last):
-    poolish.errors.ConfigError: batch_size=2.5: a whole number, 1 or more
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
-        raise ConfigError(f"{what}={value!r}: a whole number, {least} or more")
-    return number
 
 
 def check_timeout(timeout: Any) -> float:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish.arguments import is_whole
 from poolish.errors import ConfigError, SchemaError
 from poolish.rows.access import gather_fn
 from poolish.schema import Schema, describe
@@ -208,10 +209,6 @@ def check_max_size(max_size: Any) -> int | None:
     """A bound as a number of rows, None for no bound; ConfigError for anything else."""
     if max_size is None:
         return None
-    try:
-        n_rows = operator.index(max_size)
-    except TypeError:
-        n_rows = 0
-    if n_rows < 1 or isinstance(max_size, (bool, np.bool_)):
+    if not is_whole(max_size) or max_size < 1:
         raise ConfigError(f"max_size is a whole number of rows above 0, or None for no bound, got {max_size!r}")
-    return n_rows
+    return operator.index(max_size)

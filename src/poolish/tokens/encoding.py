@@ -20,8 +20,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from poolish import kernels
+from poolish.arguments import is_whole
 from poolish.errors import NumberTooLarge, PoolishError, SchemaError
-from poolish.tokens.arguments import is_whole
 from poolish.tokens.fields import TokenField, type_of
 from poolish.torch_bridge import is_torch_tensor
 

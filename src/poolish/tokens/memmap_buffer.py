@@ -26,10 +26,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from poolish.arguments import check_whole
 from poolish.errors import ConfigError, CorruptDataError, NumberTooLarge, SchemaError
 from poolish.files import allocate, grow, local_path, open_regular, sync
 from poolish.printable import printable
-from poolish.tokens.arguments import whole_number
 
 #: A file grows by a multiple of this.
 CHUNK_BYTES = 1 << 20
@@ -74,9 +74,9 @@ class MemmapBuffer:
             raise ConfigError(f"shape {self.shape}: a row needs at least one number")
         if chunk_rows is None:
             chunk_rows = max(1, CHUNK_BYTES // self.row_bytes)
-        self._chunk = whole_number(chunk_rows, "chunk_rows", "rows") * self.row_bytes
+        self._chunk = check_whole(chunk_rows, "chunk_rows", unit="rows") * self.row_bytes
         if length is not None:
-            length = whole_number(length, "length", "rows", 0)
+            length = check_whole(length, "length", least=0, unit="rows")
         self._is_named = path is not None
         self._file = _nameless() if path is None else MappedFile(_local(path), mode=mode)
         self._length = _length_of(self._file, self.row_bytes, length)
@@ -119,7 +119,7 @@ class MemmapBuffer:
 
     def reserve(self, n_rows: int) -> None:
         """Have room for ``n_rows`` in all; the disk's space is taken now, in whole chunks."""
-        n_rows = whole_number(n_rows, "n_rows", "rows", 0)
+        n_rows = check_whole(n_rows, "n_rows", least=0, unit="rows")
         if n_rows > len(self._rows):
             self._file.grow(-(-n_rows * self.row_bytes // self._chunk) * self._chunk)
             self._rows = self._view()

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish import kernels
+from poolish.arguments import is_whole
 from poolish.errors import ConfigError
-from poolish.tokens.arguments import is_whole
 from poolish.tokens.fields import TokenField
 from poolish.tokens.stream_files import START, STEP
 from poolish.tokens.view import View

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from poolish import html, kernels
+from poolish.arguments import check_whole, is_whole
 from poolish.concurrency import WeakRegistry
 from poolish.errors import ConfigError, SchemaError
 from poolish.files import local_path
@@ -20,7 +21,6 @@ from poolish.health import Health, Problem
 from poolish.printable import printable
 from poolish.seeds import generator
 from poolish.tokens import directory
-from poolish.tokens.arguments import is_whole, whole_number
 from poolish.tokens.commits import Verified
 from poolish.tokens.directory import LOCK, is_store
 from poolish.tokens.fields import TokenField, decoded, fields_of, type_of
@@ -238,7 +238,9 @@ class StreamStore(DatasetConversions, kernels.Appender):
 
         ``types=False`` leaves the types out.
         """
-        return self._windows(self._read(), self._whole_numbers(starts), whole_number(width, "width", "tokens"), types)
+        return self._windows(
+            self._read(), self._whole_numbers(starts), check_whole(width, "width", unit="tokens"), types
+        )
 
     def _windows(self, source: Writer | Reader, begins: Int64, width: int, types: bool) -> Batch:
         """The same of an array that is known to hold int64s in one piece."""
@@ -291,7 +293,7 @@ class StreamStore(DatasetConversions, kernels.Appender):
         weights: Sequence[Weight] | None = None,
     ) -> Int64:
         """The positions of the windows that ``sample`` would read, without reading them."""
-        n, width = whole_number(n, "n", "windows", 0), whole_number(width, "width", "tokens")
+        n, width = check_whole(n, "n", least=0, unit="windows"), check_whole(width, "width", unit="tokens")
         if rng is not None and not isinstance(rng, np.random.Generator):
             raise ConfigError(f"rng={rng!r}: give a np.random.Generator, such as np.random.default_rng(0)")
         view = self._view()
@@ -301,7 +303,7 @@ class StreamStore(DatasetConversions, kernels.Appender):
     def coverage(self, width: int, *, start: str = "token", within: str | None = None) -> Coverage:
         """How many different windows ``sample`` chooses from, and how many episodes are too short for one."""
         view = self._view()
-        return coverage(view, self._starts_of(view, whole_number(width, "width", "tokens"), start, within))
+        return coverage(view, self._starts_of(view, check_whole(width, "width", unit="tokens"), start, within))
 
     def _starts_of(self, view: View, width: int, start: str, within: str | None) -> Starts:
         type_ = -1 if within is None else self._type_of(within)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolish.tokens.arguments import whole_number
+from poolish.arguments import check_whole
 from poolish.tokens.sampling import Episodes, InEpisodes
 from poolish.tokens.stream_files import START
 
@@ -30,8 +30,8 @@ class WindowDataset:
 
     def __init__(self, store: StreamStore, width: int, stride: int | None = None, within: str | None = None) -> None:
         self.store = store
-        self.width = whole_number(width, "width", "tokens")
-        self.stride = self.width if stride is None else whole_number(stride, "stride", "tokens")
+        self.width = check_whole(width, "width", unit="tokens")
+        self.stride = self.width if stride is None else check_whole(stride, "stride", unit="tokens")
         self.within = within
         view = store._view()
         # Windows begin at multiples of the stride, so that one is the same window whenever this object was made.
