@@ -239,7 +239,7 @@ MUTANTS = (
     ),
     _stream(
         "S16",
-        "store",
+        "reading",
         "        if source.kept_from() != first:\n            self._check_kept(begins)\n",
         "",
         "processes.py::test_a_window_that_has_left_since_the_reader_looked_is_told",

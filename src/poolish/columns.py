@@ -365,12 +365,12 @@ def read_values(name: str, values: Any, *, may_round: bool = False) -> Any:
     """
     if isinstance(values, np.ndarray) and values.ndim and values.dtype.char in _NUMBERS and values.dtype.isnative:
         return values  # first, and without the name of its dtype, which takes long to make
-    if is_torch_tensor(values):
-        values = _torch_values(values)
-    if isinstance(values, Column):
-        return values._values
     if isinstance(values, (pa.Array, pa.ChunkedArray)) or (isinstance(values, list) and _are_mixed_ranks(values)):
         return values
+    if isinstance(values, Column):
+        return values._values
+    if is_torch_tensor(values):
+        values = _torch_values(values)
     if isinstance(values, np.ndarray) and values.ndim > 0 and values.dtype.kind != "O":
         return _numpy_values(values)
     if hasattr(values, "__arrow_c_stream__"):  # a Series

@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from poolish import StreamStore
 from poolish.errors import ConfigError, LimitExceeded, PoolishError
 from poolish.schema import Field
-from poolish.tokens import commits, memmap_buffer, sampling, stream_files, view, writer
+from poolish.tokens import commits, memmap_buffer, reading, sampling, stream_files, writer
 from tests.effort import times
 from tests.rows.children import fork
 from tests.tokens.plain_stream import PlainField, PlainStream, Write, facts
@@ -100,7 +100,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.patch("CHUNK_BYTES", data.draw(st.sampled_from([64, 4096, 1 << 20]), "CHUNK_BYTES"), memmap_buffer)
         self.patch("TRIM_TOKENS", data.draw(st.sampled_from([1, 7, 1 << 17]), "TRIM_TOKENS"), writer)
         self.patch("CHUNK_ROWS", data.draw(st.sampled_from([1, 3, 1 << 18]), "CHUNK_ROWS"), stream_files)
-        self.patch("_ROWS", data.draw(st.sampled_from([1, 3, 4096]), "_ROWS"), view)
+        self.patch("_ROWS", data.draw(st.sampled_from([1, 3, 4096]), "_ROWS"), reading)
         self.patch("_SCAN_TOKENS", data.draw(st.sampled_from([1, 5, 1 << 22]), "_SCAN_TOKENS"), sampling)
         self.plain = PlainStream(fields, data.draw(self.bounds, "max_tokens"))
         told = [field.name for field in fields] if named and data.draw(st.booleans()) else declared(fields)

@@ -24,9 +24,9 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish import kernels
-from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype, offsets_of, readable
+from poolish.schema import bytes_of, dtype_and_shape, is_tensor, numpy_dtype, offsets_of, readable
 
-Reader = Callable[[int], Any]
+ReadFn = Callable[[int], Any]
 Positions = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 GatherFn = Callable[[Positions], pa.Array]
@@ -43,7 +43,7 @@ _FORMATS = {
 _NARROW = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.uint32(), pa.float16(), pa.float32())
 
 
-def reader(array: pa.Array, typed: bool = False) -> Reader:
+def reader(array: pa.Array, typed: bool = False) -> ReadFn:
     """A function that gives the value of ``array`` at a position: lists, dicts, arrays for tensors, None for null.
 
     ``typed`` gives numbers that Python would widen as NumPy's, which keep their dtype in a batch.
@@ -69,7 +69,7 @@ def reader(array: pa.Array, typed: bool = False) -> Reader:
     return read_or_none
 
 
-def _read_present(array: pa.Array, typed: bool) -> Reader:
+def _read_present(array: pa.Array, typed: bool) -> ReadFn:
     """A reader that may be asked only for positions that are not null."""
     type_ = array.type
     if typed and type_ in _NARROW:
@@ -95,7 +95,7 @@ def _read_present(array: pa.Array, typed: bool) -> Reader:
     return lambda i: array[i].as_py()
 
 
-def _read_times(array: pa.Array) -> Reader:
+def _read_times(array: pa.Array) -> ReadFn:
     """Python's own times where they reach; NumPy's for nanoseconds and for years beyond 1 to 9999."""
     unit = array.type.unit
     as_numpy = np.datetime64 if kinds.is_timestamp(array.type) else np.timedelta64
@@ -122,12 +122,12 @@ def _cast_view(buffer: pa.Buffer, format_: str) -> Any:
     return view[: len(view) // size * size].cast(format_)
 
 
-def _read_text(array: pa.Array) -> Reader:
+def _read_text(array: pa.Array) -> ReadFn:
     begins, content = _binary_parts(array)
     return lambda i: str(content[begins[i] : begins[i + 1]], "utf-8")
 
 
-def _read_bytes(array: pa.Array) -> Reader:
+def _read_bytes(array: pa.Array) -> ReadFn:
     begins, content = _binary_parts(array)
     return lambda i: bytes(content[begins[i] : begins[i + 1]])
 
@@ -139,7 +139,7 @@ def _binary_parts(array: pa.Array) -> tuple[Any, memoryview]:
     return begins[array.offset :], memoryview(data if data is not None else b"")
 
 
-def _read_lists(array: pa.Array, typed: bool) -> Reader:
+def _read_lists(array: pa.Array, typed: bool) -> ReadFn:
     offsets, elements = array.buffers()[1], array.values
     if offsets is None:
         return lambda i: array[i].as_py()
@@ -152,12 +152,12 @@ def _read_lists(array: pa.Array, typed: bool) -> Reader:
     return lambda i: [read(k) for k in range(begins[i], begins[i + 1])]
 
 
-def _read_structs(array: pa.Array, typed: bool) -> Reader:
+def _read_structs(array: pa.Array, typed: bool) -> ReadFn:
     parts = [(field.name, reader(array.field(field.name), typed)) for field in array.type]
     return lambda i: {name: read(i) for name, read in parts}
 
 
-def _read_tensors(array: pa.Array) -> Reader:
+def _read_tensors(array: pa.Array) -> ReadFn:
     dtype, shape = dtype_and_shape(array.type)
     rows = tensor_rows(array)
     if shape == () and not dtype.startswith("complex"):  # which Python has numbers for as well
@@ -196,7 +196,7 @@ def tensor_rows(array: pa.Array) -> np.ndarray[Any, Any]:
     return data.view(item).reshape(len(array), *sizes)
 
 
-def _read_ragged(array: pa.Array) -> Reader:
+def _read_ragged(array: pa.Array) -> ReadFn:
     dtype, shape = dtype_and_shape(array.type)
     data, sizes = array.storage.field("data"), array.storage.field("shape")
     item, rank = numpy_dtype(dtype), len(shape)
@@ -355,8 +355,3 @@ def _items_at(values: Bytes, width: int, positions: Positions) -> pa.Buffer:
     out = pa.allocate_buffer(len(positions) * width)
     kernels.gather(values, width, positions, np.frombuffer(out, np.uint8))
     return out
-
-
-def bytes_of(buffer: pa.Buffer | None) -> Bytes:
-    """The bytes of an Arrow buffer, without a copy; none where Arrow left the buffer out."""
-    return np.empty(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)

@@ -4,7 +4,7 @@
     append(many)    --checked as a whole (Draft)------------------------------->  stored
 
 Deciding happens in ``retention``, checking in ``draft`` and ``codec``, keeping in ``stored``, reading in
-``snapshot``; this module joins them under one lock. A change makes the next ``State`` from the present one and
+``snapshot``; this module joins them under one lock. A change makes the next ``BufferState`` from the present one and
 publishes it by one assignment, so an error or a Ctrl-C anywhere leaves the whole change or none of it. User code
 (normalizers, generators) runs before the lock is taken.
 """
@@ -31,7 +31,7 @@ from poolish.rows.codec import Draft, RowCodec, joined, kept_types, runs_of
 from poolish.rows.retention import RETENTION, Retention, check_max_size, drop_policy, n_kept
 from poolish.rows.row_state import RowState, RowStates, SavedRowState
 from poolish.rows.snapshot import Snapshot, SnapshotReads, check_mask, checked_ids
-from poolish.rows.storage import State, StoredRows
+from poolish.rows.storage import BufferState, StoredRows
 from poolish.rows.validate import Limits
 from poolish.rows.values import copy_mutable
 from poolish.schema import Schema
@@ -84,8 +84,8 @@ class DatasetBuffer(SnapshotReads):
         self._lock = threading.RLock()
         self._may_be_missing: frozenset[str] = frozenset()
         self._rejected: Rejected | None = None
-        self._state = State(seeds.generator(seed, "rows", "retain"), self.uuid, ((self.uuid, 0),))
-        self._shown: tuple[State, Snapshot] | None = None
+        self._state = BufferState(seeds.generator(seed, "rows", "retain"), self.uuid, ((self.uuid, 0),))
+        self._shown: tuple[BufferState, Snapshot] | None = None
         self._row_states = RowStates()
         if guard is not None:
             self.guard = guard
@@ -232,18 +232,18 @@ class DatasetBuffer(SnapshotReads):
                 self._publish(state)  # first: if it fails, this row has not come yet
             state.pending.extend(frozen)
 
-    def _publish(self, state: State) -> None:
+    def _publish(self, state: BufferState) -> None:
         """The moment of a change. What was shown is forgotten only to free its memory: it belongs to its state."""
         self._state, self._shown = state, None
 
-    def _committed(self, draft: Draft, retention: Retention) -> State:
+    def _committed(self, draft: Draft, retention: Retention) -> BufferState:
         """The state with the new rows, then the thinning of the prior ones, then the size."""
         state = self._flushed()
         if draft.schema is not None:
             state = self._extended(state, draft, draft.schema)
         return self._sized(_thinned(state, draft.n_rows, retention))
 
-    def _extended(self, state: State, draft: Draft, drafted: Schema) -> State:
+    def _extended(self, state: BufferState, draft: Draft, drafted: Schema) -> BufferState:
         draft.check_kind(state.kind)
         schema = joined(state.schema, drafted)
         chunks = draft.arrays(schema, self.limits)
@@ -253,7 +253,7 @@ class DatasetBuffer(SnapshotReads):
         rows = state.own_rows(schema).retyped(schema).extended(chunks, draft.chosen)
         return state.replace(rows=rows, loaded=None, kind=draft.kind, codec=codec).on_own_branch(draft.n_rows)
 
-    def _flushed(self) -> State:
+    def _flushed(self) -> BufferState:
         """The state with nothing left to do: values written, pending rows stored as if each had been when it came."""
         state = self._state
         if state.patches:
@@ -309,7 +309,7 @@ class DatasetBuffer(SnapshotReads):
         """Drop all rows; schema, ids and settings stay."""
         self.retain(-1)
 
-    def _sized(self, state: State) -> State:
+    def _sized(self, state: BufferState) -> BufferState:
         """The state with no more rows than ``max_size``."""
         n_rows = state.n_stored
         if state.rows is None or self._max_size is None or n_rows <= self._max_size:
@@ -434,7 +434,7 @@ class DatasetBuffer(SnapshotReads):
             return shown[1][index]
         return self.snapshot()[index]
 
-    def _view(self, state: State) -> Snapshot:
+    def _view(self, state: BufferState) -> Snapshot:
         if state.rows is not None:
             return state.rows.view(self.uuid, state.lineage)
         if state.loaded is not None:
@@ -554,7 +554,7 @@ class DatasetBuffer(SnapshotReads):
         return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self.drop_strategy!r}"
 
 
-def _thinned(state: State, n_new: int, retention: Retention) -> State:
+def _thinned(state: BufferState, n_new: int, retention: Retention) -> BufferState:
     """The state with a fraction of the rows before the ``n_new`` newest."""
     retention.policy.check_schema(state.schema)
     n_prior = state.n_stored - n_new

@@ -365,7 +365,9 @@ class Draft:
 
 def _of_numbers(part: Part) -> Schema | None:
     """The schema for samples that are arrays without dimensions, which stay arrays; inside a row they are numbers."""
-    value = part.rows[0].get("tensor") if part.kind in ARRAYS else None
+    if part.kind not in ARRAYS:
+        return None
+    value = part.rows[0].get("tensor")
     if not is_array(value) or value.shape != ():  # type: ignore[union-attr]
         return None
     try:

@@ -32,8 +32,8 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish import kernels
-from poolish.rows.access import Bytes, Positions, bytes_of, gather_fn
-from poolish.schema import offsets_of
+from poolish.rows.access import Bytes, Positions, gather_fn
+from poolish.schema import bytes_of, offsets_of
 
 RESERVE_FROM = 1 << 20
 HUGE_PAGES_FROM = 8 << 20  # a last page that is part empty adds at most a quarter to the column

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from poolish import kernels, seeds
 from poolish.columns import one_chunk
 from poolish.concurrency import cached_property
-from poolish.rows.access import GatherFn, Reader, gather_fn, reader
+from poolish.rows.access import GatherFn, ReadFn, gather_fn, reader
 from poolish.rows.bridges import Conversions
 from poolish.rows.ipc import MappedFile, table_over, write_stream
 from poolish.rows.validate import shown
@@ -264,12 +264,12 @@ class Snapshot(SnapshotReads):
         return [gather_fn(array) for array in self._arrays]
 
     @cached_property
-    def readers(self) -> list[tuple[str, Reader]]:
+    def readers(self) -> list[tuple[str, ReadFn]]:
         """For each column its name and a function from place to Python value."""
         return [(name, reader(array)) for name, array in zip(self.schema.names, self._arrays, strict=True)]
 
     @cached_property
-    def typed_readers(self) -> list[tuple[str, Reader]]:
+    def typed_readers(self) -> list[tuple[str, ReadFn]]:
         columns = zip(self.schema.names, self._arrays, strict=True)
         return [(name, reader(array, typed=True)) for name, array in columns]
 

@@ -3,6 +3,7 @@
 from poolish.schema.fields import Field, Schema, column_name
 from poolish.schema.types import (
     TensorType,
+    bytes_of,
     canonical,
     describe,
     dtype_and_shape,
@@ -18,6 +19,7 @@ __all__ = [
     "Field",
     "Schema",
     "TensorType",
+    "bytes_of",
     "canonical",
     "column_name",
     "describe",

@@ -453,3 +453,8 @@ def offsets_of(array: pa.Array) -> NDArray[Any]:
     if buffer is None or not len(array):
         return np.zeros(1, dtype)
     return np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)
+
+
+def bytes_of(buffer: pa.Buffer | None) -> NDArray[np.uint8]:
+    """The bytes of an Arrow buffer, without a copy; none where Arrow left the buffer out."""
+    return np.empty(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)

@@ -2,9 +2,9 @@
 
 from poolish.tokens.commits import Verified
 from poolish.tokens.memmap_buffer import MemmapBuffer
+from poolish.tokens.reading import Step
 from poolish.tokens.sampling import Coverage
 from poolish.tokens.store import StreamStore
-from poolish.tokens.view import Step
 from poolish.tokens.window_dataset import WindowDataset
 
 __all__ = ["Coverage", "MemmapBuffer", "Step", "StreamStore", "Verified", "WindowDataset"]

@@ -31,7 +31,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Column:
+class TokenColumn:
     """A field's numbers for n rows: ``width`` of them each, or as the offsets say."""
 
     type: int
@@ -79,7 +79,9 @@ class Column:
             raise type(error)(f"row {row}, {error}")
 
 
-def columns_of(fields: Sequence[TokenField], ids: Mapping[str, int], given: Mapping[str, Any], n: int) -> list[Column]:
+def columns_of(
+    fields: Sequence[TokenField], ids: Mapping[str, int], given: Mapping[str, Any], n: int
+) -> list[TokenColumn]:
     """The columns a user gave, in declaration order."""
     if not isinstance(given, Mapping):
         raise SchemaError(f"append_many takes {{field: column}}, got {shown(given)}")
@@ -89,7 +91,7 @@ def columns_of(fields: Sequence[TokenField], ids: Mapping[str, int], given: Mapp
     return [_column(fields[type_], type_, typed[type_], n) for type_ in sorted(typed)]
 
 
-def _column(field: TokenField, type_: int, given: Any, n: int) -> Column:
+def _column(field: TokenField, type_: int, given: Any, n: int) -> TokenColumn:
     if isinstance(given, (pa.Array, pa.ChunkedArray)):
         column = _from_arrow(field, type_, given)
     elif _is_ragged(field, given):
@@ -117,7 +119,7 @@ def _rest(field: TokenField) -> tuple[int, ...]:
     return tuple(n or 0 for n in (field.shape or (None,))[1:])
 
 
-def _with_offsets(field: TokenField, type_: int, values: Any, offsets: Any) -> Column:
+def _with_offsets(field: TokenField, type_: int, values: Any, offsets: Any) -> TokenColumn:
     flat, shape = flatten(field, values)
     if len(shape) > 1 and shape[1:] != _rest(field):
         raise refusal(field, f"holds rows of shape {_rest(field)}", values)
@@ -131,10 +133,10 @@ def _with_offsets(field: TokenField, type_: int, values: Any, offsets: Any) -> C
             f"field {field.name!r}: offsets go up from 0 to the number of values, {len(flat) // max(size, 1)}, "
             f"got {ends[0]} to {ends[-1]}; offsets[i]:offsets[i + 1] is row i"
         )
-    return Column(type_, len(ends) - 1, _numbers(field, flat), -1, np.ascontiguousarray(ends * size))
+    return TokenColumn(type_, len(ends) - 1, _numbers(field, flat), -1, np.ascontiguousarray(ends * size))
 
 
-def _from_rows(field: TokenField, type_: int, given: Any) -> Column:
+def _from_rows(field: TokenField, type_: int, given: Any) -> TokenColumn:
     rows = as_array(field, given)
     if isinstance(rows, (list, tuple)):
         return _from_list(field, type_, rows)
@@ -144,7 +146,7 @@ def _from_rows(field: TokenField, type_: int, given: Any) -> Column:
     return _checked(field, type_, len(rows), flat, rows.shape[1:], given)
 
 
-def _from_list(field: TokenField, type_: int, rows: Sequence[Any]) -> Column:
+def _from_list(field: TokenField, type_: int, rows: Sequence[Any]) -> TokenColumn:
     parts = [flatten(field, row) for row in rows]
     shapes = {shape for _, shape in parts}
     n_dims = len(field.shape or (None,))
@@ -170,22 +172,22 @@ def _encoded(field: TokenField, parts: list[tuple[Any, tuple[int, ...]]]) -> lis
     return tokens
 
 
-def _joined(field: TokenField, type_: int, parts: list[tuple[Any, tuple[int, ...]]]) -> Column:
+def _joined(field: TokenField, type_: int, parts: list[tuple[Any, tuple[int, ...]]]) -> TokenColumn:
     """Rows of different lengths, one behind the other."""
     for _, shape in parts:
         if shape[1:] != _rest(field) and shape != (0,):
             raise refusal(field, f"holds rows of shape {('any', *_rest(field))}", shape)
     tokens = _encoded(field, parts)
     offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
-    return Column(type_, len(parts), _as_numbers(field, np.concatenate(tokens)), -1, offsets)
+    return TokenColumn(type_, len(parts), _as_numbers(field, np.concatenate(tokens)), -1, offsets)
 
 
-def _checked(field: TokenField, type_: int, n: int, flat: Array, shape: tuple[int, ...], given: Any) -> Column:
+def _checked(field: TokenField, type_: int, n: int, flat: Array, shape: tuple[int, ...], given: Any) -> TokenColumn:
     expected = field.shape if field.shape is not None else (None,) * min(len(shape), 1)
     if len(shape) != len(expected) or any(n not in (None, m) for n, m in zip(expected, shape, strict=True)):
         raise refusal(field, f"needs rows of shape {tuple('any' if n is None else n for n in expected)}", given)
     width = int(np.prod(shape, dtype=np.int64))
-    return Column(type_, n, flat, width, kind=kernels.SEQUENCE if shape else kernels.SCALAR)
+    return TokenColumn(type_, n, flat, width, kind=kernels.SEQUENCE if shape else kernels.SCALAR)
 
 
 def _numbers(field: TokenField, flat: Array | list[Any]) -> Array:
@@ -197,7 +199,7 @@ def _as_numbers(field: TokenField, tokens: Int64) -> Array:
     return tokens.view(np.float64) if field.is_float else tokens
 
 
-def _check_lengths(field: TokenField, column: Column) -> None:
+def _check_lengths(field: TokenField, column: TokenColumn) -> None:
     """Whether each row of a ragged column has a length that its shape allows."""
     if column.offsets is None or not field.shape or field.shape == (None,):
         return
@@ -213,7 +215,9 @@ def _check_lengths(field: TokenField, column: Column) -> None:
         )
 
 
-def check_columns(fields: Sequence[TokenField], last: tuple[int, int], steps: Int64, columns: Sequence[Column]) -> None:
+def check_columns(
+    fields: Sequence[TokenField], last: tuple[int, int], steps: Int64, columns: Sequence[TokenColumn]
+) -> None:
     """Refuse rows that are not one step each, behind ``last`` (a step and a type), with at least one field."""
     if not columns:
         raise SchemaError("append_many needs at least one column, or no steps")
@@ -233,11 +237,11 @@ def check_columns(fields: Sequence[TokenField], last: tuple[int, int], steps: In
 # Arrow ---------------------------------------------------------------------------------------------------------
 
 
-def _from_arrow(field: TokenField, type_: int, given: pa.Array | pa.ChunkedArray) -> Column:
+def _from_arrow(field: TokenField, type_: int, given: pa.Array | pa.ChunkedArray) -> TokenColumn:
     array = one_chunk(given)
     if kinds.is_null(array.type):  # nothing is known of a column in which nothing is
         absent = np.zeros(len(array), np.uint8)
-        return Column(type_, len(array), np.empty(0, np.int64), 0, None, absent, kernels.UNDECIDED)
+        return TokenColumn(type_, len(array), np.empty(0, np.int64), 0, None, absent, kernels.UNDECIDED)
     present = None
     if array.null_count:
         present = np.ascontiguousarray(array.is_valid().to_numpy(zero_copy_only=False)).view(np.uint8)
@@ -246,7 +250,7 @@ def _from_arrow(field: TokenField, type_: int, given: pa.Array | pa.ChunkedArray
         shape = (None,) if _is_list(array.type) else ()
     values, offsets, width = _unnested(field, array, shape)
     kind = kernels.SEQUENCE if shape else kernels.SCALAR
-    return Column(type_, len(array), values, width, offsets, present, kind)
+    return TokenColumn(type_, len(array), values, width, offsets, present, kind)
 
 
 def _is_list(type_: pa.DataType) -> bool:

@@ -37,7 +37,7 @@ from poolish.tokens.branches import BranchLog
 from poolish.tokens.head import COMMITTED, Head
 from poolish.tokens.log_file import LogFile, chained, line_of
 from poolish.tokens.memmap_buffer import MemmapBuffer
-from poolish.tokens.stream_files import BLOCK, State, StreamFiles
+from poolish.tokens.stream_files import BLOCK, StreamFiles, StreamState
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 _TAIL_BYTES = 64 << 10
@@ -145,7 +145,7 @@ class CommitManager:
         """The newest record."""
         return self._last
 
-    def commit(self, state: State, n_branches: int) -> Commit:
+    def commit(self, state: StreamState, n_branches: int) -> Commit:
         """Make a state of the stream survive a power cut; the record that says so, or a newer one."""
         with self.lock:
             if self._is_log_torn:
@@ -157,7 +157,7 @@ class CommitManager:
                 self._write(self._next(before, state, n_branches))
             return self._last
 
-    def _next(self, before: Commit, state: State, n_branches: int) -> Commit:
+    def _next(self, before: Commit, state: StreamState, n_branches: int) -> Commit:
         return chained(
             Commit,
             before,
@@ -191,7 +191,7 @@ class CommitManager:
             self.failure = DurabilityLost(f"{self._path}: a sync failed before ({error}); open the stream again")
             raise
 
-    def trim(self, state: State, n_branches: int) -> None:
+    def trim(self, state: StreamState, n_branches: int) -> None:
         """Give back the whole blocks below the first row that is kept."""
         with self.lock:
             try:
@@ -230,7 +230,7 @@ class Verified:
 
 
 def verify(
-    lanes: StreamFiles, log: CommitLog, branch_log: BranchLog | None, state: State, n_fields: int, *, heal: bool
+    lanes: StreamFiles, log: CommitLog, branch_log: BranchLog | None, state: StreamState, n_fields: int, *, heal: bool
 ) -> Verified:
     """Check everything that a stream holds; the first thing that is wrong is a ``CorruptDataError``."""
     records = [record for record in log.records() if record.rows <= state.rows]
@@ -282,7 +282,7 @@ def _check_lane(lane: MemmapBuffer, begin: int, end: int, first: int, hashes: Se
     return n_bytes
 
 
-def _check_types(lanes: StreamFiles, state: State, *, heal: bool) -> int:
+def _check_types(lanes: StreamFiles, state: StreamState, *, heal: bool) -> int:
     n_healed = 0
     for start, types in lanes.wrong_types(state.first, state.rows):
         if not heal:

@@ -238,7 +238,7 @@ def _from_arrow(field: TokenField, value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Draft:
+class EncodedWrites:
     """Field-writes, encoded: a step, a type and a length for each, all their tokens, and the kind of each type."""
 
     steps: Int64
@@ -248,9 +248,9 @@ class Draft:
     kinds: Mapping[int, int]
 
 
-def draft(
+def encode_writes(
     fields: Sequence[TokenField], ids: Mapping[str, int], last: tuple[int, int], steps: Any, names: Any, values: Any
-) -> Draft:
+) -> EncodedWrites:
     """What an append would write behind ``last`` (a step and a type), or the error that says why it must not."""
     names, values = _listed(names, "names"), _listed(values, "values")
     steps = _steps(steps, len(names))
@@ -271,7 +271,7 @@ def draft(
             raise type(error)(f"entry {i}, step {step}: {error}") from error.__cause__
         types.append(type_)
         parts.append(tokens)
-    return Draft(
+    return EncodedWrites(
         np.array(steps, np.int64),
         np.array(types, np.int64),
         np.array([len(part) for part in parts], np.int64),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,8 @@ from poolish.schema.features import batches, is_dataset, without_arrays
 from poolish.tokens.directory import keep_temporary
 from poolish.tokens.encoding import shown
 from poolish.tokens.fields import TokenField, fields_of, schema_of
-from poolish.tokens.stream_files import START, STEP, TYPE, first_bad_row
-from poolish.tokens.view import View
+from poolish.tokens.reading import StreamReads
+from poolish.tokens.stream_files import START, STEP, TYPE, View, first_bad_row
 from poolish.torch_bridge import is_torch_tensor
 
 if TYPE_CHECKING:
@@ -39,31 +38,8 @@ Int64 = NDArray[np.int64]
 ROWS, TOKENS = 1 << 16, 1 << 19
 
 
-class DatasetConversions(ABC):
-    """What a stream has for Hugging Face: the methods that ``StreamStore`` inherits."""
-
-    @property
-    @abstractmethod
-    def _fields(self) -> tuple[TokenField, ...]: ...
-
-    @property
-    @abstractmethod
-    def field_to_type(self) -> Mapping[str, int]:
-        """The type id of each field."""
-
-    @property
-    @abstractmethod
-    def uuid(self) -> str:
-        """The name that this stream alone has."""
-
-    @abstractmethod
-    def _view(self) -> View: ...
-
-    @abstractmethod
-    def _writer(self) -> Writer: ...
-
-    @abstractmethod
-    def _check_kept(self, starts: Int64) -> None: ...
+class DatasetConversions(StreamReads):
+    """The methods of a stream that read and write Hugging Face datasets."""
 
     @property
     def features(self) -> datasets.Features:

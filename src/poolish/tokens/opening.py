@@ -23,7 +23,7 @@ from poolish.tokens.branches import Branches
 from poolish.tokens.commits import Commit, CommitLog, check_added
 from poolish.tokens.directory import Description
 from poolish.tokens.head import BRANCHES, COMMITTED, Head, Owner, boot_id, owner_of
-from poolish.tokens.stream_files import START, State, StreamFiles
+from poolish.tokens.stream_files import START, StreamFiles, StreamState
 
 #: How much of the index is looked at when a stream is opened, from its end; ``verify`` looks at all of it.
 CHECKED_ROWS = 1 << 20
@@ -84,7 +84,7 @@ def n_branches(head: Head, last: Commit) -> int:
     return max(head.branches, last.branches or 0)
 
 
-def published(head: Head, lanes: StreamFiles, n_fields: int) -> State:
+def published(head: Head, lanes: StreamFiles, n_fields: int) -> StreamState:
     """What a trusted head page says, after making sure that the files hold it."""
     first, rows, kinds = head.first, head.published, head.kinds(n_fields)
     if rows < 0 or first < 0 or kinds is None:
@@ -96,15 +96,15 @@ def published(head: Head, lanes: StreamFiles, n_fields: int) -> State:
     tokens = lanes.tokens_at(rows)
     if lanes.data.capacity < tokens or lanes.types.capacity < tokens:
         lanes.refresh()
-    return State(first, rows, tokens, kinds)
+    return StreamState(first, rows, tokens, kinds)
 
 
-def committed(record: Commit) -> State:
+def committed(record: Commit) -> StreamState:
     """What a commit says."""
-    return State(record.first, record.rows, record.tokens, bytes(map(int, record.kinds)))
+    return StreamState(record.first, record.rows, record.tokens, bytes(map(int, record.kinds)))
 
 
-def check(lanes: StreamFiles, state: State, n_fields: int, *, with_types: bool) -> None:
+def check(lanes: StreamFiles, state: StreamState, n_fields: int, *, with_types: bool) -> None:
     """Refuse a stream whose files cannot hold what it says, or whose newest rows make no sense."""
     if not 0 <= state.first <= state.rows or state.tokens < 0 or len(state.kinds) != n_fields or max(state.kinds) > 2:
         raise CorruptDataError(f"{lanes.path}: it says that it has {state}; restore the directory from a copy")
@@ -124,7 +124,7 @@ def check_commit(lanes: StreamFiles, log: CommitLog, record: Commit) -> None:
 
 def recover(
     lanes: StreamFiles, head: Head, log: CommitLog, branches: Branches, description: Description, *, durable: bool
-) -> tuple[State, Commit]:
+) -> tuple[StreamState, Commit]:
     """How far a stream reaches and its newest commit, after making that true on disk."""
     n_fields = len(description.fields)
     last, is_trusted = newest(head, lanes, log, description)
@@ -150,7 +150,7 @@ def recover(
     return state, last
 
 
-def _heal_types(lanes: StreamFiles, state: State) -> None:
+def _heal_types(lanes: StreamFiles, state: StreamState) -> None:
     """Write the types anew where they are wrong: all of them if the lane was cut, else the newest are looked at."""
     is_short = lanes.types.capacity < state.tokens
     lanes.types.reserve(state.tokens)
@@ -161,7 +161,7 @@ def _heal_types(lanes: StreamFiles, state: State) -> None:
         lanes.types.room[start : start + len(types)] = types
 
 
-def _rewrite(head: Head, state: State, last: Commit) -> None:
+def _rewrite(head: Head, state: StreamState, last: Commit) -> None:
     """Rebuild the untrusted head page from the newest commit."""
     for type_, kind in enumerate(state.kinds):
         head.store_kind(type_, kind)

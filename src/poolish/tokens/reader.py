@@ -12,8 +12,7 @@ from poolish.tokens.commits import Commit, CommitLog, Verified, verify
 from poolish.tokens.directory import read_description
 from poolish.tokens.fields import decided
 from poolish.tokens.head import Head
-from poolish.tokens.stream_files import CopiedHead, State, StreamFiles
-from poolish.tokens.view import View
+from poolish.tokens.stream_files import CopiedHead, StreamFiles, StreamState, View
 
 if TYPE_CHECKING:
     from poolish.tokens.writer import Writer
@@ -52,13 +51,13 @@ class Reader:
                 )
             if seen is not None and seen[1] <= self.state.rows:
                 rows = max(seen[1], self.state.first)  # what that handle saw may have left a bounded stream since
-                self.state = State(self.state.first, rows, self.lanes.tokens_at(rows), self.state.kinds)
+                self.state = StreamState(self.state.first, rows, self.lanes.tokens_at(rows), self.state.kinds)
             self._first_token = self._begin()
             if at is None and seen is None and not self._is_live:
                 opening.warn_of_copy(self.head, self.lanes, self.log.last())
             opened.pop_all()
 
-    def _checked(self) -> State:
+    def _checked(self) -> StreamState:
         """What there is, after making sure that it makes sense."""
         while True:
             state = self._state()
@@ -70,7 +69,7 @@ class Reader:
                     raise
                 # A bounded stream gave space back while we looked at it: what is kept now lies further on.
 
-    def _state(self) -> State:
+    def _state(self) -> StreamState:
         last, self._is_live = opening.newest(self.head, self.lanes, self.log, self.description)
         if self._is_live:
             newest = opening.published(self.head, self.lanes, len(self.fields))
@@ -88,20 +87,20 @@ class Reader:
             self.branch_log = branches.open_log(self.path, self.description.uuid, mode="r")
         self.branches = branches.read(self.branch_log, self.path, n_synced)
 
-    def _commit(self, at: int) -> State:
+    def _commit(self, at: int) -> StreamState:
         """What an older commit said."""
         records = {record.seq: record for record in self.log.records()}
         if at not in records:
             raise ConfigError(f"{self.path}: no commit {at}; there are 0 to {max(records, default=0)}")
         return opening.committed(records[at])
 
-    def _kept(self, state: State, newest: State) -> State:
+    def _kept(self, state: StreamState, newest: StreamState) -> StreamState:
         """An older state, as far as a bounded stream still has it."""
         if state.first == state.rows or newest.first <= state.first:
             return state
         if newest.first >= state.rows:
             raise ConfigError(f"{self.path}: all steps of commit {self.at} have left the stream; choose a newer one")
-        return State(newest.first, state.rows, state.tokens, state.kinds)
+        return StreamState(newest.first, state.rows, state.tokens, state.kinds)
 
     @classmethod
     def inherited(cls, writer: Writer) -> Reader:

@@ -22,8 +22,7 @@ from poolish import kernels
 from poolish.arguments import is_whole
 from poolish.errors import ConfigError
 from poolish.tokens.fields import TokenField
-from poolish.tokens.stream_files import START, STEP
-from poolish.tokens.view import View
+from poolish.tokens.stream_files import START, STEP, View
 
 Int64 = NDArray[np.int64]
 

@@ -20,18 +20,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from poolish import kernels
 from poolish.errors import CorruptDataError
-from poolish.files import open_regular, punch
+from poolish.files import checksum_hex, open_regular, punch
+from poolish.tokens.branches import Branches
 from poolish.tokens.head import PAGE, Head
 from poolish.tokens.memmap_buffer import MemmapBuffer
 
 Int64 = NDArray[np.int64]
+
+_NONE: Int64 = np.empty(0, np.int64)
 
 START, TYPE, STEP = 0, 1, 2
 CHUNK_ROWS = 1 << 18
@@ -41,7 +44,7 @@ BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class State:
+class StreamState:
     """How far a stream reaches: index rows from ``first`` to ``rows``, tokens up to ``tokens``."""
 
     first: int
@@ -166,6 +169,100 @@ class StreamFiles:
             there = self.types.room[start : start + len(types)]
             if len(there) != len(types) or not np.array_equal(there, types):
                 yield start, types
+
+
+class View(NamedTuple):
+    """A stream as it is now: rows and tokens from the first that is kept to the last that is published."""
+
+    lanes: StreamFiles
+    first_row: int
+    first_token: int
+    rows: int
+    tokens: int
+    branches: Branches
+
+    @property
+    def reach(self) -> tuple[int, int, int, int]:
+        """What is kept and published; equal reaches of one stream are equal views."""
+        return self.first_row, self.first_token, self.rows, self.tokens
+
+    def identity(self, low: int, high: int) -> str:
+        """A name for the index rows [low, high) among all copies of this stream, also those that diverged.
+
+        It stays the same as the stream grows. Rows of 0.1.0, which recorded no branches, are named by their content.
+        """
+        branch = self.branches.name_below(high)
+        if low >= self.branches.first_known:
+            return branch
+        index, data = self.lanes.index.room, self.lanes.data.room
+        tokens = data[int(index[low, START]) : int(index[high, START])]
+        return f"{branch}/{checksum_hex(np.ascontiguousarray(index[low:high]).data, tokens.data)}"
+
+    def branch_below(self, row: int) -> str:
+        """Which branch wrote the index rows below one, as text that ``has_branch`` compares."""
+        return f"{row}:{self.branches.name_below(row)}"
+
+    def has_branch(self, branch: str) -> bool:
+        """Whether the same branches wrote the same rows here."""
+        row, _, name = branch.partition(":")
+        return row.isdecimal() and self.branches.name_below(int(row)) == name
+
+    def breaks(self) -> Int64:
+        """The numbers of the steps that no episode crosses the beginning of, as far as they have begun."""
+        rows = self.branches.breaks
+        if not len(rows) or self.rows == self.first_row:
+            return _NONE
+        rows = rows[np.searchsorted(rows, self.first_row, side="right") : np.searchsorted(rows, self.rows)]
+        # The step that was being written may have been continued, by one writer after the other.
+        ordinals = np.unique(self.ordinals_of(rows - 1)) + 1
+        return ordinals[ordinals <= self.lanes.ordinal(self.rows - 1)]
+
+    def row_not_below(self, column: int, key: int) -> int:
+        """The first row whose column is not below a key."""
+        return int(kernels.search_one(self.lanes.index.room, 3, column, self.first_row, self.rows, key))
+
+    def rows_not_below(self, column: int, keys: Int64) -> Int64:
+        """For each key the first row whose column is not below it."""
+        return self.lanes.rows_not_below(column, keys, self.first_row, self.rows)
+
+    def starts_of(self, rows: Int64) -> Int64:
+        """Where rows begin."""
+        starts: Int64 = self.lanes.index.room[rows, START]
+        return starts
+
+    def ordinals_of(self, rows: Int64) -> Int64:
+        """The numbers of the steps that rows belong to."""
+        ordinals: Int64 = self.lanes.index.room[rows, TYPE] >> 8
+        return ordinals
+
+    @property
+    def first_ordinal(self) -> int:
+        """The number of the first step that is kept."""
+        return self.lanes.ordinal(self.first_row) if self.rows > self.first_row else 0
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps there are."""
+        return self.lanes.ordinal(self.rows - 1) - self.first_ordinal + 1 if self.rows > self.first_row else 0
+
+    def begin_of(self, ordinal: int) -> int:
+        """Where a step begins, given by its number."""
+        return self.lanes.tokens_at(self.row_not_below(TYPE, ordinal << 8))
+
+    def begins_of(self, ordinals: Int64) -> Int64:
+        """Where steps begin, given by their numbers."""
+        return self.starts_of(self.rows_not_below(TYPE, ordinals << 8))
+
+    def steps_before(self, position: int) -> int:
+        """How many steps begin before a position, as the number of the next one."""
+        row = self.row_not_below(START, position)
+        return self.lanes.ordinal(row - 1) + 1 if row > self.first_row else self.first_ordinal
+
+    def steps_before_each(self, positions: Int64) -> Int64:
+        """The same for many positions."""
+        rows = self.rows_not_below(START, positions)
+        begun = self.ordinals_of(np.maximum(rows - 1, self.first_row)) + 1
+        return np.where(rows > self.first_row, begun, self.first_ordinal)
 
 
 def _lane(path: Path, dtype: DTypeLike, shape: tuple[int, ...], mode: str, mapped: bool) -> MemmapBuffer:

@@ -24,14 +24,13 @@ from poolish.files import Lock, sweep, sync_directory
 from poolish.health import Health, Problem
 from poolish.tokens import branches, opening
 from poolish.tokens.branches import BranchLog
-from poolish.tokens.columns import Column, check_columns, columns_of
+from poolish.tokens.columns import TokenColumn, check_columns, columns_of
 from poolish.tokens.commits import Commit, CommitLog, CommitManager, Verified, verify
 from poolish.tokens.directory import LOCK, create, is_store, make_directory, read_description
-from poolish.tokens.encoding import draft, shown, step_number
+from poolish.tokens.encoding import encode_writes, shown, step_number
 from poolish.tokens.fields import TokenField, decided
 from poolish.tokens.head import BRANCHES, Head
-from poolish.tokens.stream_files import STEP, TYPE, State, StreamFiles
-from poolish.tokens.view import View
+from poolish.tokens.stream_files import STEP, TYPE, StreamFiles, StreamState, View
 
 Int64 = NDArray[np.int64]
 
@@ -63,7 +62,7 @@ class Writer:
         self.is_temporary = temporary
         self._thread_lock = threading.RLock()
         self._end: ConfigError | None = None
-        self._hold: tuple[dict[str, int], tuple[TokenField, ...], State] | None = None
+        self._hold: tuple[dict[str, int], tuple[TokenField, ...], StreamState] | None = None
         self._continues_episode = continue_episode
         self._is_branched = self._is_branch_log_torn = False
         self._is_attached = True  # to all the room that the lanes have
@@ -117,7 +116,7 @@ class Writer:
             self._bound(max_tokens)
             opened.pop_all()
 
-    def _record_from(self, state: State) -> Any:
+    def _record_from(self, state: StreamState) -> Any:
         """A recorder that appends behind the last row."""
         self.lanes.reserve(state.rows, state.tokens)
         recorder = kernels.Recorder([field.slot for field in self.fields], self.append_slowly, self.trim)
@@ -154,14 +153,14 @@ class Writer:
         return str(self.description.uuid)
 
     @property
-    def state(self) -> State:
+    def state(self) -> StreamState:
         """What is published."""
         held = self._held()
         if held is not None:
             return held
         recorder = self.recorder
         kinds = bytes(field.kind for field in self.fields)
-        return State(recorder.first_row, recorder.n_rows, recorder.n_tokens, kinds)
+        return StreamState(recorder.first_row, recorder.n_rows, recorder.n_tokens, kinds)
 
     def view(self) -> View:
         """What is published, to read from."""
@@ -176,7 +175,7 @@ class Writer:
         held = self._held()
         return int(self.recorder.n_tokens) if held is None else held.tokens
 
-    def _held(self) -> State | None:
+    def _held(self) -> StreamState | None:
         """What is published while more is held back; None as soon as that is published too."""
         hold = self._hold
         return None if hold is None or self.head.published > hold[2].rows else hold[2]
@@ -226,7 +225,7 @@ class Writer:
         with self._alone() as recorder:
             with self._undisturbed():
                 last = recorder.last_step, recorder.last_type
-                written = draft(self.fields, self.ids, last, steps, names, values)
+                written = encode_writes(self.fields, self.ids, last, steps, names, values)
             self._check_steps(written.steps, written.lengths)
             self._make_room(len(written.steps), len(written.tokens))
             if len(written.steps):
@@ -261,7 +260,7 @@ class Writer:
                     self._refuse(columns[bad])
             self._trim()
 
-    def _refuse(self, column: Column) -> NoReturn:
+    def _refuse(self, column: TokenColumn) -> NoReturn:
         field = self.fields[column.type]
         column.check_values(field)  # finds the row and says it better
         raise SchemaError(f"field {field.name!r}: {field.dtype} cannot hold a value of this column; convert it first")
@@ -390,7 +389,7 @@ class Writer:
                 f"a step of {n_tokens:,} tokens in a stream of max_tokens={self.recorder.max_tokens:,}; raise the bound"
             )
 
-    def _check_columns(self, steps: Int64, columns: list[Column]) -> None:
+    def _check_columns(self, steps: Int64, columns: list[TokenColumn]) -> None:
         recorder = self.recorder
         check_columns(self.fields, (recorder.last_step, recorder.last_type), steps, columns)
         if recorder.max_tokens < 2**62:

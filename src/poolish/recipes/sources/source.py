@@ -25,9 +25,9 @@ from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import Schema
 from poolish.tokens.fields import schema_of
+from poolish.tokens.reading import read_ordinals
 from poolish.tokens.store import StreamStore
-from poolish.tokens.stream_files import TYPE
-from poolish.tokens.view import View, read_ordinals
+from poolish.tokens.stream_files import TYPE, View
 
 #: Rows of a fragment of what is in memory.
 FRAGMENT_ROWS = 65_536
