@@ -247,7 +247,7 @@ MUTANTS = (
     _stream(
         "S17",
         "commits",
-        "                if self._is_durable:\n                    self.commit(state)\n",
+        "                if self._is_durable:\n                    self.commit(state, n_branches)\n",
         "",
         "kills.py::test_killed_while_a_bounded_stream_gives_space_back",
     ),

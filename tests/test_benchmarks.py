@@ -13,7 +13,7 @@ PROGRAMS = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").rgl
 
 
 def exists(name: str) -> bool:
-    """Whether ``poolish.rows.gather.take`` names a module, or something in one."""
+    """Whether ``poolish.rows.access.gather_fn`` names a module, or something in one."""
     module, _, last = name.rpartition(".")
     if module and hasattr(importlib.import_module(module), last):
         return True
