@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
+
 from poolish.errors import ConfigError
 
 
@@ -15,19 +17,19 @@ def check_whole(value: Any, name: str, *, least: int = 1, unit: str = "") -> int
     Traceback (most recent call last):
     poolish.errors.ConfigError: width=2.5: give a whole number of tokens, 1 or more
     """
-    if not is_whole(value) or value < least:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
         raise ConfigError(f"{name}={value!r}: give a whole number{unit and f' of {unit}'}, {least} or more")
-    return operator.index(value)
+    return number
 
 
 def is_whole(value: object) -> bool:
-    """Whether this can be an index: a whole number of Python, NumPy or torch, and no bool.
+    """Whether this is a whole number of Python or NumPy.
 
-    >>> is_whole(3), is_whole(True), is_whole(3.0)
-    (True, False, False)
+    >>> is_whole(3), is_whole(np.int8(3)), is_whole(True), is_whole(3.0)
+    (True, True, False, False)
     """
-    try:
-        operator.index(value)  # type: ignore[arg-type]  # asked here
-    except TypeError:
-        return False
-    return not isinstance(value, bool)
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

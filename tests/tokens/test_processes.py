@@ -471,8 +471,8 @@ def test_a_bounded_stream_that_moves_on_while_it_is_opened_is_not_damaged(tmp_pa
     with StreamStore(path, {"action": "int64"}, max_tokens=200_000) as store:
         extend(store, 200_000)
 
-        def overtaken(self):
-            look(self)
+        def overtaken(self, *arguments):
+            look(self, *arguments)
             n_looks.append(1)
             if len(n_looks) == 1:
                 extend(store, 600_000)
