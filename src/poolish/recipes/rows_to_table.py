@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from poolish.columns import one_chunk
 from poolish.errors import LimitExceeded, RecipeError, SchemaError
 from poolish.recipes.fragment_rows import joined_type
 from poolish.rows.encode import ColumnEncoder, encoder_of
