@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -153,8 +154,11 @@ def test_closing_without_room_for_the_last_record(tmp_path, action):
             step += 1
         for _ in range(2):
             check_reader(disk / "stream", step)
-            with pytest.raises(StoreFull), StreamStore.open(disk / "stream", mode="a") as again:
-                assert_holds(again, recordings.tokens(0, step))
+            again = StreamStore.open(disk / "stream", mode="a")
+            assert_holds(again, recordings.tokens(0, step))
+            # The first of a record's two lines may have found room. It is enough, so nothing is left to commit.
+            with pytest.raises(StoreFull) if again.verify().uncommitted_tokens else nullcontext():
+                again.close()
         (disk / "filler").unlink()
         check_good(disk / "stream", step)
 
