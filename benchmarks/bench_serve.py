@@ -167,7 +167,7 @@ def wake() -> None:
     def bare(folder: Path) -> tuple[Callable[[], object], Callable[[], object]]:
         """The least: a file is renamed, a process that waits on inotify sees it and reads it."""
         folder.mkdir(parents=True)
-        numbers, expected, watch = count(), count(), DirectoryWaker()
+        numbers, expected, watch = count(), count(), DirectoryWaker(folder)
         watch.add(folder)
 
         def publish() -> None:

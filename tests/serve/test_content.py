@@ -22,8 +22,7 @@ from poolish.serve.inspection import verify_queue
 from poolish.transports import log as log_module
 from poolish.transports.batch_file import decode, encode, read_file
 from poolish.transports.log import DirectoryLog
-from poolish.transports.meta import QueueMeta
-from poolish.transports.records import DirectoryProviders
+from poolish.transports.records import DirectoryProviders, read_meta
 from tests.serve.queues import check_ledger, consumer, provider, publish, take
 
 pytestmark = pytest.mark.usefixtures("few_together")
@@ -104,9 +103,9 @@ def test_a_queue_of_an_earlier_version_gains_the_record(path):
     del told["content"]
     write_checksummed_json(split / "meta.json", told, durable=False)
 
-    assert QueueMeta.read(split).content == {}
+    assert read_meta(split).content == {}
     publish(path, 1)
-    assert QueueMeta.read(split).content == {"seed": 5, "batch_size": 2}
+    assert read_meta(split).content == {"seed": 5, "batch_size": 2}
     with pytest.raises(ConfigError, match="seed=5"):
         publish(path, 1, seed=6)
     with consumer(path) as reader:

@@ -24,6 +24,7 @@ from poolish.serve import purge_queue, queue_status, verify_queue
 from poolish.transports.batch_file import BatchMetadata, decode, encode, read_file, read_metadata
 from poolish.transports.log import DirectoryLog
 from poolish.transports.meta import QueueMeta
+from poolish.transports.records import read_meta
 from tests.effort import IS_SOAK, times
 from tests.faults import in_child
 from tests.serve.damage import (
@@ -157,14 +158,14 @@ def test_every_flipped_bit_of_the_description_is_told(tmp_path: Path):
     """Of the queue's id, its limits and its split as well: the description is right to the letter, or an error."""
     split = filled(tmp_path, 1)
     path = split / "meta.json"
-    whole, right = path.read_bytes(), told_of(QueueMeta.read(split))
+    whole, right = path.read_bytes(), told_of(read_meta(split))
     believed = []
     for place in range(len(whole)):
         for bit in range(8) if IS_SOAK else [place % 7]:
             path.write_bytes(whole)
             flip(path, place, bit)
             try:
-                found = told_of(QueueMeta.read(split))
+                found = told_of(read_meta(split))
             except (CorruptDataError, LimitExceeded) as error:
                 names(error, path)
                 continue
@@ -224,7 +225,7 @@ def test_any_json_in_the_description_is_told(split_once: Path, changes: dict[str
     told = json.loads((split_once / "meta.json").read_text())
     (folder / "meta.json").write_text(json.dumps({**told, **changes}))
     try:
-        QueueMeta.read(folder)
+        read_meta(folder)
     except (CorruptDataError, LimitExceeded):
         return
 
@@ -560,7 +561,7 @@ def test_a_forged_header_too_long_to_be_told_is_told(tmp_path: Path):
     for i, (shape, text) in enumerate([("[" + "1," * 25_000 + "1]", ""), ("[2]", "\\ud800" * 9_000)]):
         path = tmp_path / str(i)
         split = filled(path, 2)
-        meta = QueueMeta.read(split)
+        meta = read_meta(split)
         tensors = f'"x{text}":{{"dtype":"I64","shape":{shape},"data_offsets":[0,16]}}'
         told = header(tensors, queue=meta.queue, schema=meta.schema.fingerprint)
         file_of(split, 0).write_bytes(forged(told, bytes(16)))
@@ -576,7 +577,7 @@ def test_a_forged_header_too_long_to_be_told_is_told(tmp_path: Path):
 def test_a_valid_batch_of_other_fields_is_told(tmp_path: Path):
     """The checksum, the queue and the fingerprint may be right: what comes out fits the schema, or is an error."""
     split = filled(tmp_path, 6)
-    meta = QueueMeta.read(split)
+    meta = read_meta(split)
     right = {"a": ("int64", np.zeros((2, 3), np.int64)), "b": ("float32", np.zeros((2, 2), np.float32))}
     wrong = [
         {"a": right["a"]},

@@ -17,9 +17,8 @@ import pytest
 from poolish import DatasetBuffer, DatasetProvider, StreamStore
 from poolish.errors import ConfigError, QueueError, SchemaError, StaleSchema
 from poolish.serve import DataProviderBase, queue_status
-from poolish.transports.meta import QueueMeta
 from poolish.transports.protocols import ProviderRecord
-from poolish.transports.records import DirectoryProviders
+from poolish.transports.records import DirectoryProviders, read_meta
 from tests.effort import times
 from tests.faults import die, fork, in_child, kill, wait_until
 from tests.serve import queues
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("eager")
 def raw_batches(path: Path, split: str = "train") -> list[bytes]:
     """The bytes of all batch files, without what names the queue: its random id, and checksums of that."""
     queue = path / "queue" / split
-    name = QueueMeta.read(queue).queue.encode()
+    name = read_meta(queue).queue.encode()
     files = sorted(queue.glob("*.safetensors"))
     contents = [file.read_bytes().replace(name, b"the queue's name") for file in files]
     return [re.sub(rb'"(checksum|header)":"[0-9a-f]{16}"', b"", content, count=2) for content in contents]

@@ -24,8 +24,7 @@ from poolish.errors import CorruptDataError, LimitExceeded, SchemaError
 from poolish.files import write_all
 from poolish.schema import Schema
 from poolish.transports import batch_file
-from poolish.transports.batch_file import NAMES, BatchMetadata, decode, encode, read_file, read_metadata
-from poolish.transports.meta import BatchValidator
+from poolish.transports.batch_file import NAMES, BatchMetadata, BatchValidator, decode, encode, read_file, read_metadata
 from tests.serve.damage import LABEL, X, consumer, file_of, filled, forged, header, within
 
 NUMPY = [name for name in NAMES if name != "bfloat16" and not name.startswith("float8")]

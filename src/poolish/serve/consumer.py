@@ -25,8 +25,7 @@ from poolish.serve.inspection import health_at
 from poolish.serve.reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.reading_ahead import CudaStage, ReadingAhead
 from poolish.torch_bridge import from_array
-from poolish.transports import Place, place_to_read
-from poolish.transports.directory import DirectoryPlace
+from poolish.transports import Place, has_transport, place_to_read
 from poolish.transports.meta import QueueMeta, not_found
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class DatasetConsumer:
         run: str | None = None,
     ) -> None:
         self._place = place_to_read(path)
-        self.path: Path | str = self._place.path if isinstance(self._place, DirectoryPlace) else str(self._place)
+        self.path: Path | str = str(self._place) if has_transport(path) else Path(str(self._place))
         self.guard, self._given_run = guard, None if run is None else check_name(run, "run")
         self._run: str | None = None
         self.rank, self.world_size = _rank(rank, world_size)

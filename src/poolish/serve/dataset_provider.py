@@ -23,6 +23,7 @@ from poolish.schema import Field, Schema
 from poolish.seeds import KeyedPermutation, key
 from poolish.serve.provider import DataProviderBase
 from poolish.tokens.window_dataset import WindowDataset
+from poolish.transports.batch_file import CARRIED
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
@@ -199,7 +200,7 @@ def _column(numbers: Sequence[int], values: Sequence[Any], name: str) -> Any:
                 f"{other}{list(part.shape)}; make them alike, or leave it out with columns="
             )
     stacked = np.stack([part for _, part in parts])
-    if dtype not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+    if dtype not in CARRIED:
         return stacked
     import torch  # it came from there: NumPy has no such dtype
 

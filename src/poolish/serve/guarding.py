@@ -26,8 +26,7 @@ from poolish.files import parse_json, publish, raising_store_full, sweep, write_
 from poolish.guards.checks.guard import Guard, ask, passed, refusal
 from poolish.guards.checks.verdicts import Result
 from poolish.guards.faults.budget import check_budget, n_allowed
-from poolish.schema import readable
-from poolish.transports.batch_file import Array, BatchMetadata, Columns, encode
+from poolish.transports.batch_file import Array, BatchMetadata, Columns, encode, numpy_columns
 
 
 class Quarantined(DataRefused):
@@ -96,7 +95,7 @@ class ConsumerGuard:
 
 def seen(columns: Columns) -> dict[str, Array]:
     """The arrays of a batch as a guard sees them: numbers that NumPy can calculate with."""
-    found = {name: readable(array, dtype).view() for name, (dtype, array) in columns.items()}
+    found = {name: array.view() for name, array in numpy_columns(columns).items()}
     for array in found.values():
         array.flags.writeable = False  # what a guard wrote here would be published
     return found

@@ -9,21 +9,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from poolish.errors import CorruptDataError, PoolishError, QueueError, SchemaError
 from poolish.health import Health, Problem
-from poolish.schema import readable
 from poolish.serve.progress import AttemptProgress
-from poolish.serve.reader import TombstoneError, check_rows, decoded
-from poolish.transports import Place, has_transport, place_to_read
-from poolish.transports.directory import purge, queue_folders
-from poolish.transports.log import DirectoryLog
-from poolish.transports.meta import BatchValidator
+from poolish.serve.reader import BatchVerifier, TombstoneError
+from poolish.transports import Place, queues_at
+from poolish.transports.batch_file import numpy_columns
 from poolish.transports.protocols import Log
-from poolish.transports.records import modified_at
 
 
 @dataclass(frozen=True)
@@ -64,17 +58,9 @@ def queue_status(path: str | os.PathLike[str]) -> dict[str, SplitStatus]:
 
 def opened(path: str | os.PathLike[str]) -> Iterator[Log]:
     """The queues at a path, each open while it is inspected."""
-    if has_transport(path):
-        place = place_to_read(path)
-        openers: list[Callable[[], Log]] = [partial(place.open, split, read_only=True) for split in place.splits()]
-    else:
-        openers = [partial(DirectoryLog.open, folder, read_only=True) for folder in queue_folders(path)]
-    for open_log in openers:
-        log = open_log()
-        try:
+    for place, split in queues_at(path):
+        with closing(place.open(split, read_only=True)) as log:
             yield log
-        finally:
-            log.close()
 
 
 def status_of(log: Log) -> SplitStatus:
@@ -84,7 +70,7 @@ def status_of(log: Log) -> SplitStatus:
     read, done = progress.positions()
     progress.close()
     watermark = max(consumed.watermark, done)
-    published = max([log.next_number(), watermark, *(number + 1 for number in numbers[-1:])])
+    published = max(log.next_number(), log.end(), watermark)
     known = log.providers.known()
     return SplitStatus(
         split=log.split,
@@ -98,7 +84,7 @@ def status_of(log: Log) -> SplitStatus:
         dead=len(log.dead()),
         made={name: record.counter for name, (record, _) in known.items()},
         alive=[name for name, (_, is_alive) in known.items() if is_alive],
-        quarantined=len(_quarantined(log)),
+        quarantined=len(log.quarantined()),
     )
 
 
@@ -113,29 +99,24 @@ def verify_queue(path: str | os.PathLike[str], *, on_file: Callable[[], object] 
 def read_batches(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The arrays of every batch that is there and whole, in order, without taking any of them out of the queue."""
     for log in opened(path):
-        validator, watermark = BatchValidator(log.meta.schema), log.consumed().watermark
+        verifier, watermark = BatchVerifier(log), log.consumed().watermark
         for number in log.numbers():
             if number < watermark:
                 continue
-            name = log.name_of(number)
             with suppress(CorruptDataError, SchemaError, FileNotFoundError):
-                metadata, columns = decoded(log.meta, validator, log.read(number), name)
-                check_rows(log, metadata.rows, name)
-                yield {field: readable(array, dtype) for field, (dtype, array) in columns.items()}
+                yield numpy_columns(verifier.verified(log.read(number), log.name_of(number))[1])
 
 
 def _problems(log: Log, on_file: Callable[[], object]) -> list[str]:
-    problems, validator = [], BatchValidator(log.meta.schema)
+    problems, verifier = [], BatchVerifier(log)
     numbers, watermark = log.numbers(), log.consumed().watermark
     kept = [number for number in numbers if number >= watermark]
     missing = sorted(set(range(watermark, watermark + len(kept))) - set(kept))
     if missing:
         problems.append(f"batch {missing[0]} is missing: the log has a gap")
     for number in kept:
-        name = log.name_of(number)
         try:
-            metadata, _ = decoded(log.meta, validator, log.read(number), name)
-            check_rows(log, metadata.rows, name)
+            verifier.verified(log.read(number), log.name_of(number))
         except TombstoneError as error:
             problems.append(str(error))
         except FileNotFoundError:
@@ -150,10 +131,7 @@ def _problems(log: Log, on_file: Callable[[], object]) -> list[str]:
 
 def purge_queue(path: str | os.PathLike[str]) -> dict[str, int]:
     """Discard a queue, or one split of it, in one step each; how many batches went, by split."""
-    if has_transport(path):
-        place = place_to_read(path)
-        return {split: place.purge(split) for split in place.splits()}
-    return {folder.name: purge(folder) for folder in queue_folders(path)}
+    return {split: place.purge(split) for place, split in queues_at(path)}
 
 
 # Health -------------------------------------------------------------------------------------------------------
@@ -237,16 +215,8 @@ def _dead(log: Log, status: SplitStatus) -> Problem | None:
 
 
 def _kept_out(log: Log) -> Problem | None:
-    found = _quarantined(log)
-    if not found:
+    rejected = log.quarantined()
+    if not rejected:
         return None
-    what = f"the guard kept rows of {len(found):,} batches out"
-    action = f"read the reasons in {found[0].parent}, or with poolish.serve.rejections()"
-    return Problem(what, min(modified_at(found), default=None), action)
-
-
-def _quarantined(log: Log) -> list[Path]:
-    """The files of rejected batches beside a queue directory."""
-    if not isinstance(log, DirectoryLog):
-        return []
-    return [*(log.path.parent.parent / "quarantine" / log.path.name).glob("*.json")]
+    what = f"the guard kept rows of {len(rejected):,} batches out"
+    return Problem(what, min(rejected), "read the reasons with poolish.serve.rejections()")

@@ -81,7 +81,7 @@ class SplitProducer:
     """One provider's side of one split's queue, whose name it holds until ``close``."""
 
     def __init__(self, log: Log, name: str, limits: Limits) -> None:
-        self.log, self.limits = log, limits
+        self.log, self.limits, self._row_limits = log, limits, log.meta.row_limits
         self._registry = ProviderRegistry(log, name)
         self._registry.claim()
         self._progress = AttemptProgress(log)
@@ -133,7 +133,8 @@ class SplitProducer:
 
     def publish(self, columns: Columns, rows: int) -> int:
         """Append a batch to the queue and return its number. On a full disk nothing happened."""
-        if not self.log.meta.allows(rows):
+        low, high = self._row_limits
+        if not low <= rows <= high:
             raise SchemaError(
                 f"{self.log.place}: a batch of {rows} rows, consumers expect others; set variable_rows or guard before "
                 "the queue is opened"
@@ -169,7 +170,7 @@ class SplitProducer:
 
     def wake(self, waker: Waker) -> None:
         """Wake ``waker`` when there may be room again."""
-        self.log.wake(waker, self._progress.marks)
+        waker.watch(self.log.split, self._progress.marks)
 
     def close(self, n_batches: int | None = None) -> None:
         """Write the record, finished if that is all there will be, and give the name up."""

@@ -176,7 +176,7 @@ def rest(log: Log) -> Assignment:
         # An attempt that began meanwhile may have removed the marks that we were reading.
         if log.marks.version() == version:
             done = [marks[rank].done if rank in marks else newest.start for rank in range(newest.world_size)]
-            log.check_done(max(done))
+            log.check_published(max(done))
             return newest.rest(done, watermark)
 
 

@@ -26,7 +26,8 @@ from poolish.serve.inspection import health_at
 from poolish.serve.producer import Limits, SplitProducer
 from poolish.serve.workspace import refuse_direct_run
 from poolish.transports import has_transport, place_to_fill
-from poolish.transports.meta import BatchValidator, QueueMeta, batch_schema_of
+from poolish.transports.batch_file import BatchValidator
+from poolish.transports.meta import QueueMeta, batch_schema_of
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import logging
 import mmap
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,8 +23,7 @@ import numpy as np
 from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, StaleSchema, Starved, StoreFull
 from poolish.serve.assignment import Assignment
 from poolish.serve.progress import RankProgress, rest
-from poolish.transports.batch_file import LOST, Allocate, Array, BatchMetadata, as_bytes, decode
-from poolish.transports.meta import BatchValidator, QueueMeta, raising_queue_missing
+from poolish.transports.batch_file import LOST, Allocate, Array, BatchMetadata, BatchValidator, as_bytes, decode
 from poolish.transports.protocols import Log, Waker
 
 #: Numbers that are deleted together, or fewer if they are large: taking the lock and raising the watermark takes 240 us
@@ -76,7 +74,7 @@ class SplitReader:
         self.log, self.rank, self.world_size = log, rank, world_size
         self._acknowledge, self._on_corrupt = acknowledge, on_corrupt
         self._later = later  # does something in the background
-        self._validator = BatchValidator(log.meta.schema)
+        self._verifier = BatchVerifier(log)
         self._progress = RankProgress(log, rank, world_size, acknowledge)
         self._waker: Waker | None = None
         self._position: int | None = None
@@ -155,10 +153,7 @@ class SplitReader:
 
     def _check_removed(self, number: int, who: str) -> None:
         """Raise if a batch was purged by hand, and all others with it."""
-        if self.log.has(number):
-            return
-        with self.log.locked():
-            removed = self.log.removed()
+        removed = range(0) if self.log.has(number) else self.log.removed()
         if number in removed:
             raise ResumeError(
                 f"{self.log.place}: {who}, but {removed.start} to {removed.stop - 1} were removed by hand; start "
@@ -243,15 +238,17 @@ class SplitReader:
             return self._replace(number, error, allocate)
 
     def _load(self, number: int, allocate: Allocate | None) -> Batch:
-        name = self.log.name_of(number)
-        with raising_queue_missing(self.log.place):
+        try:
             data = self.log.read(number, allocate)
-        batch = self._decoded(number, data, name)
-        check_rows(self.log, batch.metadata.rows, name)
-        return batch
+        except FileNotFoundError as error:
+            raise QueueError(
+                f"{self.log.place}: batch {number} is missing, the queue was removed meanwhile; "
+                "start `poolish prepare CONFIG` again, then the trainer"
+            ) from error
+        return self._verified(number, data)
 
-    def _decoded(self, number: int, data: mmap.mmap | Array, name: str) -> Batch:
-        metadata, columns = decoded(self.log.meta, self._validator, data, name)
+    def _verified(self, number: int, data: mmap.mmap | Array) -> Batch:
+        metadata, columns = self._verifier.verified(data, self.log.name_of(number))
         kept = np.frombuffer(as_bytes(data), np.uint8).copy() if self._on_corrupt == "cached" else None
         return Batch(number, metadata, columns, data, as_bytes(data).nbytes, kept)
 
@@ -287,7 +284,7 @@ class SplitReader:
         if self._last is not None:
             data = self._last.copy() if allocate is None else allocate(self._last.nbytes)
             data[:] = self._last
-            return self._decoded(number, data, self.log.place)
+            return self._verified(number, data)
         for other in sorted(self.log.numbers(), key=lambda other: (other > number, abs(other - number))):
             with suppress(CorruptDataError, SchemaError, QueueError):
                 return self._load(other, allocate)
@@ -324,7 +321,7 @@ class SplitReader:
         """
         if self.is_there(number):
             return
-        self.log.wake(waker)  # before the next check, so that what comes in between wakes it
+        waker.watch(self.log.split)  # before the next check, so that what comes in between wakes it
         begun = looked = time.monotonic()
         say_at = begun + _SAY_S
         short_s = IDLE_S if timeout_s is None else min(IDLE_S, timeout_s)
@@ -436,31 +433,40 @@ class TombstoneError(CorruptDataError):
     """The batch was replaced by a tombstone."""
 
 
-def check_rows(log: Log, rows: int, path: str) -> None:
-    """Raise if a batch has a number of rows that no provider of its queue makes."""
-    # Read anew before it is refused: a provider that makes others may have come since this side was started.
-    if not log.meta.allows(rows) and not (meta := log.read_meta()).allows(rows):
-        low, high = meta.limits["min_rows"], meta.limits["max_rows"]
-        expected = high if low == high else f"{low} to {high}"
-        raise SchemaError(f"{path}: {rows} rows, the providers of this queue make {expected} (batch_size)")
+class BatchVerifier:
+    """Decodes the batches of a queue, and refuses those that are not whole, of another queue, or not as described."""
 
+    def __init__(self, log: Log) -> None:
+        self._log, self._meta = log, log.meta
+        self._validator, self._row_limits = BatchValidator(log.meta.schema), log.meta.row_limits
 
-def decoded(
-    meta: QueueMeta, validator: BatchValidator, data: mmap.mmap | Array, path: str
-) -> tuple[BatchMetadata, dict[str, tuple[str, Array]]]:
-    """The metadata and the arrays of a batch, if it is whole, of this queue, and fits its schema."""
-    metadata, columns = decode(data, path)
-    if metadata.tombstone:
-        raise TombstoneError(f"{path}: this batch is dead: {metadata.tombstone}")
-    if metadata.queue != meta.queue:
-        raise QueueError(f"{path}: a batch of another queue; if the queue was purged meanwhile, restart this process")
-    if metadata.schema != meta.schema.fingerprint:
-        raise StaleSchema(
-            f"{path}: its schema is {metadata.schema}, this queue's {meta.schema.fingerprint}; discard the queue with "
-            f"`poolish queue purge {os.path.dirname(path)}` and fill it again"
-        )
-    if columns.keys() != validator.names:
-        raise SchemaError(f"{path}: has {sorted(columns)}, batch_schema {meta.schema.names}")
-    if validator.check(columns, path, "the provider wrote something else") != metadata.rows:
-        raise SchemaError(f"{path}: its metadata says {metadata.rows} rows, its arrays do not")
-    return metadata, {name: columns[name] for name in validator.names}
+    def verified(self, data: mmap.mmap | Array, name: str) -> tuple[BatchMetadata, dict[str, tuple[str, Array]]]:
+        """The metadata and the arrays of a batch, which share the memory of ``data``."""
+        metadata, columns = decode(data, name)
+        if metadata.tombstone:
+            raise TombstoneError(f"{name}: this batch is dead: {metadata.tombstone}")
+        if metadata.queue != self._meta.queue:
+            raise QueueError(
+                f"{name}: a batch of another queue; if the queue was purged meanwhile, restart this process"
+            )
+        if metadata.schema != self._meta.schema.fingerprint:
+            raise StaleSchema(
+                f"{name}: its schema is {metadata.schema}, this queue's {self._meta.schema.fingerprint}; discard the "
+                f"queue with `poolish queue purge {self._log.place}` and fill it again"
+            )
+        if columns.keys() != self._validator.names:
+            raise SchemaError(f"{name}: has {sorted(columns)}, batch_schema {self._meta.schema.names}")
+        if self._validator.check(columns, name, "the provider wrote something else") != metadata.rows:
+            raise SchemaError(f"{name}: its metadata says {metadata.rows} rows, its arrays do not")
+        self._check_rows(metadata.rows, name)
+        return metadata, {field: columns[field] for field in self._validator.names}
+
+    def _check_rows(self, rows: int, name: str) -> None:
+        """Raise if a batch has a number of rows that no provider of its queue makes."""
+        low, high = self._row_limits
+        if not low <= rows <= high:
+            # A provider that makes others may have come since this side was started.
+            low, high = self._row_limits = self._log.read_meta().row_limits
+        if not low <= rows <= high:
+            expected = high if low == high else f"{low} to {high}"
+            raise SchemaError(f"{name}: {rows} rows, the providers of this queue make {expected} (batch_size)")

@@ -257,7 +257,7 @@ class TransportBehaviour:
             mark = log.marks.counters("0-1-aa", 0, 3)
             mark.write(0, 0, 0)
             waker = log.waker()
-            log.wake(waker, "0-1-aa")
+            waker.watch("train", "0-1-aa")
             changes: list[Callable[[], object]] = [
                 lambda: publish(log, 0),
                 lambda: mark.write(1, 1, 0),

@@ -1,10 +1,10 @@
 """What carries batches from providers to consumers.
 
-    protocols    what every transport provides: Place, Log, Marks, Providers, Waker
-    directory    the queue in a directory: log (batches), records (ranks and providers), watch (inotify)
+    protocols    what every transport provides: Place, Log and its parts, Marks, Providers, Waker
+    directory    queues in a directory: log (batches), records (small files), watch (inotify)
     memory       queues in one process, ``memory://NAME``, without files
-    batch_file   one batch as safetensors bytes
-    meta         the description of a queue, and the validator of its batches
+    batch_file   one batch as safetensors bytes, and the validator of batches
+    meta         the description of a queue
 
 An address without a scheme is a directory; ``register_transport`` adds others.
 """
@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from poolish.files import local_path
-from poolish.transports.directory import DirectoryPlace
+from poolish.transports.directory import DirectoryPlace, queue_folders
 from poolish.transports.memory import SCHEME, MemoryPlace
 from poolish.transports.meta import not_found
 from poolish.transports.protocols import Place
 
-__all__ = ["Place", "has_transport", "place_to_fill", "place_to_read", "register_transport"]
+__all__ = ["Place", "has_transport", "place_to_fill", "place_to_read", "queues_at", "register_transport"]
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
 #: Scheme -> opens the place of an address.
@@ -53,6 +53,14 @@ def place_to_read(address: str | os.PathLike[str]) -> Place:
     if not place.splits():
         raise not_found(str(place))
     return place
+
+
+def queues_at(address: str | os.PathLike[str]) -> list[tuple[Place, str]]:
+    """Place and split of the queues of a dataset, intact or not; a directory may also be a queue or one split of it."""
+    if not has_transport(address):
+        return [(DirectoryPlace(folder.parent), folder.name) for folder in queue_folders(address)]
+    place = place_to_read(address)
+    return [(place, split) for split in place.splits()]
 
 
 def _registered(address: str | os.PathLike[str]) -> Place | None:

@@ -15,10 +15,12 @@ from poolish.errors import QueueError
 from poolish.files import Lock, local_path, raising_store_full
 from poolish.files.state_files import DoubleBufferedJson
 from poolish.transports.log import LOCK_TIMEOUT_S, DirectoryLog, make_folders
-from poolish.transports.meta import FILE, QueueMeta, not_found, stale
+from poolish.transports.meta import QueueMeta, not_found
+from poolish.transports.protocols import Place
+from poolish.transports.records import META_FILE, read_meta, write_meta
 
 
-class DirectoryPlace:
+class DirectoryPlace(Place):
     """``Place`` of a directory with one folder per split."""
 
     def __init__(self, path: Path) -> None:
@@ -33,27 +35,23 @@ class DirectoryPlace:
     def find(cls, path: Path) -> DirectoryPlace:
         """Where a consumer reads, given a dataset's directory or its queue; ``QueueNotFound`` if neither has one."""
         for place in (path / "queue", path):
-            if place.is_dir() and any(place.glob(f"[!.]*/{FILE}")):
+            if place.is_dir() and any(place.glob(f"[!.]*/{META_FILE}")):
                 return cls(place)
-        raise not_found(path if path.name == "queue" else path / "queue")
+        raise not_found(str(path if path.name == "queue" else path / "queue"))
 
     def __str__(self) -> str:
         return str(self.path)
 
     def splits(self) -> list[str]:
-        """The folders that describe a queue."""
-        return sorted(path.parent.name for path in self.path.glob(f"[!.]*/{FILE}"))
+        return sorted(path.parent.name for path in self.path.glob(f"[!.]*/{META_FILE}"))
 
     def name_of(self, split: str) -> str:
-        """The folder of a split."""
         return str(self.path / split)
 
     def meta(self, split: str) -> QueueMeta:
-        """The description of a split's queue."""
-        return QueueMeta.read(self.path / split)
+        return read_meta(self.path / split)
 
     def open(self, split: str, *, read_only: bool = False) -> DirectoryLog:
-        """Open a split's queue."""
         return DirectoryLog.open(self.path / split, read_only=read_only)
 
     def create(self, split: str, meta: QueueMeta) -> DirectoryLog:
@@ -64,7 +62,6 @@ class DirectoryPlace:
         return create_log(self.path / split, meta)
 
     def purge(self, split: str) -> int:
-        """Discard a split's queue."""
         return purge(self.path / split)
 
 
@@ -81,28 +78,16 @@ def create_log(path: Path, meta: QueueMeta) -> DirectoryLog:
 
 
 def _create(path: Path, meta: QueueMeta) -> DirectoryLog:
-    if not (path / FILE).exists():
+    if not (path / META_FILE).exists():
         DoubleBufferedJson(path / "consumed").reserve()
-        meta.write(path)
+        write_meta(path, meta)
         return DirectoryLog(path, meta)
-    found = QueueMeta.read(path)
-    if found.fingerprint != meta.fingerprint:
-        with closing(DirectoryLog(path, found)) as old:
-            _refuse_stale(old, meta)
-        found.check_content(meta.content, path)
-        meta.write(path)
-        return DirectoryLog(path, meta)
-    newest = found.updated(meta, str(path))
+    found = read_meta(path)
+    with closing(DirectoryLog(path, found)) as log:
+        newest = log.meta_with(meta)
     if newest != found:
-        newest.write(path)
+        write_meta(path, newest)
     return DirectoryLog(path, newest)
-
-
-def _refuse_stale(log: DirectoryLog, meta: QueueMeta) -> None:
-    watermark = log.consumed().watermark
-    n_batches = sum(1 for number in log.numbers() if number >= watermark)
-    if n_batches:
-        raise stale(log.place, n_batches, log.meta, meta)
 
 
 def purge(path: Path) -> int:
@@ -126,12 +111,12 @@ def _sweep_purged(queue: Path) -> None:
 def queue_folders(path: str | os.PathLike[str]) -> list[Path]:
     """The split folders at a path, intact or not: of a dataset's directory, of its queue, or one split itself."""
     at = local_path(path, "queue", instead="the sources of a recipe")
-    if os.path.lexists(at / FILE):
-        return [at]
+    if os.path.lexists(at / META_FILE):
+        return [at if at.name else at.absolute()]
     for place in (at / "queue", at):
-        found = sorted(place.glob(f"[!.]*/{FILE}")) if place.is_dir() else []
+        found = sorted(place.glob(f"[!.]*/{META_FILE}")) if place.is_dir() else []
         if found:
             return [file.parent for file in found]
     if not at.exists():
-        raise not_found(at)
+        raise not_found(str(at))
     raise QueueError(f"{at}: no queue in it; give data/<dataset>, its queue, or a split of that")

@@ -50,9 +50,16 @@ from poolish.transports.batch_file import (
     read_metadata,
     tombstone,
 )
-from poolish.transports.meta import FILE, QueueMeta, raising_queue_missing
-from poolish.transports.protocols import Consumed, Waker, highest_counters
-from poolish.transports.records import DirectoryMarks, DirectoryProviders, modified_at
+from poolish.transports.meta import QueueMeta
+from poolish.transports.protocols import Consumed, Log
+from poolish.transports.records import (
+    META_FILE,
+    DirectoryMarks,
+    DirectoryProviders,
+    modified_at,
+    raising_queue_missing,
+    read_meta,
+)
 from poolish.transports.watch import DirectoryWaker
 
 if TYPE_CHECKING:
@@ -72,14 +79,15 @@ _MAX_FREE = 128
 logger = logging.getLogger("poolish.serve")
 
 
-class DirectoryLog:
+class DirectoryLog(Log):
     """``Log`` of a queue directory: its files, and the rules by which they change."""
 
     def __init__(self, path: Path, meta: QueueMeta) -> None:
         self.path, self.meta, self.place, self.split = path, meta, str(path), path.name
         self.marks, self.providers = DirectoryMarks(path), DirectoryProviders(path)
+        self._is_durable = meta.is_durable
         self._prefix = f"{path}/"  # joining paths costs as much as a system call
-        self._meta_file = f"{path}/{FILE}"
+        self._meta_file = f"{path}/{META_FILE}"
         self._seen = _identity(self._meta_file)
         self._tmp = path / "tmp"
         self._free_folder, self._free = f"{path}/free", list[str]()
@@ -94,30 +102,25 @@ class DirectoryLog:
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> DirectoryLog:
         """An existing queue. Copies of a queue may lack folders that were empty; they are created unless read-only."""
-        log = cls(path, QueueMeta.read(path))
+        log = cls(path, read_meta(path))
         if not read_only:
             with raising_queue_missing(log.place):
                 make_folders(path)
         return log
 
     def read_meta(self) -> QueueMeta:
-        """The description as it is now."""
-        return QueueMeta.read(self.path)
+        return read_meta(self.path)
 
     def name_of(self, number: int) -> str:
-        """The file of a number. Text, because a Path takes 4 us."""
-        return f"{self._prefix}{number:012d}.safetensors"
+        return f"{self._prefix}{number:012d}.safetensors"  # text: a Path takes 4 us
 
     def has(self, number: int) -> bool:
-        """Whether the file of a number is there."""
         return os.path.lexists(self.name_of(number))
 
     def read(self, number: int, allocate: Allocate | None = None) -> mmap.mmap | Array:
-        """The bytes of a batch's file."""
         return read_file(self.name_of(number), allocate)
 
     def published_at(self, number: int) -> float | None:
-        """The time of a batch's file."""
         return max(modified_at([Path(self.name_of(number))]), default=None)
 
     def numbers(self) -> list[int]:
@@ -138,21 +141,18 @@ class DirectoryLog:
         return n_bytes
 
     def free_bytes(self) -> int:
-        """How many bytes the disk has left."""
         with raising_queue_missing(self.place):
             status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize
 
     def locked(self) -> _QueueLock:
-        """Hold the queue's lock; raises if this is no longer the queue that was opened."""
         return self._lock
 
     def check_same(self) -> None:
-        """Raise if the queue was removed, or purged and created again, since it was opened."""
         with raising_queue_missing(self.place):
             now = _identity(self._meta_file)
         if now != self._seen:
-            if QueueMeta.read(self.path).queue != self.meta.queue:
+            if read_meta(self.path).queue != self.meta.queue:
                 raise QueueError(f"{self.path}: the queue was purged and created again; restart this process")
             self._seen = now
 
@@ -167,11 +167,11 @@ class DirectoryLog:
             n_bytes = write_all(partial.fd, buffers)
             if os.fstat(partial.fd).st_size != n_bytes:  # the file held a larger batch before
                 os.ftruncate(partial.fd, n_bytes)
-            partial.finish(durable=self.meta.is_durable)
+            partial.finish(durable=self._is_durable)
             with self.locked():
                 number = self._link(partial)
                 self._next.write(number + 1)
-        if self.meta.is_durable:
+        if self._is_durable:
             sync_directory(self.path)
         return number
 
@@ -187,7 +187,6 @@ class DirectoryLog:
         return None
 
     def release_space(self) -> None:
-        """Delete the files that wait to be overwritten."""
         with raising_queue_missing(self.place):
             names = os.listdir(self._free_folder)
         for name in names:
@@ -207,16 +206,11 @@ class DirectoryLog:
     def next_number(self) -> int:
         """The next number as the hint has it: exact, unless a publisher was killed just now."""
         found = self._next.read()
-        return found[0] if found else self._count_next()
-
-    def _count_next(self) -> int:
-        numbers = self.numbers()
-        return max([self.consumed().watermark, *(number + 1 for number in numbers[-1:])])
+        return found[0] if found else self.end()
 
     # -- done
 
     def consumed(self) -> Consumed:
-        """What the file ``consumed`` says."""
         return self._as_consumed(self._consumed.read())
 
     def _as_consumed(self, value: Mapping[str, Any] | None) -> Consumed:
@@ -230,18 +224,6 @@ class DirectoryLog:
                 f"{self._consumed.path}: no watermark in it ({error!r}); restore it, or purge the queue"
             ) from None
 
-    def has_published(self, position: int) -> bool:
-        """Whether everything below a position was published, by the hint or else by the log itself."""
-        return position <= self.next_number() or position <= self._count_next()
-
-    def check_done(self, position: int) -> None:
-        """Raise if a mark acknowledges batches that were never published."""
-        if not self.has_published(position):
-            raise CorruptDataError(
-                f"{self.path}: a mark says that everything below {position:,} is done, but the log ends at "
-                f"{self._count_next():,}; remove {self.path / 'marks'} and resume from a checkpoint"
-            )
-
     def raise_watermark(self, watermark: int, known: Mapping[int, BatchMetadata] | None = None) -> range:
         """Raise the watermark, and return the numbers that became done.
 
@@ -252,38 +234,38 @@ class DirectoryLog:
             before = self._as_consumed(newest)
             if watermark <= before.watermark:
                 return range(0)
-            self.check_done(watermark)
+            self.check_published(watermark)
             done, known = range(before.watermark, watermark), known or {}
-            counters = highest_counters(before.counters, (known.get(n) or self.metadata(n) for n in done))
+            counters = before.counters_with(known.get(n) or self.metadata(n) for n in done)
             self._next.write(max(self.next_number(), watermark))
             value: dict[str, Any] = {"watermark": watermark, "counters": counters}
             if sum(map(len, counters)) + _COUNTER_BYTES * len(counters) > SLOT_BYTES // 2:
-                value["counters"] = self.providers.store_counters(counters, durable=self.meta.is_durable)
+                value["counters"] = self.providers.store_counters(counters, durable=self._is_durable)
             if before.has_moved or len(value["counters"]) < len(counters):
                 value["moved"] = True
-            self._consumed.write(value, after=newest, durable=self.meta.is_durable)
+            self._consumed.write(value, after=newest, durable=self._is_durable)
         return done
 
     def removed(self) -> range:
-        """The numbers from the watermark to ``next``, if not one of their files is left: a purge by hand.
+        """The numbers from the watermark to ``next``, if not one of their files is left: a purge by hand."""
+        with self.locked():  # then only a hand, or a power cut, leaves a published number without its file
+            return self._removed()
 
-        The lock is held: then only a hand, or a power cut, leaves a published number without its file.
-        """
+    def _removed(self) -> range:
         watermark = self.consumed().watermark
         is_any_left = any(number >= watermark for number in self.numbers())
         return range(0) if is_any_left else range(watermark, max(watermark, self.next_number()))
 
     def skip_removed(self) -> None:
-        """Raise the watermark over a purge by hand, with a warning."""
         with self.locked():
             self._skip_removed()
 
     def _skip_removed(self) -> None:
-        removed = self.removed()
+        removed = self._removed()
         if removed:
             newest = self._consumed.read()
             value = {"counters": {}, **(newest or {}), "watermark": removed.stop}
-            self._consumed.write(value, after=newest, durable=self.meta.is_durable)
+            self._consumed.write(value, after=newest, durable=self._is_durable)
             logger.warning(
                 "%s: all %s waiting batches, %d to %d, were removed by hand; continuing with batch %d",
                 *(self.path, f"{len(removed):,}", removed.start, removed.stop - 1, removed.stop),
@@ -315,11 +297,6 @@ class DirectoryLog:
         except OSError:  # on a full disk the other folder may have no room for a name
             return False
         return True
-
-    def delete_done(self) -> None:
-        """Delete what processes left that were killed between raising the watermark and deleting."""
-        watermark = self.consumed().watermark
-        self.delete(number for number in self.numbers() if number < watermark)
 
     def metadata(self, number: int, *, strict: bool = False) -> BatchMetadata | None:
         """The metadata in a batch's file; None if it is missing or corrupt, or unless ``strict``, cannot be read."""
@@ -379,28 +356,18 @@ class DirectoryLog:
             write_all(file.fileno(), tombstone(self.meta.queue, self.meta.schema.fingerprint, reason, metadata))
 
     def tombstone_place(self, number: int) -> str:
-        """The file in dead/ that holds the reason."""
         return str(self.path / "dead" / f"{number:012d}.json")
 
     def dead(self) -> list[float]:
-        """The times of the files in dead/ that hold the reasons."""
         return modified_at((self.path / "dead").glob("*.json"))
 
-    # -- waking
+    def quarantined(self) -> list[float]:
+        return modified_at((self.path.parent.parent / "quarantine" / self.split).glob("*.json"))
 
     def waker(self) -> DirectoryWaker:
-        """A waker on inotify, or polling."""
-        return DirectoryWaker()
-
-    def wake(self, waker: Waker, marks: str | None = None) -> None:
-        """Add the directory, and the folder of an attempt's marks, to a ``DirectoryWaker``."""
-        assert isinstance(waker, DirectoryWaker)
-        waker.add(self.path)
-        if marks is not None:
-            waker.add(self.path / "marks" / marks)
+        return DirectoryWaker(self.path.parent)
 
     def close(self) -> None:
-        """Close open files."""
         self._next.close()
         self._lock.close()
         fd, self._folder_fd = self._folder_fd, -1

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -19,8 +19,18 @@ import numpy as np
 from poolish.errors import CorruptDataError, QueueError, StoreLocked
 from poolish.files import check_name
 from poolish.transports.batch_file import Allocate, Array, BatchMetadata, as_bytes, decode, tombstone
-from poolish.transports.meta import QueueMeta, not_found, stale
-from poolish.transports.protocols import Consumed, ProviderRecord, Waker, highest_counters
+from poolish.transports.meta import QueueMeta, not_found
+from poolish.transports.protocols import (
+    Claim,
+    Consumed,
+    Counters,
+    Log,
+    Marks,
+    Place,
+    ProviderRecord,
+    Providers,
+    Waker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,25 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 SCHEME = "memory"
-
-
-class MemoryWaker:
-    """``Waker`` of queues in memory."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Event()
-
-    def notify(self) -> None:
-        """End the wait, or the next one."""
-        self._changed.set()
-
-    def wait(self, timeout_s: float) -> None:
-        """Return when something has changed since the last wait, or when the time is over."""
-        self._changed.wait(timeout_s)
-        self._changed.clear()
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class _Queue:
@@ -65,17 +56,15 @@ class _Queue:
         self.claims: dict[tuple[str, str], bool] = {}  # kind and name -> whether it is held now
         self.records: dict[str, ProviderRecord] = {}
         self.recorded_at: float | None = None
-        self.wakers: WeakSet[MemoryWaker] = WeakSet()
-
-    def notify(self) -> None:
-        for waker in list(self.wakers):
-            waker.notify()
+        self.wakers: WeakSet[threading.Event] = WeakSet()
 
     @contextmanager
     def changing(self) -> Iterator[None]:
+        """Hold the lock, and wake everyone who watches."""
         with self.lock:
             yield
-            self.notify()
+            for waker in self.wakers:
+                waker.set()
 
 
 _REGISTRY_LOCK = threading.Lock()
@@ -92,7 +81,29 @@ def _start_empty() -> None:
 os.register_at_fork(after_in_child=_start_empty)
 
 
-class _Claim:
+def _find(place: str, split: str) -> _Queue | None:
+    with _REGISTRY_LOCK:
+        return _QUEUES.get((place, split))
+
+
+class MemoryWaker(Waker):
+    """``Waker`` of queues in memory."""
+
+    def __init__(self, place: str) -> None:
+        self._place, self._changed = place, threading.Event()
+
+    def watch(self, split: str, marks: str | None = None) -> None:
+        queue = _find(self._place, split)
+        if queue is not None:
+            with queue.lock:
+                queue.wakers.add(self._changed)
+
+    def wait(self, timeout_s: float) -> None:
+        self._changed.wait(timeout_s)
+        self._changed.clear()
+
+
+class _Claim(Claim):
     """``Claim`` on a name of a kind."""
 
     def __init__(self, queue: _Queue, kind: str, name: str) -> None:
@@ -112,7 +123,7 @@ class _Claim:
                 self._queue.claims[self._key] = self._is_held = False
 
 
-class _Counters:
+class _Counters(Counters):
     """``Counters`` of a rank."""
 
     def __init__(self, queue: _Queue, name: str, rank: int) -> None:
@@ -126,11 +137,8 @@ class _Counters:
         with self._queue.changing():
             self._queue.marks[self._key] = counters
 
-    def close(self) -> None:
-        pass
 
-
-class _Marks:
+class _Marks(Marks):
     """``Marks`` in memory."""
 
     def __init__(self, queue: _Queue) -> None:
@@ -161,7 +169,7 @@ class _Marks:
         return sorted(map(int, held))
 
 
-class _Providers:
+class _Providers(Providers):
     """``Providers`` in memory."""
 
     def __init__(self, queue: _Queue) -> None:
@@ -189,7 +197,7 @@ class _Providers:
             return self._queue.recorded_at
 
 
-class MemoryLog:
+class MemoryLog(Log):
     """``Log`` in memory: one handle of it."""
 
     def __init__(self, queue: _Queue) -> None:
@@ -198,24 +206,17 @@ class MemoryLog:
         self.marks, self.providers = _Marks(queue), _Providers(queue)
 
     def read_meta(self) -> QueueMeta:
-        """The description as it is now."""
         self.check_same()
         return self._queue.meta
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         with self._queue.lock:
             self.check_same()
             yield
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Hold the queue's lock."""
-        return self._locked()
-
     def check_same(self) -> None:
-        """Raise if the queue was purged since it was opened."""
-        with _REGISTRY_LOCK:
-            now = _QUEUES.get((self._queue.place, self.split))
+        now = _find(self._queue.place, self.split)
         if now is not self._queue or now.meta.queue != self.meta.queue:
             what = "removed" if now is None else "purged and created again"
             raise QueueError(f"{self.place}: the queue was {what} meanwhile; start its provider, then this side again")
@@ -223,7 +224,6 @@ class MemoryLog:
     # -- batches
 
     def publish(self, buffers: Iterable[Buffer], provider: str) -> int:
-        """Append a copy of a batch and return its number."""
         batch = np.frombuffer(b"".join(buffers), np.uint8)
         with self.locked(), self._queue.changing():
             number = self._queue.next_number
@@ -232,12 +232,10 @@ class MemoryLog:
         return number
 
     def has(self, number: int) -> bool:
-        """Whether a batch is there."""
         with self._queue.lock:
             return number in self._queue.batches
 
     def read(self, number: int, allocate: Allocate | None = None) -> Array:
-        """A copy of a batch's bytes."""
         batch = self._batch(number)
         if batch is None:
             raise FileNotFoundError(2, "no such batch", self.name_of(number))
@@ -246,7 +244,6 @@ class MemoryLog:
         return target
 
     def metadata(self, number: int, *, strict: bool = False) -> BatchMetadata | None:
-        """The metadata of a batch."""
         batch = self._batch(number)
         try:
             return None if batch is None else decode(batch, self.name_of(number))[0]
@@ -258,96 +255,59 @@ class MemoryLog:
             return self._queue.batches.get(number)
 
     def name_of(self, number: int) -> str:
-        """The name of a batch."""
         return f"{self.place}/{number}"
 
     def published_at(self, number: int) -> float | None:
-        """When a batch was published."""
         with self._queue.lock:
             return self._queue.published_at.get(number)
 
     def numbers(self) -> list[int]:
-        """The numbers of all batches."""
         with self._queue.lock:
             return sorted(self._queue.batches)
 
     def n_bytes(self) -> int:
-        """The size of the batches above the watermark."""
         with self._queue.lock:
             watermark = self._queue.consumed.watermark
             return sum(batch.nbytes for number, batch in self._queue.batches.items() if number >= watermark)
 
     def free_bytes(self) -> int:
-        """How much memory is free; where the system does not say, as much as one could want."""
         try:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (ValueError, OSError):
             return 2**62
 
     def next_number(self) -> int:
-        """The next number, exactly."""
         with self._queue.lock:
             return self._queue.next_number
 
-    def has_published(self, position: int) -> bool:
-        """Whether everything below a position was published."""
-        return position <= self.next_number()
-
     # -- done
 
-    def check_done(self, position: int) -> None:
-        """Raise if a mark acknowledges batches that were never published."""
-        if not self.has_published(position):
-            raise CorruptDataError(
-                f"{self.place}: a mark says that everything below {position:,} is done, but the log ends at "
-                f"{self.next_number():,}; purge the queue"
-            )
-
     def consumed(self) -> Consumed:
-        """The watermark and the counters below it."""
         with self._queue.lock:
             return self._queue.consumed
 
     def raise_watermark(self, watermark: int, known: Mapping[int, BatchMetadata] | None = None) -> range:
-        """Raise the watermark, and return the numbers that became done."""
         with self.locked(), self._queue.changing():
             before, known = self._queue.consumed, known or {}
             if watermark <= before.watermark:
                 return range(0)
-            self.check_done(watermark)
+            self.check_published(watermark)
             done = range(before.watermark, watermark)
-            counters = highest_counters(before.counters, (known.get(n) or self.metadata(n) for n in done))
+            counters = before.counters_with(known.get(n) or self.metadata(n) for n in done)
             self._queue.consumed = Consumed(watermark, counters)
             return done
 
     def delete(self, numbers: Iterable[int]) -> None:
-        """Drop batches."""
         with self._queue.changing():
             for number in numbers:
                 self._queue.batches.pop(number, None)
                 self._queue.published_at.pop(number, None)
 
-    def delete_done(self) -> None:
-        """Drop everything below the watermark."""
-        self.delete(number for number in self.numbers() if number < self.consumed().watermark)
-
-    def removed(self) -> range:
-        """Nothing is removed from outside."""
-        return range(0)
-
-    def skip_removed(self) -> None:
-        """Nothing is removed from outside."""
-
     def recover(self) -> None:
-        """Drop what a thread left that ended between raising the watermark and deleting."""
         with self.locked():
             self.delete_done()
 
-    def release_space(self) -> None:
-        """Nothing is kept for speed."""
-
     def write_tombstone(self, number: int, reason: str) -> None:
-        """Replace a batch by a tombstone."""
         with self.locked(), self._queue.changing():
             lost = self.metadata(number)
             if number < self.consumed().watermark or (lost is not None and lost.tombstone):
@@ -357,31 +317,17 @@ class MemoryLog:
             self._queue.dead.append(time.time())
 
     def tombstone_place(self, number: int) -> str:
-        """The tombstone itself."""
         return self.name_of(number)
 
     def dead(self) -> list[float]:
-        """When tombstones were written."""
         with self._queue.lock:
             return list(self._queue.dead)
 
-    # -- waking
-
     def waker(self) -> MemoryWaker:
-        """A new waker."""
-        return MemoryWaker()
-
-    def wake(self, waker: Waker, marks: str | None = None) -> None:
-        """Wake ``waker`` with every change."""
-        assert isinstance(waker, MemoryWaker)
-        with self._queue.lock:
-            self._queue.wakers.add(waker)
-
-    def close(self) -> None:
-        """Nothing is open."""
+        return MemoryWaker(self._queue.place)
 
 
-class MemoryPlace:
+class MemoryPlace(Place):
     """``Place`` of ``memory://NAME``.
 
     >>> place = MemoryPlace("memory://doctest")
@@ -396,40 +342,27 @@ class MemoryPlace:
         return self._name
 
     def splits(self) -> list[str]:
-        """The splits that have a queue."""
         with _REGISTRY_LOCK:
             return sorted(split for name, split in _QUEUES if name == self._name)
 
     def name_of(self, split: str) -> str:
-        """The address of a split."""
         return f"{self._name}/{split}"
 
     def meta(self, split: str) -> QueueMeta:
-        """The description of a split's queue."""
         return self._queue(split).meta
 
     def open(self, split: str, *, read_only: bool = False) -> MemoryLog:
-        """A new handle of a split's queue."""
         return MemoryLog(self._queue(split))
 
     def create(self, split: str, meta: QueueMeta) -> MemoryLog:
-        """A handle of the queue for batches as ``meta`` describes them; a new one where there is none."""
         with _REGISTRY_LOCK:
             queue = _QUEUES.setdefault((self._name, split), _Queue(self._name, split, meta))
         log = MemoryLog(queue)
         with log.locked():
-            if queue.meta.fingerprint != meta.fingerprint:
-                n_batches = sum(1 for number in log.numbers() if number >= log.consumed().watermark)
-                if n_batches:
-                    raise stale(log.place, n_batches, queue.meta, meta)
-                queue.meta.check_content(meta.content, log.place)
-                queue.meta = meta
-            else:
-                queue.meta = queue.meta.updated(meta, log.place)
+            queue.meta = log.meta_with(meta)
         return MemoryLog(queue)
 
     def purge(self, split: str) -> int:
-        """Forget a split's queue."""
         with _REGISTRY_LOCK:
             queue = _QUEUES.pop((self._name, split), None)
         if queue is None:
@@ -438,8 +371,7 @@ class MemoryPlace:
             return len(queue.batches)
 
     def _queue(self, split: str) -> _Queue:
-        with _REGISTRY_LOCK:
-            queue = _QUEUES.get((self._name, split))
+        queue = _find(self._name, split)
         if queue is None:
             raise not_found(self.name_of(split))
         return queue

@@ -1,31 +1,40 @@
 """The queue protocol: what a transport provides so that providers and consumers share a queue.
 
-    Place        an address with one queue per split
-    Log          the queue of one split: batches under gapless numbers, a watermark, a lock
-    Marks        how far the ranks of the newest attempt have read, and which of them are alive
-    Providers    who fills the queue: a claimed name and a record each
+    Place        an address with one queue per split: creates, opens and purges them
+    Log          the queue of one split, made of
+      Batches      batches under gapless numbers
+      Watermark    how far they are done, and deleting what is
+      Storage      how much space they take
+      Repairs      what killed processes, power cuts and people leave
+      Marks        how far the ranks of the newest attempt have read, and which of them are alive
+      Providers    who fills the queue: a claimed name and a record each
     Waker        sleeps until something may have changed
 
-What every transport guarantees, whichever process is killed at whatever moment:
+A transport derives from these classes; what is not abstract has a default. ``register_transport`` gives it addresses,
+and ``poolish.testing.TransportBehaviour`` tests what every transport guarantees, whichever process is killed at
+whatever moment:
 
 - numbers are gapless and never reused; a published batch stays readable until the watermark passes it;
 - the watermark never falls, and no number below it is published again;
 - a name is claimed by one holder, until that releases it or its process dies: no leases, no clocks;
 - a mark is read whole or not at all, and has one writer;
-- a waker added before a change wakes up after it, or within its timeout.
+- a waker that watches a queue before a change wakes up after it, or within its timeout.
 
-``poolish.testing.TransportBehaviour`` tests them. Everything above (positions, runs, resuming, recovery of counters) is
-built on these protocols and knows no files.
+Arguments and results are numbers, text, bytes and the frozen values below, so an object in another process can answer
+for a queue: no paths, open files or descriptors. The lock is granted like a claim: it ends with its holder.
+Everything above (positions, runs, resuming, recovery of counters) is built on these protocols and knows no files.
 """
 
 from __future__ import annotations
 
 import mmap
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from poolish.errors import CorruptDataError, StaleSchema
 from poolish.transports.batch_file import Allocate, Array, BatchMetadata
 from poolish.transports.meta import QueueMeta
 
@@ -44,6 +53,14 @@ class Consumed:
     counters: Mapping[str, int] = field(default_factory=dict)
     has_moved: bool = False
 
+    def counters_with(self, batches: Iterable[BatchMetadata | None]) -> dict[str, int]:
+        """The highest counter of each provider, with those of more batches."""
+        counters = dict(self.counters)
+        for batch in batches:
+            if batch is not None and batch.provider:
+                counters[batch.provider] = max(batch.counter, counters.get(batch.provider, 0))
+        return counters
+
 
 @dataclass(frozen=True)
 class ProviderRecord:
@@ -60,281 +77,304 @@ class ProviderRecord:
 class Claim(Protocol):
     """A name that one holder has at a time, until ``release`` or the end of its process."""
 
+    @abstractmethod
     def acquire(self) -> None:
         """Take the name, or raise ``StoreLocked``."""
-        ...
 
+    @abstractmethod
     def release(self) -> None:
         """Give the name up; nothing happens if it is not held."""
-        ...
 
 
 class Counters(Protocol):
     """A few integers with one writer."""
 
+    @abstractmethod
     def read(self) -> tuple[int, ...] | None:
         """The integers; None if they are missing or damaged."""
-        ...
 
+    @abstractmethod
     def write(self, *counters: int) -> None:
         """Replace them."""
-        ...
 
     def close(self) -> None:
-        """Close open files; the next use opens them again."""
-        ...
+        """Release what is open; the next use opens it again."""
+        return
 
 
 class Marks(Protocol):
     """How far the ranks of the newest attempt have read."""
 
+    @abstractmethod
     def version(self) -> object:
         """Changes whenever another attempt begins; None before the first. Cheap."""
-        ...
 
+    @abstractmethod
     def read(self) -> dict[str, Any] | None:
         """The record of the newest attempt; None before the first."""
-        ...
 
+    @abstractmethod
     def begin(self, name: str, record: dict[str, Any]) -> None:
         """Make this the newest attempt, with marks ``name``, and remove those of older ones. The lock is held."""
-        ...
 
+    @abstractmethod
     def counters(self, name: str, rank: int, n: int) -> Counters:
-        """The mark of a rank in an attempt."""
-        ...
+        """The mark of a rank in an attempt, of ``n`` integers."""
 
+    @abstractmethod
     def claim(self, rank: int) -> Claim:
         """The claim on being a rank."""
-        ...
 
+    @abstractmethod
     def alive(self) -> list[int]:
         """The ranks that are claimed."""
-        ...
 
 
 class Providers(Protocol):
     """Who fills a queue."""
 
+    @abstractmethod
     def claim(self, name: str) -> Claim:
         """The claim on being a provider."""
-        ...
 
+    @abstractmethod
     def read(self, name: str, *, strict: bool = False) -> ProviderRecord:
         """A provider's record; an empty one if it is missing or damaged. ``strict`` raises if it is damaged."""
-        ...
 
+    @abstractmethod
     def write(self, name: str, record: ProviderRecord) -> None:
         """Replace a provider's record."""
-        ...
 
+    @abstractmethod
     def known(self) -> dict[str, tuple[ProviderRecord, bool]]:
         """Every provider that ever filled the queue: its record, and whether it is alive."""
-        ...
 
+    @abstractmethod
     def changed_at(self) -> float | None:
         """When a record was last written, as a time stamp."""
-        ...
 
 
 class Waker(Protocol):
-    """Waits for changes of the logs it was added to (``Log.wake``)."""
+    """Waits for changes of the queues it watches."""
 
+    @abstractmethod
+    def watch(self, split: str, marks: str | None = None) -> None:
+        """Wake up when batches of a split come or go, and with ``marks`` when those of an attempt change.
+
+        Watching again is allowed, and needed where the queue was created meanwhile.
+        """
+
+    @abstractmethod
     def wait(self, timeout_s: float) -> None:
         """Return when something may have changed since the last wait, or when the time is over."""
-        ...
 
     def close(self) -> None:
         """Stop waiting for changes."""
-        ...
+        return
 
 
-class Log(Protocol):
-    """The queue of one split. Any number may be open, in any thread or process that the transport reaches."""
+class Batches(Protocol):
+    """Batches under gapless numbers."""
 
-    @property
-    def place(self) -> str:
-        """Where the queue is, for messages."""
-        ...
-
-    @property
-    def split(self) -> str:
-        """The split whose queue this is."""
-        ...
-
-    @property
-    def meta(self) -> QueueMeta:
-        """The description of the queue as it was when this was opened."""
-        ...
-
-    @property
-    def marks(self) -> Marks:
-        """How far it is read."""
-        ...
-
-    @property
-    def providers(self) -> Providers:
-        """Who fills it."""
-        ...
-
-    def read_meta(self) -> QueueMeta:
-        """The description as it is now: a provider that started later may have widened the limits."""
-        ...
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Hold the queue's lock; raises if this is no longer the queue that was opened."""
-        ...
-
-    def check_same(self) -> None:
-        """Raise if the queue was removed, or purged and created again, since it was opened."""
-        ...
-
+    @abstractmethod
     def publish(self, buffers: Iterable[Buffer], provider: str) -> int:
         """Append a batch and return its number. Once this returns, a kill loses nothing."""
-        ...
 
+    @abstractmethod
     def has(self, number: int) -> bool:
         """Whether a number was published and its batch is still there. Cheap."""
-        ...
 
+    @abstractmethod
     def read(self, number: int, allocate: Allocate | None = None) -> mmap.mmap | Array:
         """The bytes of a batch, writable without changing the queue; in memory of ``allocate`` if given.
 
         A missing batch is a ``FileNotFoundError``.
         """
-        ...
 
+    @abstractmethod
     def metadata(self, number: int, *, strict: bool = False) -> BatchMetadata | None:
         """What the batch of a number says about itself; None if it is missing or corrupt.
 
         Where storage fails, ``strict`` raises and otherwise the answer is None too.
         """
-        ...
 
+    @abstractmethod
     def name_of(self, number: int) -> str:
         """The batch of a number, for messages."""
-        ...
 
+    @abstractmethod
     def published_at(self, number: int) -> float | None:
         """When a batch was published, as a time stamp; None if it is gone."""
-        ...
 
+    @abstractmethod
     def numbers(self) -> list[int]:
         """The numbers whose batches are there, in order. Costs a listing."""
-        ...
 
-    def n_bytes(self) -> int:
-        """How many bytes the batches take that are not done. Costs a listing."""
-        ...
-
-    def free_bytes(self) -> int:
-        """How many bytes of storage are left."""
-        ...
-
+    @abstractmethod
     def next_number(self) -> int:
         """The next number, seldom too low, never too high."""
-        ...
 
-    def has_published(self, position: int) -> bool:
-        """Whether everything below a position was published."""
-        ...
 
-    def check_done(self, position: int) -> None:
-        """Raise if not everything below a position was published, where a mark says that it is done."""
-        ...
+class Watermark(Protocol):
+    """How far batches are done."""
 
+    @abstractmethod
     def consumed(self) -> Consumed:
         """The watermark and the counters below it."""
-        ...
 
+    @abstractmethod
     def raise_watermark(self, watermark: int, known: Mapping[int, BatchMetadata] | None = None) -> range:
         """Everything below ``watermark`` is done. The numbers that became done, to be deleted now.
 
         ``known`` is the metadata that the caller has read already.
         """
-        ...
 
+    @abstractmethod
     def delete(self, numbers: Iterable[int]) -> None:
         """Delete batches below the watermark; what cannot be deleted is left to ``delete_done``."""
-        ...
 
-    def delete_done(self) -> None:
-        """Delete everything below the watermark that a killed process left."""
-        ...
 
-    def removed(self) -> range:
-        """The numbers from the watermark on that were removed from outside, all of them. The lock is held."""
-        ...
+class Storage(Protocol):
+    """Space."""
 
-    def skip_removed(self) -> None:
-        """Raise the watermark over what was removed from outside, with a warning."""
-        ...
+    @abstractmethod
+    def n_bytes(self) -> int:
+        """How many bytes the batches take that are not done. Costs a listing."""
 
-    def recover(self) -> None:
-        """Clean up after killed processes and power cuts; called by each provider that starts."""
-        ...
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """How many bytes of storage are left."""
 
     def release_space(self) -> None:
         """Free storage that is only kept for speed."""
-        ...
+        return
 
+
+class Repairs(Protocol):
+    """What goes wrong with batches."""
+
+    @abstractmethod
+    def recover(self) -> None:
+        """Clean up after killed processes and power cuts; called by each provider that starts."""
+
+    @abstractmethod
     def write_tombstone(self, number: int, reason: str) -> None:
         """Replace a corrupt or lost batch by a tombstone, which keeps its number."""
-        ...
 
+    @abstractmethod
     def tombstone_place(self, number: int) -> str:
         """Where a corrupt batch is kept with the reason, for messages."""
-        ...
 
+    @abstractmethod
     def dead(self) -> list[float]:
         """When each batch that is corrupt or lost was replaced, as time stamps."""
-        ...
 
+    def quarantined(self) -> list[float]:
+        """When the guard of a provider rejected rows of a batch, as time stamps."""
+        return []
+
+    def removed(self) -> range:
+        """The numbers from the watermark on that were removed from outside, all of them."""
+        return range(0)
+
+    def skip_removed(self) -> None:
+        """Raise the watermark over what was removed from outside, with a warning."""
+        return
+
+
+class Log(Batches, Watermark, Storage, Repairs, Protocol):
+    """The queue of one split. Any number may be open, in any thread or process that the transport reaches."""
+
+    place: str
+    """Where the queue is, for messages."""
+    split: str
+    meta: QueueMeta
+    """The description of the queue as it was when this was opened."""
+    marks: Marks
+    providers: Providers
+
+    @abstractmethod
+    def read_meta(self) -> QueueMeta:
+        """The description as it is now: a provider that started later may have widened the limits."""
+
+    @abstractmethod
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the queue's lock; raises if this is no longer the queue that was opened."""
+
+    @abstractmethod
+    def check_same(self) -> None:
+        """Raise if the queue was removed, or purged and created again, since it was opened."""
+
+    @abstractmethod
     def waker(self) -> Waker:
-        """A new waker, for the logs of this transport."""
-        ...
-
-    def wake(self, waker: Waker, marks: str | None = None) -> None:
-        """Wake ``waker`` when batches come or go, and with ``marks`` when those of an attempt change."""
-        ...
+        """A new waker for queues of this place; it watches none yet."""
 
     def close(self) -> None:
-        """Close open files."""
-        ...
+        """Release what is open."""
+        return
+
+    # -- what follows from the rest
+
+    def end(self) -> int:
+        """The number after the newest, from the batches themselves. Costs a listing."""
+        return max([self.consumed().watermark, *(number + 1 for number in self.numbers()[-1:])])
+
+    def has_published(self, position: int) -> bool:
+        """Whether everything below a position was published."""
+        return position <= self.next_number() or position <= self.end()
+
+    def check_published(self, position: int) -> None:
+        """Raise if not everything below a position was published, where a mark says that it is done."""
+        if not self.has_published(position):
+            raise CorruptDataError(
+                f"{self.place}: a mark says that everything below {position:,} is done, but the log ends at "
+                f"{self.end():,}; purge the queue, or in a directory remove its marks and resume from a checkpoint"
+            )
+
+    def meta_with(self, newest: QueueMeta) -> QueueMeta:
+        """What the description becomes for another provider; ``StaleSchema`` if this still holds other batches."""
+        if self.meta.fingerprint == newest.fingerprint:
+            return self.meta.updated(newest, self.place)
+        watermark = self.consumed().watermark
+        n_waiting = sum(1 for number in self.numbers() if number >= watermark)
+        if n_waiting:
+            raise StaleSchema(
+                f"{self.place}: holds {n_waiting:,} batches of fingerprint {self.meta.fingerprint}, this provider "
+                f"makes {newest.fingerprint}; let the trainer read them, or discard them: "
+                f"poolish queue purge {self.place}"
+            )
+        self.meta.check_content(newest.content, self.place)
+        return newest
+
+    def delete_done(self) -> None:
+        """Delete everything below the watermark that a killed process left."""
+        watermark = self.consumed().watermark
+        self.delete(number for number in self.numbers() if number < watermark)
 
 
 class Place(Protocol):
-    """An address at which every split has a queue."""
+    """An address at which every split has a queue; ``str(place)`` is the address."""
 
+    @abstractmethod
     def splits(self) -> list[str]:
         """The splits that have a queue, sorted."""
-        ...
 
+    @abstractmethod
     def name_of(self, split: str) -> str:
         """Where the queue of a split is, for messages."""
-        ...
 
+    @abstractmethod
     def meta(self, split: str) -> QueueMeta:
         """The description of a split's queue; ``QueueNotFound`` if there is none."""
-        ...
 
+    @abstractmethod
     def open(self, split: str, *, read_only: bool = False) -> Log:
         """Open a split's queue; ``QueueNotFound`` if there is none."""
-        ...
 
+    @abstractmethod
     def create(self, split: str, meta: QueueMeta) -> Log:
         """Open the queue for batches as ``meta`` describes them, or create it; ``StaleSchema`` if it holds others."""
-        ...
 
+    @abstractmethod
     def purge(self, split: str) -> int:
         """Discard a split's queue in one step; how many batches went. Running processes notice."""
-        ...
-
-
-def highest_counters(before: Mapping[str, int], batches: Iterable[BatchMetadata | None]) -> dict[str, int]:
-    """The highest counter of each provider, with those of more batches."""
-    counters = dict(before)
-    for batch in batches:
-        if batch is not None and batch.provider:
-            counters[batch.provider] = max(batch.counter, counters.get(batch.provider, 0))
-    return counters

@@ -1,5 +1,6 @@
-"""What ranks and providers write beside the log of a queue directory: one lock and one small file each.
+"""The small files beside the log of a queue directory: its description, and what ranks and providers write.
 
+meta.json                            the description of the queue
 run.json, marks/<attempt>/<rank>     the newest attempt, and how far each of its ranks has read
 marks/<rank>.lock                    held while the rank is alive
 providers/<name>.json, .lock         a provider's record; the lock is held while it is alive
@@ -16,13 +17,49 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from poolish.errors import CorruptDataError, StoreLocked
+from poolish.errors import CorruptDataError, QueueError, StoreLocked
 from poolish.files import Lock, check_name, open_regular, raising_store_full
 from poolish.files.state_files import ChecksummedCounters, read_checksummed_json, write_checksummed_json
-from poolish.transports.protocols import ProviderRecord
+from poolish.transports.meta import QueueMeta, not_found
+from poolish.transports.protocols import Marks, ProviderRecord, Providers
+
+META_FILE = "meta.json"
 
 
-class DirectoryMarks:
+def write_meta(queue: Path, meta: QueueMeta) -> None:
+    """Publish the description of a queue."""
+    write_checksummed_json(queue / META_FILE, meta.to_record(), durable=meta.is_durable)
+
+
+def read_meta(queue: Path) -> QueueMeta:
+    """The description in a queue's directory; ``QueueNotFound`` if there is none."""
+    path = queue / META_FILE
+    try:
+        return QueueMeta.from_record(read_checksummed_json(path), str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise not_found(str(queue)) from None
+
+
+class raising_queue_missing:
+    """Raise that the queue at ``place`` is gone where a file of it is missing. A class: a generator costs 2 us."""
+
+    __slots__ = ("_place",)
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, FileNotFoundError) and not isinstance(error, QueueError):
+            raise QueueError(
+                f"{self._place}: the queue was removed meanwhile ({error.filename} is missing); "
+                "start `poolish prepare CONFIG` again, then the trainer"
+            ) from error
+
+
+class DirectoryMarks(Marks):
     """``Marks`` of a queue directory."""
 
     def __init__(self, queue: Path) -> None:
@@ -64,7 +101,7 @@ class DirectoryMarks:
         return sorted(int(lock.stem) for lock in locks if is_held(lock))
 
 
-class DirectoryProviders:
+class DirectoryProviders(Providers):
     """``Providers`` of a queue directory."""
 
     def __init__(self, queue: Path) -> None:

@@ -16,24 +16,34 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from poolish.transports.protocols import Waker
+
 _POLL_S = 0.002
 
 _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _DELETE_SELF, _MOVE_SELF = 2, 0x40, 0x80, 0x100, 0x200, 0x400, 0x800
 _EVENTS = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF | _MOVE_SELF
 
 
-class DirectoryWaker:
-    """``Waker`` of directories: ``add`` first, then check the files, then ``wait``, then check again.
+class DirectoryWaker(Waker):
+    """``Waker`` of the queues in a directory: ``watch`` first, then check the files, then ``wait``, then check again.
 
-    >>> with DirectoryWaker() as waker:
-    ...     waker.add(folder)
-    ...     waker.wait(0.001)
-    ...     waker.wait(60) if (folder / "batch").write_bytes(b"rows") else None
+    >>> split = folder / "train"
+    >>> split.mkdir()
+    >>> waker = DirectoryWaker(folder)
+    >>> waker.watch("train")
+    >>> waker.wait(0.001)
+    >>> waker.wait(60) if (split / "batch").write_bytes(b"rows") else None
+    >>> waker.close()
     """
 
-    def __init__(self) -> None:
-        self._fd = _start()
+    def __init__(self, place: Path) -> None:
+        self._place, self._fd = place, _start()
         self._is_watching = False
+
+    def watch(self, split: str, marks: str | None = None) -> None:
+        self.add(self._place / split)
+        if marks is not None:
+            self.add(self._place / split / "marks" / marks)
 
     def add(self, directory: Path) -> None:
         """Watch a directory too; a missing one is left out, and may be added again later."""
@@ -43,7 +53,6 @@ class DirectoryWaker:
             self._is_watching |= added >= 0
 
     def wait(self, timeout_s: float) -> None:
-        """Return when something has changed since the last wait, or when the time is over."""
         if self._fd < 0 or not self._is_watching:
             time.sleep(min(timeout_s, _POLL_S))
             return
@@ -57,16 +66,9 @@ class DirectoryWaker:
                 pass
 
     def close(self) -> None:
-        """Stop watching."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def __enter__(self) -> DirectoryWaker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _start() -> int:
