@@ -60,7 +60,7 @@ SLOW_MODULES = {
     *(
         "test_directories",
         "test_distributions",
-        "test_discovery",
+        "test_workspace",
         "test_window_dataset",
         "test_memmap_buffer",
         "test_breaks",

@@ -340,7 +340,7 @@ MUTANTS = (
     ),
     _queue(
         "Q7",
-        "serve/progress",
+        "serve/ranks",
         "min(numbers[1] for numbers in found)",
         "max(numbers[1] for numbers in found)",
         "exactly_once.py::test_no_batch_is_removed_that_a_rank_is_not_done_with",

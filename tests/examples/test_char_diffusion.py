@@ -24,7 +24,7 @@ import pytest
 from poolish import DataProviderBase, DatasetConsumer
 from poolish.errors import ConfigError
 from poolish.serve import SharedConfig, load_config
-from poolish.serve.discovery import find_provider
+from poolish.serve.workspace import find_provider
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "char_diffusion"
 DATASET = EXAMPLE / "data" / "char_diffusion"

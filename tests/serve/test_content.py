@@ -15,7 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from poolish import DataProviderBase, DatasetBuffer, DatasetConsumer, DatasetProvider, StreamStore
 from poolish.errors import ConfigError, CorruptDataError, SchemaError, StaleSchema
-from poolish.files.state_files import SLOT_BYTES, DoubleBufferedJson, read_checksummed_json, write_checksummed_json
+from poolish.files.checksums import SLOT_BYTES, DoubleBufferedJson, read_checksummed_json, write_checksummed_json
 from poolish.load import CompositeDataset, SubsettedDataset, TextDataset, TransformedDataset
 from poolish.serve import dataset_provider, purge_queue, queue_status
 from poolish.serve.inspection import verify_queue

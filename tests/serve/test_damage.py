@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.errors import CorruptDataError, LimitExceeded, PoolishError, QueueError
-from poolish.files.state_files import SLOT_BYTES
+from poolish.files.checksums import SLOT_BYTES
 from poolish.serve import purge_queue, queue_status, verify_queue
 from poolish.transports.batch_file import BatchMetadata, decode, encode, read_file, read_metadata
 from poolish.transports.log import DirectoryLog

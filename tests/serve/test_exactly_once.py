@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from poolish.errors import QueueError, ResumeError, Starved, StoreFull, StoreLocked
 from poolish.files import read_json, write_json
-from poolish.serve import progress, purge_queue, reader
+from poolish.serve import purge_queue, ranks, reader
 from poolish.transports.log import DirectoryLog
 from tests.effort import times
 from tests.faults import die, ended, fork, in_child, wait_until
@@ -423,7 +423,7 @@ def test_a_state_of_a_queue_that_was_purged_is_refused(path):
 
 def test_a_rank_is_one_process(path, monkeypatch):
     """A second reader of the same rank would train everything twice: it is refused, until the first is gone."""
-    monkeypatch.setattr(progress, "_TAKE_OVER_S", 0.02)
+    monkeypatch.setattr(ranks, "_TAKE_OVER_S", 0.02)
     publish(path, 4)
     with consumer(path, rank=1, world_size=2) as first:
         take(first)
@@ -437,7 +437,7 @@ def test_a_rank_is_one_process(path, monkeypatch):
 
 def test_a_rank_left_over_from_a_larger_world_keeps_a_new_run_from_starting(path, monkeypatch):
     """Both would train the same batches: the new run is refused and the error names the rank, until that has ended."""
-    monkeypatch.setattr(progress, "_TAKE_OVER_S", 0.02)
+    monkeypatch.setattr(ranks, "_TAKE_OVER_S", 0.02)
     publish(path, 6)
     with ExitStack() as stack:
         for rank in (1, 3):

@@ -18,7 +18,7 @@ import pytest
 import xxhash
 
 from poolish.errors import CorruptDataError
-from poolish.serve import DataProviderBase, progress, queue_status, verify_queue
+from poolish.serve import DataProviderBase, queue_status, ranks, verify_queue
 from poolish.transports import meta as meta_module
 from poolish.transports.batch_file import BatchMetadata, decode, encode
 from tests.serve.damage import consumer
@@ -54,7 +54,7 @@ def record(path: Path) -> Path:
         for _ in range(4):
             provider.publish("train")
     with pytest.MonkeyPatch.context() as patch, consumer(path, run="letters") as reading:
-        patch.setattr(progress, "secrets", SimpleNamespace(token_hex=lambda _: NAME))
+        patch.setattr(ranks, "secrets", SimpleNamespace(token_hex=lambda _: NAME))
         reading.get_batch()
     return path / "queue" / "train"
 

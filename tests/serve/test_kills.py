@@ -15,7 +15,7 @@ import pytest
 
 from poolish.errors import QueueError, QueueNotFound, ResumeError
 from poolish.files import write_json
-from poolish.files.state_files import ChecksummedCounters
+from poolish.files.checksums import ChecksummedCounters
 from poolish.serve import producer, purge_queue
 from poolish.transports.log import DirectoryLog
 from tests.effort import times

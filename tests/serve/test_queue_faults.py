@@ -65,7 +65,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits ten seconds for a lock, or for another rank, that will not come."""
-    monkeypatch.setattr("poolish.serve.progress._TAKE_OVER_S", 0.3, raising=False)
+    monkeypatch.setattr("poolish.serve.ranks._TAKE_OVER_S", 0.3, raising=False)
     monkeypatch.setattr("poolish.serve.reader._FOR_RANK_0_S", 0.3, raising=False)
 
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from poolish import DatasetConsumer
 from poolish.errors import ConfigError, QueueError, ResumeError, StoreLocked
 from poolish.files import Lock
-from poolish.files.state_files import ChecksummedCounters, write_checksummed_json
-from poolish.serve import progress, queue_status
-from poolish.serve.assignment import Assignment
+from poolish.files.checksums import ChecksummedCounters, write_checksummed_json
+from poolish.serve import queue_status, ranks
+from poolish.serve.ranks import Assignment
 from poolish.transports.log import DirectoryLog
 from tests.effort import times
 from tests.faults import ended, fork, kill
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("few_together")
 @pytest.fixture
 def impatient(monkeypatch):
     """What is refused after a while is refused soon."""
-    monkeypatch.setattr(progress, "_TAKE_OVER_S", 0.05)
+    monkeypatch.setattr(ranks, "_TAKE_OVER_S", 0.05)
 
 
 def killed(reader: DatasetConsumer) -> None:
@@ -371,7 +371,7 @@ def test_killed_at_random_alone_or_together_ranks_get_each_batch_by_the_rule(pat
     assert set(numbers) <= set(range(n_batches))
     assert (repeated == 0 and lost <= n_kills) if mode == "on_read" else (lost == 0 and repeated <= n_kills)
     with closing(DirectoryLog.open(path / "queue" / "train")) as log:
-        assert progress.rest(log).start == n_batches
+        assert ranks.rest(log).start == n_batches
 
 
 def test_queues_are_no_place_for_urls(tmp_path: Path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from poolish import StreamStore
 from poolish.errors import PoolishError
-from poolish.files.state_files import json_checksum
+from poolish.files.checksums import json_checksum
 from poolish.testing import Canary
 
 

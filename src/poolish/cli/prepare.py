@@ -45,7 +45,7 @@ class Task:
     def provider(self, config: SharedConfig, worker: int) -> DataProviderBase:
         """The provider that one worker runs."""
         from poolish.serve import DataProviderBase
-        from poolish.serve.discovery import find_provider
+        from poolish.serve.workspace import find_provider
 
         found: DataProviderBase = find_provider(config, DataProviderBase)(config, name=f"{self.name}{worker}")
         return found

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from poolish.errors import ConfigError, QueueError, ResumeError, Starved
 from poolish.files import check_name
-from poolish.files.state_files import MAX_COUNTER
+from poolish.files.checksums import MAX_COUNTER
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.printable import printable
 from poolish.runs import run_id
-from poolish.schema import readable
-from poolish.serve.assignment import Assignment
 from poolish.serve.inspection import health_at
+from poolish.serve.ranks import Assignment
 from poolish.serve.reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.reading_ahead import CudaStage, ReadingAhead
 from poolish.torch_bridge import from_array
 from poolish.transports import Place, has_transport, place_to_read
+from poolish.transports.batch_file import numpy_columns
 from poolish.transports.meta import QueueMeta, not_found
 
 if TYPE_CHECKING:
@@ -100,8 +100,10 @@ class DatasetConsumer:
         self.device = _device(device, output)
         is_cuda = self.device is not None and self.device.type == "cuda"
         self.prefetch = _prefetch(prefetch, _AHEAD_ON_CUDA if is_cuda else 0)
-        self._stage = CudaStage(self.device) if is_cuda else None
-        self._deleting = ThreadPoolExecutor(1, "poolish-delete") if self.prefetch else None
+        self._is_ahead = self.prefetch > 0
+        self._stage = CudaStage(self.device, keeps_columns=guard is not None) if is_cuda else None
+        self._arrays_of = _arrays_of(self._stage, output, self.device)
+        self._deleting = ThreadPoolExecutor(1, "poolish-delete") if self._is_ahead else None
         self._readers: dict[str, SplitReader] = {}
         self._ahead: dict[str, ReadingAhead] = {}
         self._lock = threading.RLock()
@@ -139,52 +141,21 @@ class DatasetConsumer:
             reader = self._reader(split)
             if not reader.has_begun:
                 reader.begin(self._run_id())
-            reader.asked()
-            if self._guard is not None:
-                return self._next_guarded(split, reader, self._guard)
-            batch, made = self._ahead_of(split).take(self.timeout_s) if self.prefetch else self._read(reader)
-            given = _as_pair(self._given(batch, made))
-            reader.handed_out(batch)
-            if self.prefetch:
-                self._ahead[split].fill()
-            return given
-
-    def _next_guarded(self, split: str, reader: SplitReader, guard: ConsumerGuard) -> Any:
-        """The same, but batches that the guard leaves out are done with and not handed out."""
-        while True:
-            batch, made = self._ahead_of(split).take(self.timeout_s) if self.prefetch else self._read(reader)
-            columns = batch.columns
-            if self._stage is not None:  # the memory of the batch may be another's by now
-                columns, made = made
-            kept = guard.kept(columns, f"{reader.log.place}, batch {batch.number}", split)
-            given = self._given(batch, made)
-            reader.handed_out(batch)
-            if self.prefetch:
-                self._ahead[split].fill()
-            if kept is None:
-                return _as_pair(given)
-            reader.n_dropped += len(kept) - int(kept.sum())
-            if kept.any():
-                return _as_pair(_guarding().chosen(given, kept))
-            reader.n_skipped += 1
-            reader.asked()
-
-    def _read(self, reader: SplitReader) -> tuple[Batch, Any]:
-        number = reader.number()
-        reader.wait(number, self.timeout_s, reader.waker, on_idle=reader.delete_acknowledged)
-        return reader.read(number), None
-
-    def _given(self, batch: Batch, made: Any) -> dict[str, Any]:
-        arrays: dict[str, Any]
-        if self.output == "numpy":
-            arrays = {name: readable(array, dtype) for name, (dtype, array) in batch.columns.items()}
-        elif self._stage is not None:
-            arrays = self._stage.finish(made)
-        else:
-            arrays = {name: from_array(array, dtype) for name, (dtype, array) in batch.columns.items()}
-            if self.device is not None:
-                arrays = {name: tensor.to(self.device) for name, tensor in arrays.items()}
-        return arrays
+            source = self._ahead_of(split) if self._is_ahead else reader
+            while True:
+                reader.asked()
+                batch, made = source.take(self.timeout_s)
+                kept = None
+                if self._guard is not None:
+                    kept = self._guard.kept(batch.columns, f"{reader.log.place}, batch {batch.number}", split)
+                arrays = self._arrays_of(batch, made)
+                source.handed_out(batch)
+                if kept is None:
+                    return _as_pair(arrays)
+                reader.n_dropped += len(kept) - int(kept.sum())
+                if kept.any():
+                    return _as_pair(_guarding().chosen(arrays, kept))
+                reader.n_skipped += 1  # the guard leaves it out: it is done with, and not handed out
 
     # -- what the batches are
 
@@ -336,14 +307,7 @@ class DatasetConsumer:
 
     def _ahead_of(self, split: str) -> ReadingAhead:
         if split not in self._ahead:
-            stage = self._stage
-            reader = self._readers[split]
-            if stage is None:
-                self._ahead[split] = ReadingAhead(reader, self.prefetch, lambda batch: None)
-            elif self._guard is not None:
-                self._ahead[split] = ReadingAhead(reader, self.prefetch, _copied_before(stage.begin), stage.allocate)
-            else:
-                self._ahead[split] = ReadingAhead(reader, self.prefetch, stage.begin, stage.allocate)
+            self._ahead[split] = ReadingAhead(self._readers[split], self.prefetch, self._stage)
         return self._ahead[split]
 
     def _meta(self, split: str) -> QueueMeta:
@@ -370,14 +334,17 @@ def _as_pair(arrays: dict[str, Any]) -> Any:
     return (arrays["x"], arrays["y"]) if list(arrays) == ["x", "y"] else arrays
 
 
-def _copied_before(begin: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
-    """A stage that also keeps the columns for a guard: the memory is used again once it is on the device."""
-
-    def copied(batch: Batch) -> Any:
-        columns = {name: (dtype, array.copy()) for name, (dtype, array) in batch.columns.items()}
-        return columns, begin(batch)
-
-    return copied
+def _arrays_of(stage: CudaStage | None, output: str, device: Any) -> Callable[[Batch, Any], dict[str, Any]]:
+    """The function that turns a batch, and what its stage made of it, into what the trainer gets."""
+    if stage is not None:
+        return lambda batch, made: stage.finish(made)
+    if output == "numpy":
+        return lambda batch, _: numpy_columns(batch.columns)
+    if device is None:
+        return lambda batch, _: {name: from_array(array, dtype) for name, (dtype, array) in batch.columns.items()}
+    return lambda batch, _: {
+        name: from_array(array, dtype).to(device) for name, (dtype, array) in batch.columns.items()
+    }
 
 
 def _guard(guard: Guard, rank: int, world_size: int) -> ConsumerGuard:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from poolish.errors import ConfigError, QueueError, SchemaError, StoreFull, StoreLocked
 from poolish.files import check_name
-from poolish.serve.progress import AttemptProgress
+from poolish.serve.ranks import AttemptProgress
 from poolish.transports.batch_file import BatchMetadata, Columns, encode
 from poolish.transports.protocols import Log, ProviderRecord, Waker
 

@@ -16,13 +16,12 @@ import mmap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, StaleSchema, Starved, StoreFull
-from poolish.serve.assignment import Assignment
-from poolish.serve.progress import RankProgress, rest
+from poolish.serve.ranks import Assignment, RankProgress, rest
 from poolish.transports.batch_file import LOST, Allocate, Array, BatchMetadata, BatchValidator, as_bytes, decode
 from poolish.transports.protocols import Log, Waker
 
@@ -56,6 +55,10 @@ class Batch(NamedTuple):
     data: mmap.mmap | Array
     n_bytes: int
     kept: Array | None = None
+
+
+#: A batch, and what its stage made of it.
+Staged = tuple[Batch, Any]
 
 
 class SplitReader:
@@ -175,6 +178,12 @@ class SplitReader:
         """The next batch is requested: the step on the last one is over."""
         if self._acknowledge == "on_step" and self._done < self.position:
             self._set_done(self.position, self.position)
+
+    def take(self, timeout_s: float | None) -> Staged:
+        """Wait for the next batch, and read it."""
+        number = self.number()
+        self.wait(number, timeout_s, self.waker, on_idle=self.delete_acknowledged)
+        return self.read(number), None
 
     def handed_out(self, batch: Batch) -> None:
         """The arrays of a batch go to the trainer."""

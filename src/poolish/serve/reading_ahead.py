@@ -7,32 +7,25 @@ ahead does not hand out: the position moves only when the trainer gets the batch
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
 
 import numpy as np
 
 from poolish.prefetch import Prefetcher, Workers
-from poolish.serve.reader import IDLE_S, Batch, SplitReader
+from poolish.serve.reader import IDLE_S, Batch, SplitReader, Staged
 from poolish.torch_bridge import DeviceStage, PinnedMemory, from_array, view_of
-from poolish.transports.batch_file import Allocate
 from poolish.transports.protocols import Waker
 
 _MAX_THREADS = 16  # to copy and check 64 MiB takes a thread 28 ms, beside a GPU that wants one every 5
 _STEP_S = 0.05  # how long ``forget`` and ``close`` may wait for a thread that waits for a batch
 
-#: A batch, and what its stage made of it.
-Staged = tuple[Batch, Any]
-
 
 class ReadingAhead:
     """Up to ``depth`` batches of one split, read, verified and staged by threads."""
 
-    def __init__(
-        self, reader: SplitReader, depth: int, stage: Callable[[Batch], Any], allocate: Allocate | None = None
-    ) -> None:
-        self._reader, self._depth, self._stage, self._allocate = reader, depth, stage, allocate
+    def __init__(self, reader: SplitReader, depth: int, stage: CudaStage | None) -> None:
+        self._reader, self._depth, self._stage = reader, depth, stage
         self._workers = Workers(min(depth, _MAX_THREADS), name="poolish-read")
         self._ahead: Prefetcher[int, int, Staged, Staged] | None = None
         self._is_over = threading.Event()
@@ -55,8 +48,9 @@ class ReadingAhead:
             self.forget()
             raise
 
-    def fill(self) -> None:
-        """Begin to read the next batches, up to ``depth``."""
+    def handed_out(self, batch: Batch) -> None:
+        """The arrays of a batch go to the trainer: begin to read the next ones, up to ``depth``."""
+        self._reader.handed_out(batch)
         self._begun()
 
     def forget(self) -> None:
@@ -95,8 +89,9 @@ class ReadingAhead:
         self._reader.wait(number, None, self._waker(), is_over=is_over.is_set, step_s=_STEP_S)
         if is_over.is_set():
             raise CancelledError  # its task was dropped
-        batch = self._reader.read(number, self._allocate)
-        return batch, self._stage(batch)
+        if self._stage is None:
+            return self._reader.read(number), None
+        return self._stage.begin(self._reader.read(number, self._stage.allocate))
 
     def _waker(self) -> Waker:
         """Return this thread's own waker."""
@@ -108,20 +103,29 @@ class ReadingAhead:
 
 
 class CudaStage:
-    """Copies batches to a CUDA device: one copy carries the whole batch, and its tensors are views of it."""
+    """Copies batches to a CUDA device: one copy carries the whole batch, and its tensors are views of it.
 
-    def __init__(self, device: Any) -> None:
+    ``keeps_columns``: its arrays stay readable on the CPU too, for a guard.
+    """
+
+    def __init__(self, device: Any, *, keeps_columns: bool) -> None:
         self._stage, self._pinned = DeviceStage(device, pin=False), PinnedMemory()
+        self._keeps_columns = keeps_columns
         self.allocate = self._pinned.take
 
-    def begin(self, batch: Batch) -> tuple[Batch, Any]:
+    def begin(self, batch: Batch) -> Staged:
         """Start copying a batch that was read into memory of ``allocate``."""
         assert isinstance(batch.data, np.ndarray)
+        kept = batch
+        if self._keeps_columns:  # before its memory is another batch's
+            kept = batch._replace(
+                columns={name: (dtype, array.copy()) for name, (dtype, array) in batch.columns.items()}
+            )
         staged = self._stage.begin(from_array(batch.data))
         self._pinned.give_back(batch.data, staged[1])
-        return batch, staged
+        return kept, (batch, staged)
 
-    def finish(self, begun: tuple[Batch, Any]) -> dict[str, Any]:
+    def finish(self, begun: Any) -> dict[str, Any]:
         """Return the tensors on the device, for use on the current stream."""
         batch, staged = begun
         assert isinstance(batch.data, np.ndarray)

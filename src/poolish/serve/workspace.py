@@ -1,4 +1,4 @@
-"""A workspace, the folder in which ``poolish prepare`` and a trainer run: its layout, its files, and making a new one.
+"""A workspace, the folder in which ``poolish prepare`` and a trainer run: its files, its provider, and making one.
 
 <workspace>/
   config/validator.py                  checks of its own, optional
@@ -36,9 +36,12 @@ from importlib.machinery import ModuleSpec
 from importlib.util import decode_source, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from poolish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from poolish.serve.config import SharedConfig
 
 PROVIDER_FILE = "prepare_streaming.py"
 
@@ -265,6 +268,79 @@ def _line(error: Exception, path: Path) -> str:
         return f", line {error.lineno}"
     lines = [n for frame, n in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
+
+
+# Finding the provider -----------------------------------------------------------------------------------------
+#
+# The settings of the shared config are globals of ``prepare_streaming.py`` before its first line runs, so a provider
+# may use ``mask_probability`` as if it were defined there.
+
+
+def find_provider(config: SharedConfig, base: type[Any]) -> type[Any]:
+    """The provider class of the config's dataset: the one named ``Provider``, else the only subclass of ``base``.
+
+    The file may import its neighbours. It is run only if the user or root owns it and not everyone may write to it.
+    An error in it keeps its type and gains a note with the place, and no trace of the module is left.
+
+    >>> from poolish.serve.config import load_config
+    >>> char = folder / "data" / "char"
+    >>> char.mkdir(parents=True)
+    >>> _ = (char / "prepare_streaming.py").write_text("class CharProvider(dict):\\n    size = block_size")
+    >>> _ = (folder / "config.toml").write_text('dataset = "char"\\nbatch_size = 4\\nblock_size = 8')
+    >>> provider = find_provider(load_config(folder / "config.toml"), dict)
+    >>> provider.__name__, provider.size
+    ('CharProvider', 8)
+    """
+    path = _provider_file(config, base)
+    with _importable(path.parent):
+        module = run_source(path, read_source(path), f"poolish_provider_{config.dataset}", config.names())
+    return _choose(module, path, base)
+
+
+def _provider_file(config: SharedConfig, base: type[Any]) -> Path:
+    folder = config.dataset_path
+    if not folder.is_dir():
+        raise ConfigError(no_such_dataset(config.dataset, [folder.parent.parent]))
+    path = folder / PROVIDER_FILE
+    if not path.exists():
+        raise ConfigError(f"{path}: not found; write it, with a subclass of {base.__name__} that samples the batches")
+    return path
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        # The file may have changed the list itself.
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+
+
+def _choose(module: ModuleType, path: Path, base: type[Any]) -> type[Any]:
+    if hasattr(module, "Provider"):
+        return _check_named(module.Provider, path, base)
+    # A class that was only imported has another home.
+    found = {
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
+    }
+    if not found:
+        raise ConfigError(f"{path}: defines no subclass of {base.__name__}; write one, or import one as Provider")
+    if len(found) > 1:
+        names = ", ".join(sorted(provider.__name__ for provider in found))
+        raise ConfigError(
+            f"{path}: defines {len(found)} subclasses of {base.__name__} ({names}); name one of them Provider"
+        )
+    return found.pop()
+
+
+def _check_named(provider: object, path: Path, base: type[Any]) -> type[Any]:
+    if isinstance(provider, type) and issubclass(provider, base) and provider is not base:
+        return provider
+    raise ConfigError(f"{path}: Provider must subclass {base.__name__}, got {provider!r}; rename one of them")
 
 
 # A new workspace ----------------------------------------------------------------------------------------------

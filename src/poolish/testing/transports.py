@@ -352,7 +352,7 @@ class TransportBehaviour:
 
     def test_a_rank_is_one_consumer(self, tmp_path: Path, monkeypatch: Any) -> None:
         """A second one of the same rank would train everything twice."""
-        monkeypatch.setattr("poolish.serve.progress._TAKE_OVER_S", 0.05)
+        monkeypatch.setattr("poolish.serve.ranks._TAKE_OVER_S", 0.05)
         address = self.address(tmp_path)
         fill(address)
         with consumer(address) as first, consumer(address) as second:

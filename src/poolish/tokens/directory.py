@@ -33,7 +33,7 @@ from uuid import UUID, uuid4
 
 from poolish.errors import ConfigError, CorruptDataError, StoreLocked
 from poolish.files import CHECKSUM, Lock, raising_store_full, read_json, sweep, sync_directory, write_json
-from poolish.files.state_files import json_checksum
+from poolish.files.checksums import json_checksum
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
 from poolish.tokens import branches
 from poolish.tokens.branches import Branches, BranchLog

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from poolish.errors import QueueError
 from poolish.files import Lock, local_path, raising_store_full
-from poolish.files.state_files import DoubleBufferedJson
+from poolish.files.checksums import DoubleBufferedJson
 from poolish.transports.log import LOCK_TIMEOUT_S, DirectoryLog, make_folders
 from poolish.transports.meta import QueueMeta, not_found
 from poolish.transports.protocols import Place

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from poolish.errors import CorruptDataError, QueueError
 from poolish.files import Lock, Partial, publish, raising_store_full, sweep, sync_directory, write_all, write_json
-from poolish.files.state_files import MAX_COUNTER, SLOT_BYTES, ChecksummedCounters, DoubleBufferedJson
+from poolish.files.checksums import MAX_COUNTER, SLOT_BYTES, ChecksummedCounters, DoubleBufferedJson
 from poolish.transports.batch_file import (
     COPIED_BYTES,
     LOST,
@@ -57,7 +57,6 @@ from poolish.transports.records import (
     DirectoryMarks,
     DirectoryProviders,
     modified_at,
-    raising_queue_missing,
     read_meta,
 )
 from poolish.transports.watch import DirectoryWaker
@@ -427,3 +426,22 @@ def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MAX_COUNTER:
         raise TypeError(f"{value!r} is no number")
     return value
+
+
+class raising_queue_missing:
+    """Raise that the queue at ``place`` is gone where a file of it is missing. A class: a generator costs 2 us."""
+
+    __slots__ = ("_place",)
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, FileNotFoundError) and not isinstance(error, QueueError):
+            raise QueueError(
+                f"{self._place}: the queue was removed meanwhile ({error.filename} is missing); "
+                "start `poolish prepare CONFIG` again, then the trainer"
+            ) from error

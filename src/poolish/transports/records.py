@@ -17,9 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from poolish.errors import CorruptDataError, QueueError, StoreLocked
+from poolish.errors import CorruptDataError, StoreLocked
 from poolish.files import Lock, check_name, open_regular, raising_store_full
-from poolish.files.state_files import ChecksummedCounters, read_checksummed_json, write_checksummed_json
+from poolish.files.checksums import ChecksummedCounters, read_checksummed_json, write_checksummed_json
 from poolish.transports.meta import QueueMeta, not_found
 from poolish.transports.protocols import Marks, ProviderRecord, Providers
 
@@ -38,25 +38,6 @@ def read_meta(queue: Path) -> QueueMeta:
         return QueueMeta.from_record(read_checksummed_json(path), str(path))
     except (FileNotFoundError, NotADirectoryError):
         raise not_found(str(queue)) from None
-
-
-class raising_queue_missing:
-    """Raise that the queue at ``place`` is gone where a file of it is missing. A class: a generator costs 2 us."""
-
-    __slots__ = ("_place",)
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, FileNotFoundError) and not isinstance(error, QueueError):
-            raise QueueError(
-                f"{self._place}: the queue was removed meanwhile ({error.filename} is missing); "
-                "start `poolish prepare CONFIG` again, then the trainer"
-            ) from error
 
 
 class DirectoryMarks(Marks):

@@ -15,9 +15,9 @@ import pytest
 
 from poolish.errors import ConfigError
 from poolish.serve.config import SharedConfig, load_config
-from poolish.serve.discovery import find_provider
+from poolish.serve.workspace import find_provider
 
-IMPORT = "from tests.serve.test_discovery import Base, Imported\n"
+IMPORT = "from tests.serve.test_workspace import Base, Imported\n"
 
 
 class Base:
@@ -45,7 +45,7 @@ def forget_providers() -> None:
 @pytest.fixture
 def base() -> type:
     """The base class as a provider's file imports it."""
-    return importlib.import_module("tests.serve.test_discovery").Base
+    return importlib.import_module("tests.serve.test_workspace").Base
 
 
 @pytest.fixture
