@@ -27,7 +27,8 @@ from poolish import DatasetBuffer
 from poolish.load import Loader
 from poolish.load.frozen import NumberedRows
 from poolish.load.order import NOTHING, Order
-from poolish.prefetch import Prefetcher, Workers
+from poolish.prefetch import Prefetcher
+from poolish.workers import Workers
 
 N_ROWS, WIDTH, BATCH = 200_000, 64, 256
 

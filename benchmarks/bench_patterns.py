@@ -28,7 +28,8 @@ from poolish.load.loader import Loader
 from poolish.load.views.composite import CompositeDataset
 from poolish.load.views.transformed import TransformedDataset
 from poolish.load.vision import ImageFolder
-from poolish.prefetch import Prefetcher, Workers
+from poolish.prefetch import Prefetcher
+from poolish.workers import Workers
 
 rng = np.random.default_rng(7)
 

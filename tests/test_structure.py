@@ -26,8 +26,8 @@ from tests.import_graph import ROOT, cycles, graph, imports, package_of, run_nod
 FLOORS: tuple[set[str], ...] = (
     {"printable"},
     {"concurrency", "errors", "fixed", "health"},
-    {"arguments", "kernels", "html", "prefetch", "torch_bridge"},
-    {"seeds", "files", "versions"},
+    {"arguments", "kernels", "html", "torch_bridge", "workers"},
+    {"seeds", "files", "prefetch", "versions"},
     {"schema", "runs", "fingerprints", "formats"},
     {"expressions", "columns"},
     {"guards"},

@@ -240,9 +240,9 @@ def test_a_batch_that_reads_well_the_second_time_is_not_buried(tmp_path: Path, m
     split = filled(tmp_path, 1)
     content = file_of(split, 0).read_bytes()
     spoiled = spoil(split, 0)
-    from poolish.serve import reader
+    from poolish.transports import batch_file
 
-    real, seen = reader.decode, []
+    real, seen = batch_file.decode, []
 
     def once_wrong(*arguments: Any, **options: Any) -> Any:
         try:
@@ -251,7 +251,7 @@ def test_a_batch_that_reads_well_the_second_time_is_not_buried(tmp_path: Path, m
             seen.append(1)
             file_of(split, 0).write_bytes(content)
 
-    monkeypatch.setattr(reader, "decode", once_wrong)
+    monkeypatch.setattr(batch_file, "decode", once_wrong)
     assert spoiled != content
     with consumer(tmp_path) as reading:
         assert take(reading, 1) == [0]

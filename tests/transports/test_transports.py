@@ -1,9 +1,12 @@
-"""The transports that poolish has pass the public suite, and the one in memory touches no file."""
+"""The transports pass the public suite, also where only values travel; the one in memory touches no file."""
 
 from __future__ import annotations
 
 import os
+import pickle
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,8 @@ from poolish import DatasetConsumer, DatasetProvider, Suite
 from poolish.errors import ConfigError, QueueNotFound
 from poolish.testing import TransportBehaviour
 from poolish.transports import memory, place_to_fill, register_transport
+from poolish.transports.memory import MemoryLog
+from poolish.transports.protocols import Watermark
 from tests.faults import SYSTEM_CALLS
 
 
@@ -26,6 +31,87 @@ class TestMemory(TransportBehaviour):
 
     def address(self, folder: Path) -> str:
         return f"memory://{folder.parent.name}-{folder.name}"
+
+
+class TestRemote(TransportBehaviour):
+    """Queues of another process, as far as values can tell: what is passed and returned is pickled on the way."""
+
+    @pytest.fixture(autouse=True)
+    def _registered(self, monkeypatch):
+        monkeypatch.setattr("poolish.transports._TRANSPORTS", {"remote": RemotePlace})
+
+    def address(self, folder: Path) -> str:
+        return f"remote://{folder.parent.name}-{folder.name}"
+
+
+class Remote:
+    """Calls an object of the transport in memory; its other objects stay where they are and are called the same way."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        return partial(self._call, found) if callable(found) else passed(found)
+
+    def __str__(self) -> str:
+        return str(self._target).replace("memory://", "remote://")
+
+    def _call(self, method: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return passed(method(*sent(arguments), **sent(options)))
+        except Exception as error:
+            raise sent(error) from None
+
+
+class RemoteLog(Remote):
+    """The log of a queue: its batches are bytes."""
+
+    def publish(self, buffers: Any, provider: str) -> int:
+        """Bytes travel, buffers do not."""
+        return self._call(self._target.publish, [b"".join(buffers)], provider)
+
+    def read(self, number: int, allocate: Any = None) -> Any:
+        """Memory is allocated on this side."""
+        data = self._call(self._target.read, number)
+        target = data if allocate is None else allocate(data.nbytes)
+        target[:] = data
+        return target
+
+    def delete(self, numbers: Any) -> None:
+        """A list travels, an iterator does not."""
+        self._call(self._target.delete, list(numbers))
+
+    def locked(self) -> Any:
+        """Held by the other side for this one."""
+        return self._target.locked()
+
+
+class RemotePlace(Remote):
+    """``remote://NAME`` is ``memory://NAME`` behind calls."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(memory.MemoryPlace(address.replace("remote://", "memory://")))
+
+
+def sent(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+def passed(value: Any) -> Any:
+    if isinstance(value, MemoryLog):
+        return RemoteLog(value)
+    return Remote(value) if type(value).__module__ == memory.__name__ else sent(value)
+
+
+def test_a_transport_that_lacks_a_method_cannot_be_made():
+    """It is named at once, and not by a queue that loses batches later."""
+
+    class Forgetful(MemoryLog):
+        raise_watermark = Watermark.raise_watermark
+
+    with pytest.raises(TypeError, match="raise_watermark"):
+        Forgetful(None)
 
 
 @pytest.fixture

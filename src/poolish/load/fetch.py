@@ -27,12 +27,13 @@ from poolish.load.batch import collate, empty_like, tensors
 from poolish.load.frozen import FrozenRows, Int64, SnapshotRows
 from poolish.load.planner import LoaderPosition, Plan, ReadRequest, StepPlanner
 from poolish.load.structures import nbytes
-from poolish.prefetch import Prefetcher, Workers
+from poolish.prefetch import Prefetcher
 from poolish.rows import DatasetBuffer
 from poolish.rows.access import gather_fn, number_rows, tensor_rows
 from poolish.rows.bridges import to_array, to_tensor
 from poolish.rows.snapshot import Snapshot
 from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype, readable
+from poolish.workers import Workers
 
 OUTPUTS = ("torch", "numpy", "arrow")
 

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from poolish.errors import ConfigError, QueueError, ResumeError, Starved
 from poolish.files import check_name
@@ -154,7 +155,8 @@ class DatasetConsumer:
                     return _as_pair(arrays)
                 reader.n_dropped += len(kept) - int(kept.sum())
                 if kept.any():
-                    return _as_pair(_guarding().chosen(arrays, kept))
+                    chosen = np.flatnonzero(kept)
+                    return _as_pair({name: array[chosen] for name, array in arrays.items()})
                 reader.n_skipped += 1  # the guard leaves it out: it is done with, and not handed out
 
     # -- what the batches are
@@ -348,19 +350,12 @@ def _arrays_of(stage: CudaStage | None, output: str, device: Any) -> Callable[[B
 
 
 def _guard(guard: Guard, rank: int, world_size: int) -> ConsumerGuard:
-    from poolish.guards.checks.guard import check_guard
+    from poolish.guards.checks.guard import check_guard  # half a second, only needed here
+    from poolish.serve.guarding import ConsumerGuard
 
     checked = check_guard(guard, "DatasetConsumer")
     assert checked is not None
-    made: ConsumerGuard = _guarding().ConsumerGuard(checked, rank, world_size)
-    return made
-
-
-@cache
-def _guarding() -> Any:
-    from poolish.serve import guarding
-
-    return guarding
+    return ConsumerGuard(checked, rank, world_size)
 
 
 def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -451,22 +446,12 @@ def _split_health(place: Place, split: str, reader: SplitReader | None) -> Healt
     if reader is None:
         return health
     counts = {"replaced": reader.n_replaced, "skipped": reader.n_skipped, "dropped_rows": reader.n_dropped}
-    waits = sorted(reader.waits.items())
-    waiting = (
-        None
-        if not waits
-        else Problem(
-            f"rank {reader.rank} waits for batch {waits[0][0]}", waits[0][1], "look whether its providers make progress"
-        )
-    )
     lost = ", ".join(f"{n:,} {what}" for what, n in counts.items() if n)
-    changed = (
-        None
-        if not lost
-        else Problem(
-            f"not every batch was handed out as it was made: {lost}",
-            None,
-            "look at dead batches and at what the guard says",
-        )
-    )
-    return health.plus(waiting, changed, position=reader.position, waited_s=reader.waited_s, **counts)
+    problems = [
+        Problem(f"rank {reader.rank} waits for batch {number}", since, "look whether its providers make progress")
+        for number, since in sorted(reader.waits.items())[:1]
+    ]
+    if lost:
+        what = f"not every batch was handed out as it was made: {lost}"
+        problems.append(Problem(what, None, "look at dead batches and at what the guard says"))
+    return health.plus(*problems, position=reader.position, waited_s=reader.waited_s, **counts)

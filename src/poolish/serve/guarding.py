@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,6 @@ def seen(columns: Columns) -> dict[str, Array]:
     for array in found.values():
         array.flags.writeable = False  # what a guard wrote here would be published
     return found
-
-
-def chosen(arrays: Mapping[str, Any], kept: Mask) -> dict[str, Any]:
-    """The rows of arrays or tensors that are kept."""
-    numbers = np.flatnonzero(kept)
-    return {name: array[numbers] for name, array in arrays.items()}
 
 
 def check_max_rejected(max_rejected: float) -> float:

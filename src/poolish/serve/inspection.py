@@ -14,9 +14,8 @@ from typing import Any
 from poolish.errors import CorruptDataError, PoolishError, QueueError, SchemaError
 from poolish.health import Health, Problem
 from poolish.serve.ranks import AttemptProgress
-from poolish.serve.reader import BatchVerifier, TombstoneError
 from poolish.transports import Place, queues_at
-from poolish.transports.batch_file import numpy_columns
+from poolish.transports.batch_file import BatchVerifier, TombstoneError, numpy_columns
 from poolish.transports.protocols import Log
 
 

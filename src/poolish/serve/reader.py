@@ -20,9 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, StaleSchema, Starved, StoreFull
+from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, Starved, StoreFull
 from poolish.serve.ranks import Assignment, RankProgress, rest
-from poolish.transports.batch_file import LOST, Allocate, Array, BatchMetadata, BatchValidator, as_bytes, decode
+from poolish.transports.batch_file import (
+    LOST,
+    Allocate,
+    Array,
+    BatchMetadata,
+    BatchVerifier,
+    TombstoneError,
+    as_bytes,
+)
 from poolish.transports.protocols import Log, Waker
 
 #: Numbers that are deleted together, or fewer if they are large: taking the lock and raising the watermark takes 240 us
@@ -436,46 +444,3 @@ class SplitReader:
             if self._waker is not None:
                 self._waker.close()
             self.log.close()
-
-
-class TombstoneError(CorruptDataError):
-    """The batch was replaced by a tombstone."""
-
-
-class BatchVerifier:
-    """Decodes the batches of a queue, and refuses those that are not whole, of another queue, or not as described."""
-
-    def __init__(self, log: Log) -> None:
-        self._log, self._meta = log, log.meta
-        self._validator, self._row_limits = BatchValidator(log.meta.schema), log.meta.row_limits
-
-    def verified(self, data: mmap.mmap | Array, name: str) -> tuple[BatchMetadata, dict[str, tuple[str, Array]]]:
-        """The metadata and the arrays of a batch, which share the memory of ``data``."""
-        metadata, columns = decode(data, name)
-        if metadata.tombstone:
-            raise TombstoneError(f"{name}: this batch is dead: {metadata.tombstone}")
-        if metadata.queue != self._meta.queue:
-            raise QueueError(
-                f"{name}: a batch of another queue; if the queue was purged meanwhile, restart this process"
-            )
-        if metadata.schema != self._meta.schema.fingerprint:
-            raise StaleSchema(
-                f"{name}: its schema is {metadata.schema}, this queue's {self._meta.schema.fingerprint}; discard the "
-                f"queue with `poolish queue purge {self._log.place}` and fill it again"
-            )
-        if columns.keys() != self._validator.names:
-            raise SchemaError(f"{name}: has {sorted(columns)}, batch_schema {self._meta.schema.names}")
-        if self._validator.check(columns, name, "the provider wrote something else") != metadata.rows:
-            raise SchemaError(f"{name}: its metadata says {metadata.rows} rows, its arrays do not")
-        self._check_rows(metadata.rows, name)
-        return metadata, {field: columns[field] for field in self._validator.names}
-
-    def _check_rows(self, rows: int, name: str) -> None:
-        """Raise if a batch has a number of rows that no provider of its queue makes."""
-        low, high = self._row_limits
-        if not low <= rows <= high:
-            # A provider that makes others may have come since this side was started.
-            low, high = self._row_limits = self._log.read_meta().row_limits
-        if not low <= rows <= high:
-            expected = high if low == high else f"{low} to {high}"
-            raise SchemaError(f"{name}: {rows} rows, the providers of this queue make {expected} (batch_size)")

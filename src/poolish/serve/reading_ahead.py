@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from poolish.prefetch import Prefetcher, Workers
+from poolish.prefetch import Prefetcher
 from poolish.serve.reader import IDLE_S, Batch, SplitReader, Staged
 from poolish.torch_bridge import DeviceStage, PinnedMemory, from_array, view_of
 from poolish.transports.protocols import Waker
+from poolish.workers import Workers
 
 _MAX_THREADS = 16  # to copy and check 64 MiB takes a thread 28 ms, beside a GPU that wants one every 5
 _STEP_S = 0.05  # how long ``forget`` and ``close`` may wait for a thread that waits for a batch

@@ -1,5 +1,8 @@
 """One batch as one file, in the public safetensors layout: any tool can read it, and reading it runs nothing.
 
+``encode`` and ``decode`` know the layout. ``BatchValidator`` compares arrays with a ``batch_schema``, ``BatchVerifier``
+also compares what is read with its queue.
+
     8 bytes     length of the header, little-endian
     header      JSON, padded with spaces so that the tensors begin at a multiple of 64
     tensors     one behind the other, no gaps, widest elements first, so that each lies where its type wants it
@@ -28,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolish.errors import CorruptDataError, LimitExceeded, SchemaError
+from poolish.errors import CorruptDataError, LimitExceeded, QueueError, SchemaError, StaleSchema
 from poolish.files import CHECKSUM, check_name, checksum_hex, open_regular, parse_json
 from poolish.rows.validate import ValueRejected
 from poolish.rows.values import stored
@@ -36,6 +39,8 @@ from poolish.schema import Schema, numpy_dtype, readable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from poolish.transports.protocols import Log
 
 MAX_FILE_BYTES = 2 * 2**30
 #: Files up to this size are read by copying, so that they can be written over when they are done (log.delete);
@@ -397,3 +402,46 @@ def _has_shape(shape: tuple[int, ...], sizes: tuple[int | None, ...]) -> bool:
 
 def _shown(dtype: str, shape: tuple[Any, ...]) -> str:
     return f"{dtype}[{', '.join('any' if size is None else str(size) for size in shape)}]"
+
+
+class TombstoneError(CorruptDataError):
+    """The batch was replaced by a tombstone."""
+
+
+class BatchVerifier:
+    """Decodes the batches of a queue, and refuses those that are not whole, of another queue, or not as described."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._meta = log, log.meta
+        self._validator, self._row_limits = BatchValidator(log.meta.schema), log.meta.row_limits
+
+    def verified(self, data: mmap.mmap | Array, name: str) -> tuple[BatchMetadata, dict[str, tuple[str, Array]]]:
+        """The metadata and the arrays of a batch, which share the memory of ``data``."""
+        metadata, columns = decode(data, name)
+        if metadata.tombstone:
+            raise TombstoneError(f"{name}: this batch is dead: {metadata.tombstone}")
+        if metadata.queue != self._meta.queue:
+            raise QueueError(
+                f"{name}: a batch of another queue; if the queue was purged meanwhile, restart this process"
+            )
+        if metadata.schema != self._meta.schema.fingerprint:
+            raise StaleSchema(
+                f"{name}: its schema is {metadata.schema}, this queue's {self._meta.schema.fingerprint}; discard the "
+                f"queue with `poolish queue purge {self._log.place}` and fill it again"
+            )
+        if columns.keys() != self._validator.names:
+            raise SchemaError(f"{name}: has {sorted(columns)}, batch_schema {self._meta.schema.names}")
+        if self._validator.check(columns, name, "the provider wrote something else") != metadata.rows:
+            raise SchemaError(f"{name}: its metadata says {metadata.rows} rows, its arrays do not")
+        self._check_rows(metadata.rows, name)
+        return metadata, {field: columns[field] for field in self._validator.names}
+
+    def _check_rows(self, rows: int, name: str) -> None:
+        """Raise if a batch has a number of rows that no provider of its queue makes."""
+        low, high = self._row_limits
+        if not low <= rows <= high:
+            # A provider that makes others may have come since this side was started.
+            low, high = self._row_limits = self._log.read_meta().row_limits
+        if not low <= rows <= high:
+            expected = high if low == high else f"{low} to {high}"
+            raise SchemaError(f"{name}: {rows} rows, the providers of this queue make {expected} (batch_size)")

@@ -21,7 +21,6 @@ from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, SchemaError
 from poolish.expressions import halving
 from poolish.fingerprints import function_fingerprint, options_fingerprint
-from poolish.prefetch import CallTimeout, TimedCalls
 from poolish.recipes.fragment_rows import FragmentRows, Int64, TypesDiffer, canonical_table, joined_tables
 from poolish.recipes.rows_to_table import RowsDisagree, RowsRefused, table_of, table_of_columns
 from poolish.recipes.steps.step import (
@@ -34,6 +33,7 @@ from poolish.recipes.steps.step import (
 )
 from poolish.rows import DatasetBuffer
 from poolish.schema import Schema, describe, is_tensor
+from poolish.workers import CallTimeout, TimedCalls
 
 #: Rows that a batched step is called with at a time: about a fragment, since four calls cost Arrow 8 % more than one.
 BATCH_ROWS = 65_536
