@@ -57,7 +57,7 @@ class _Reader(Generic[Part, Piece]):
         self.is_closed = True
 
     def fail(self) -> None:
-        """Begin no further part, and tell the caller at once."""
+        """Begin no further part, and wake the caller at once."""
         self.is_closed = self.has_failed = True
         self.wake()
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poolish.files import CHECKSUM, Checksummed, checksum, checksum_hex
+from poolish.files import CHECKSUM, checksum, checksum_hex
 
 
 def test_checksums_are_pinned():
@@ -52,40 +50,3 @@ def test_what_has_no_bytes_of_its_own_is_refused(bad):
     for arguments in ((bad,), (b"", bad)):
         with pytest.raises((TypeError, BufferError, ValueError)):
             checksum(*arguments)
-
-
-@given(st.lists(st.binary(max_size=50)))
-def test_a_checksummed_file_hashes_what_it_writes(pieces):
-    """Both arrive: the bytes in the file under it, the checksum of them here."""
-    target = io.BytesIO()
-    file = Checksummed(target)
-
-    for piece in pieces:
-        file.write(piece)
-
-    assert target.getvalue() == b"".join(pieces)
-    assert (file.checksum, file.tell()) == (checksum(*pieces), len(target.getvalue()))
-
-
-def test_what_the_file_refuses_is_not_hashed():
-    """After a failed write the checksum is still that of what was written."""
-
-    class Full(io.BytesIO):
-        def write(self, data):
-            raise OSError("full")
-
-    file = Checksummed(Full())
-    with pytest.raises(OSError, match="full"):
-        file.write(b"lost")
-
-    assert (file.checksum, file.tell()) == (checksum(), 0)
-
-
-def test_other_libraries_can_write_to_it():
-    """NumPy writes arrays through it, and so do buffered writers."""
-    target = io.BytesIO()
-    with io.BufferedWriter(Checksummed(target), 16) as file:
-        np.save(file, np.arange(100))
-
-    assert np.array_equal(np.load(io.BytesIO(target.getvalue())), np.arange(100))
-    assert not Checksummed(target).seekable()

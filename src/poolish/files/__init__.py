@@ -14,7 +14,7 @@ All of it works on paths and descriptors alone and knows nothing of rows, tokens
 
 from __future__ import annotations
 
-from poolish.files.checksums import CHECKSUM, Checksummed, checksum, checksum_hex, is_rewritten, local_stamp
+from poolish.files.checksums import CHECKSUM, checksum, checksum_hex, is_rewritten, local_stamp
 from poolish.files.documents import check_name, local_path, parse_bytes, parse_json, read_json, write_json
 from poolish.files.locks import Lock
 from poolish.files.publishing import Partial, publish, publish_directory, sweep, sync, sync_directory
@@ -22,7 +22,6 @@ from poolish.files.space import allocate, grow, open_regular, punch, raising_sto
 
 __all__ = [
     "CHECKSUM",
-    "Checksummed",
     "Lock",
     "Partial",
     "allocate",

@@ -1,6 +1,6 @@
 """Is this still what was written? Checksums answer it from the bytes, stamps without reading them.
 
-    checksum, Checksummed    of buffers; of what is written to a file
+    checksum                 of buffers
     local_stamp              of a file on this machine, from its size and times
     checksummed_json         a JSON object with a ``checksum`` member, published by rename
     DoubleBufferedJson       two slots of 64 KiB in one file: u64 length, u64 xxh3_64 of the text, the text
@@ -15,13 +15,12 @@ cannot be set by a copy that keeps an old date (``cp -p``, ``rsync -t``, ``tar``
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import struct
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -61,48 +60,10 @@ def checksum_hex(*buffers: Buffer) -> str:
     return f"{checksum(*buffers):016x}"
 
 
-class Checksummed(io.RawIOBase):
-    """A file to write to that passes everything on to another and keeps the checksum of it.
-
-    >>> file = Checksummed(io.BytesIO())
-    >>> file.write(b"yesterday's "), file.write(b"starter")
-    (12, 7)
-    >>> file.checksum == checksum(b"yesterday's starter"), file.tell()
-    (True, 19)
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hasher = xxhash.xxh3_64()
-        self._n_bytes = 0
-
-    @property
-    def checksum(self) -> int:
-        """The checksum of what was written until now."""
-        return self._hasher.intdigest()
-
-    def writable(self) -> bool:
-        """Yes; reading and seeking would make the checksum one of something else."""
-        return True
-
-    def tell(self) -> int:
-        """How many bytes were written."""
-        return self._n_bytes
-
-    def write(self, data: Buffer) -> int:
-        """Write all of ``data``."""
-        view = memoryview(data)
-        # The file goes first: what it refuses does not count.
-        self._file.write(view)
-        self._hasher.update(view)
-        self._n_bytes += view.nbytes
-        return view.nbytes
-
-
 # Stamps ----------------------------------------------------------------------------------------------------------
 
 
-#: The clock that files are dated by stands still for up to 10 ms at a time.
+#: The clock of file times advances in steps of up to 10 ms.
 TICK_NS = 20_000_000
 
 
@@ -140,7 +101,7 @@ def _content(stamp: str) -> tuple[str, str, str]:
 
 # Small state files -----------------------------------------------------------------------------------------------
 #
-# Rewritten often and each with a checksum: a torn or damaged value is detected, never believed. Replacing a file by
+# Rewritten often and each with a checksum: a torn or damaged value is detected, never used. Replacing a file by
 # rename makes ext4 flush the new one at once, which takes milliseconds on a busy disk; overwriting in place takes 2 us.
 # A value torn by a power cut fails its checksum: counters then count as missing, which their users can handle, and of
 # two slots the older value holds.

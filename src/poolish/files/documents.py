@@ -44,7 +44,7 @@ def check_name(name: str, what: str = "name") -> str:
     """
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
-    raise ConfigError(f"{what} {_shorten(repr(name))}: use 1 to 128 of A-Z a-z 0-9 . _ - and no dot at the start")
+    raise ConfigError(f"{what} {shorten(repr(name))}: use 1 to 128 of A-Z a-z 0-9 . _ - and no dot at the start")
 
 
 def local_path(path: str | os.PathLike[str], what: str, *, instead: str) -> Path:
@@ -59,7 +59,7 @@ def local_path(path: str | os.PathLike[str], what: str, *, instead: str) -> Path
     """
     text = os.fspath(path)
     if isinstance(text, str) and _URL.match(text):
-        raise ConfigError(f"{what} {_shorten(repr(text))}: must be a local path; URLs are accepted by {instead}")
+        raise ConfigError(f"{what} {shorten(repr(text))}: must be a local path; URLs are accepted by {instead}")
     return Path(text)
 
 
@@ -127,7 +127,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for name, value in pairs:
         if name in members:
-            raise ValueError(f"key {_shorten(repr(name))} twice")
+            raise ValueError(f"key {shorten(repr(name))} twice")
         members[name] = value
     return members
 
@@ -139,7 +139,7 @@ def _refuse(constant: str) -> NoReturn:
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{_shorten(digits)} is beyond float64")
+        raise ValueError(f"{shorten(digits)} is beyond float64")
     return number
 
 
@@ -167,7 +167,8 @@ def _check_size(n_bytes: int, path: str | os.PathLike[str], max_bytes: int) -> N
         raise LimitExceeded(f"{os.fspath(path)}: more than {max_bytes:,} bytes of JSON; no file of poolish is so large")
 
 
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
+    """At most 60 characters of a text, for messages."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -195,7 +196,7 @@ def parse_bytes(size: int | str) -> int:
     written = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if written is None:
         raise ConfigError(
-            f'size {_shorten(repr(size))}: write a number of bytes from 0, or text such as "64mb" or "1.5 GiB"'
+            f'size {shorten(repr(size))}: write a number of bytes from 0, or text such as "64mb" or "1.5 GiB"'
         )
     number, unit = written.groups("")
     # Exactly: as a float, 0.1 TB would depend on how it is rounded.

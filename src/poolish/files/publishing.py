@@ -7,7 +7,7 @@ It is written under a name that no reader looks for, and gets its real name in o
                                                 |-- any exception --> removed
                                                 `-- kill -9 --> stays, unlocked, until the next sweep removes it
 
-The lock tells a file in the making from one whose writer is dead; its age would tell nothing.
+The lock distinguishes an unfinished file from one whose writer is dead; its age does not.
 Durable means: file synced, then renamed, then the directory synced. In another order a power cut may leave the name
 without the content.
 
@@ -227,7 +227,7 @@ def _remove_if_dead(path: Path) -> bool:
 
 
 def sync(fd: int, path: str | os.PathLike[str]) -> None:
-    """Wait until the disk has what was written to ``fd``. A failure is final: never sync again and believe it.
+    """Wait until the disk has what was written to ``fd``. A failure is final: never sync again and rely on it.
 
     After a failed sync the system may forget what it could not write, and the next sync then succeeds.
     """

@@ -33,7 +33,7 @@ _ALLOCATE = 64 * 2**20
 class raising_store_full:
     """Turn the system's "no space", "quota" and "file too large" into a ``StoreFull`` that says what to do.
 
-    A class, because it stands in the hot paths and a generator costs 2 us to enter and leave. A descriptor in place of
+    A class, because it is in the hot paths and a generator costs 2 us to enter and leave. A descriptor in place of
     the path is named by the system, when there is something to explain.
     """
 
@@ -210,7 +210,7 @@ def _write_zeros(fd: int, start: int, n_bytes: int) -> None:
 
 
 def _name_of(fd: int) -> str:
-    """The path of an open file where the system tells it, for messages."""
+    """The path of an open file where the system knows it, for messages."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:

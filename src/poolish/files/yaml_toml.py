@@ -22,7 +22,7 @@ import tomli_w
 import yaml
 
 from poolish.errors import ConfigError, LimitExceeded
-from poolish.files.documents import MAX_BYTES, MAX_DEPTH
+from poolish.files.documents import MAX_BYTES, MAX_DEPTH, shorten
 
 # YAML --------------------------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class _Loader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise _Refused("references (*name) are not read; write the value out", event.start_mark)
         if event.tag is not None:
-            raise _Refused(f"tags ({_short(event.tag)}) are not read; write plain values", event.start_mark)
+            raise _Refused(f"tags ({shorten(event.tag)}) are not read; write plain values", event.start_mark)
         if self._depth >= MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
             raise _Refused(f"nested more than {MAX_DEPTH} deep; write it flatter", event.start_mark)
         self._depth += 1
@@ -107,9 +107,9 @@ class _Loader(yaml.SafeLoader):
         for each, _ in node.value:
             key = self.construct_object(each, deep=True)
             if not isinstance(key, Hashable):
-                raise _Refused(f"key {_short(repr(key))} is no plain value; use text", each.start_mark)
+                raise _Refused(f"key {shorten(repr(key))} is no plain value; use text", each.start_mark)
             if key in seen:
-                raise _Refused(f"key {_short(repr(key))} stands there twice; remove one of them", each.start_mark)
+                raise _Refused(f"key {shorten(repr(key))} stands there twice; remove one of them", each.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -222,7 +222,3 @@ def check_size(n_bytes: int, source: str, what: str) -> None:
 
 def _place(text: str, position: int) -> str:
     return f", line {text.count(chr(10), 0, position) + 1}, column {position - text.rfind(chr(10), 0, position)}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -3,7 +3,7 @@
     provider  --publish-->  data/<dataset>/queue/<split>/000000000042.safetensors ...  --get_batch-->  consumer
 
 No server: the directory is the queue, a log with one order for everybody. docs/serve.md teaches it and
-docs/formats/queue.md says what lies on the disk.
+docs/formats/queue.md specifies the files.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from poolish.errors import ConfigError
 from poolish.files import check_name, parse_bytes
+from poolish.files.documents import shorten
 from poolish.serve.workspace import (
     candidates,
     dataset_folder,
@@ -149,7 +150,7 @@ def check_config(
       block_size: should be greater than or equal to 1, got int 0
     """
     config, problems = _check([Layer("", values)], Rules(model, frozenset(known)))
-    return _settle(config, problems, "the config")
+    return _raise_problems(config, problems, "the config")
 
 
 def load_config(
@@ -179,7 +180,7 @@ def load_config(
 
     defaults = _read_defaults(found, dataset, path) if found and dataset else []
     config, more = _check([*defaults, shared, chosen], _read_rules(found))
-    config = _settle(config, [*problems, *more], str(path))
+    config = _raise_problems(config, [*problems, *more], str(path))
     config._workspace, config._looked_in, config._sha256 = found, looked_in, hashlib.sha256(source).hexdigest()
     return config
 
@@ -285,7 +286,7 @@ def _check(layers: Iterable[Layer], rules: Rules) -> tuple[SharedConfig | None, 
         config = rules.model.model_validate(values)
     except ValidationError as error:
         return None, problems + _explain(error, sources)
-    return config, problems + _ask(rules, config)
+    return config, problems + _user_problems(rules, config)
 
 
 def _wrong_name(name: object, known: Iterable[str], model: type[SharedConfig]) -> str | None:
@@ -298,7 +299,7 @@ def _wrong_name(name: object, known: Iterable[str], model: type[SharedConfig]) -
     return nearest and f"unknown, did you mean {nearest}? A setting of your own is declared in config/validator.py"
 
 
-def _ask(rules: Rules, config: SharedConfig) -> list[str]:
+def _user_problems(rules: Rules, config: SharedConfig) -> list[str]:
     """The problems that the user's own function finds."""
     try:
         found = rules.validate(config) or ()
@@ -323,7 +324,7 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> list[str]:
         elif isinstance(cause, ConfigError) or not found["loc"]:
             rule = str(cause)
         else:
-            rule = f"{cause}, got {type(found['input']).__name__} {_shorten(repr(found['input']))}"
+            rule = f"{cause}, got {type(found['input']).__name__} {shorten(repr(found['input']))}"
         lines.append(_line(name, rule, sources.get(str(found["loc"][0])) if found["loc"] else None))
     return lines
 
@@ -332,15 +333,11 @@ def _line(name: str, rule: str, source: str | None) -> str:
     return f"{name}: {rule}{f' ({source})' if source else ''}"
 
 
-def _settle(config: SharedConfig | None, problems: Sequence[str], what: str) -> SharedConfig:
+def _raise_problems(config: SharedConfig | None, problems: Sequence[str], what: str) -> SharedConfig:
     if config is None or problems:
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError("\n  ".join([f"{what} has {count}:", *problems]))
     return config
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 # Misspelt names -----------------------------------------------------------------------------------------------

@@ -313,7 +313,7 @@ class SplitReader:
         """Whether the round of ``number`` is published, the batches of all ranks.
 
         All or none: at the end of a queue a rank that got one batch more than the others would wait for them for ever.
-        The log has no gaps, so the last of a round stands for all.
+        The log has no gaps, so the last of a round is enough.
         """
         return self.log.has(self._end_of_round(number))
 

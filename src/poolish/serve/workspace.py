@@ -67,7 +67,7 @@ def find_workspace(dataset: str | None, folders: Iterable[Path]) -> Path | None:
 
 
 def dataset_folder(workspace: Path, dataset: str) -> Path:
-    """Where a dataset lies."""
+    """The folder of a dataset."""
     return workspace / "data" / dataset
 
 

@@ -5,7 +5,7 @@ also compares what is read with its queue.
 
     8 bytes     length of the header, little-endian
     header      JSON, padded with spaces so that the tensors begin at a multiple of 64
-    tensors     one behind the other, no gaps, widest elements first, so that each lies where its type wants it
+    tensors     one behind the other, no gaps, widest elements first, so that each is aligned for its type
 
 The header's ``__metadata__`` says which queue, which schema, how many rows, and which provider made it. It begins
 with two checksums, each taken while its own sixteen digits were zeros: of the whole file, so that one flipped bit
@@ -161,7 +161,7 @@ def decode(
 ) -> tuple[BatchMetadata, dict[str, tuple[str, Array]]]:
     """The metadata of a batch and its arrays, which share the memory of ``data``; what cannot be trusted is an error.
 
-    The checksum is looked at before anything else is believed. ``verify=False`` leaves it out.
+    The checksum is verified before anything else is used. ``verify=False`` leaves it out.
     """
     view = as_bytes(data)
     header = bytes(view[: _header_end(view, place)])
@@ -301,7 +301,7 @@ Layout = tuple[tuple[str, str, np.dtype[Any], tuple[int, ...], int], ...]
 
 @lru_cache(maxsize=256)  # most batches of a queue have the same
 def _layout(tensors: bytes) -> tuple[Layout, int, int | None]:
-    """Where each tensor lies, where they end, and how many rows all of them have; None where there is no tensor."""
+    """Where each tensor is, where they end, and how many rows all of them have; None where there is no tensor."""
     layout, begin, rows = [], 0, None
     for name, described in parse_json("{" + tensors.decode("ascii") + "}", "header").items():
         if name == "__metadata__":

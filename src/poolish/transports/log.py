@@ -411,7 +411,7 @@ def make_folders(path: Path, *, parents: bool = False) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    """A link could lead anywhere, and what lies there is not ours to delete."""
+    """Refuse links: they could lead anywhere, to files that are not ours to delete."""
     with suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise CorruptDataError(f"{path}: not a directory of a queue; remove it, or purge the queue")

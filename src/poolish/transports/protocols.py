@@ -21,8 +21,8 @@ whatever moment:
 - a waker that watches a queue before a change wakes up after it, or within its timeout.
 
 Arguments and results are numbers, text, bytes and the frozen values below, so an object in another process can answer
-for a queue: no paths, open files or descriptors. What stands on this side of it joins the buffers of a batch and fills
-what ``allocate`` returns. The lock is granted like a claim: it ends with its holder.
+for a queue: no paths, open files or descriptors. Its stub in this process joins the buffers of a batch and fills what
+``allocate`` returns. The lock is granted like a claim: it ends with its holder.
 Everything above (positions, runs, resuming, recovery of counters) is built on these protocols and knows no files.
 """
 
