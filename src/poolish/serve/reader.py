@@ -34,8 +34,9 @@ from poolish.transports.batch_file import (
 from poolish.transports.protocols import Log, Waker
 
 #: Numbers that are deleted together, or fewer if they are large: taking the lock and raising the watermark takes 240 us
-#: between batches of 1 MiB, where none of it is in the processor's caches.
-_TOGETHER = 32
+#: between batches of 1 MiB, where none of it is in the processor's caches. More of them would be slower again, because
+#: files that are overwritten later have left the caches too.
+_TOGETHER = 8
 _TOGETHER_BYTES = 32 * 2**20
 _LOOK_AROUND_S = 0.5  # how often a wait looks at more than its own file
 _SAY_S = 10.0
