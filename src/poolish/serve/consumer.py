@@ -286,15 +286,6 @@ class DatasetConsumer:
 
     def _reader(self, split: str) -> SplitReader:
         self._check_usable()
-        return self._open(split)
-
-    def _check_usable(self) -> None:
-        if self._is_closed:
-            raise QueueError(f"{self!r} is closed; make a new one")
-        if os.getpid() != self._pid:
-            raise QueueError(f"{self!r} belongs to the process that this one was forked from; make one here")
-
-    def _open(self, split: str) -> SplitReader:
         if split not in self._readers:
             self._meta(split)
             self._readers[split] = SplitReader(
@@ -306,6 +297,12 @@ class DatasetConsumer:
                 later=self._deleting.submit if self._deleting else None,
             )
         return self._readers[split]
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise QueueError(f"{self!r} is closed; make a new one")
+        if os.getpid() != self._pid:
+            raise QueueError(f"{self!r} belongs to the process that this one was forked from; make one here")
 
     def _ahead_of(self, split: str) -> ReadingAhead:
         if split not in self._ahead:
@@ -409,10 +406,6 @@ def _device(device: Any, output: str) -> Any:
         raise ConfigError(f"device={device!r}: {why}; use one that this machine has, or None for the CPU") from None
 
 
-def _hex(digits: str) -> str:
-    return bytes.fromhex(digits).hex()
-
-
 def _state_of(reader: SplitReader) -> dict[str, Any]:
     position = reader.position
     state = {"queue": reader.log.meta.queue, "position": position}
@@ -423,7 +416,11 @@ def _state_of(reader: SplitReader) -> dict[str, Any]:
 def _splits_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     try:
         splits = {
-            split: {"queue": entry["queue"], "position": entry["position"], "skip": _hex(entry.get("skip", ""))}
+            split: {
+                "queue": entry["queue"],
+                "position": entry["position"],
+                "skip": bytes.fromhex(entry.get("skip", "")).hex(),
+            }
             for split, entry in state["splits"].items()
         }
         are_positions = all(
