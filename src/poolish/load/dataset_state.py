@@ -17,7 +17,10 @@ from poolish.load.views.view import pass_epoch
 
 
 class TrackedDataset:
-    """The dataset of one loader: the epoch it is in, and its own state, which a batch that is not delivered leaves."""
+    """The dataset of one loader: the epoch it is in, and its own state, which a batch that is not delivered leaves.
+
+    ``noted``, ``after_read``, ``rewind`` and ``put`` are for a dataset that ``has_state``.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self.has_state = dataset, has_state(dataset)
@@ -26,16 +29,16 @@ class TrackedDataset:
         # The state that it is in now, as text; _NOWHERE while a batch is read.
         self._at: str | None = None
 
-    def noted(self, known: str | None) -> str | None:
+    def noted(self, known: str | None) -> str:
         """Its state before anything changes it, an epoch that begins or a read; ``known`` where that is noted."""
-        if self.has_state and known is None:
+        if known is None:
             self._at = known = to_json(self._dataset)
         return known
 
-    def after_read(self) -> str | None:
-        """Its state now; None where it has none."""
-        self._at = to_json(self._dataset) if self.has_state else None
-        return self._at
+    def after_read(self) -> str:
+        """Its state now."""
+        self._at = now = to_json(self._dataset)
+        return now
 
     def enter(self, epoch: int) -> None:
         """Pass the epoch on, before rows are frozen: views may be other rows in another epoch."""
@@ -49,8 +52,6 @@ class TrackedDataset:
 
     def rewind(self, epoch: int, text: str | None, *, is_inside: bool) -> None:
         """Undo what a batch that was read and not delivered has changed."""
-        if not self.has_state:
-            return
         if text is not None and self._at != text:
             self.put(epoch, text, is_inside=is_inside)
         self._at = _NOWHERE

@@ -151,7 +151,6 @@ class Loader:
         self._restored_run: str | None = None
         self._run: str | None = None
         self._has_resumed = False
-        self._n_iterations = 0
         self._about = _about(settings, rows)
         self._reader = self._make_reader(rows)
         self._states = StateKeeper(self._reader, settings, self._about, (self.rank, self.world_size))
@@ -247,9 +246,7 @@ class Loader:
         self._enter_run()
         if self._settings.num_workers:
             self._reader.prefetch()
-        self._n_iterations += 1
-        number = self._n_iterations
-        return Iteration(self._reader, lambda: self._n_iterations == number)
+        return Iteration(self._reader)
 
     def _enter_run(self) -> None:
         """Decide which run this is, where a journal has to know: not before ranks and process groups are there."""
@@ -355,7 +352,7 @@ class Loader:
         """
         epoch = check_epoch(epoch)
         if epoch != self.epoch:
-            self._n_iterations += 1
+            self._reader.supersede()
             self._reader.begin_epoch(epoch)
 
     # -- state

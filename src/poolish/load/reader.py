@@ -9,7 +9,6 @@ survives Ctrl-C, ``acknowledge="explicit"`` covers that moment as well.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +53,8 @@ class RankReader(Locked):
         self.progress = Progress(guard=guard and guard.memory())
         #: Which of how many worker processes this is.
         self.worker = (0, 1)
+        #: How often iterators were superseded; the newest knows this number.
+        self.n_iterations = 0
         #: When the first row was due and not read.
         self.skipped_since: float | None = None
         self._dataset, self._follow, self._journal = settings.dataset, settings.follow, settings.journal
@@ -63,6 +64,10 @@ class RankReader(Locked):
         self._begun_at: object = None
 
     # -- before the first batch
+
+    def supersede(self) -> None:
+        """Make iterators that still run raise."""
+        self.n_iterations += 1
 
     def become_worker(self, number: int, n_workers: int) -> None:
         """In a worker process of torch's DataLoader: take every ``n_workers``-th step."""
@@ -125,7 +130,8 @@ class RankReader(Locked):
 
     def _next(self) -> Any:
         place = self.progress.place
-        self.dataset.rewind(place.epoch, self.progress.dataset, is_inside=bool(place.position))
+        if self.dataset.has_state:
+            self.dataset.rewind(place.epoch, self.progress.dataset, is_inside=bool(place.position))
         self._enter()
         if self.guard is not None:
             self.guard.rewind(self.progress.guard)  # what a batch that was judged and not delivered has changed
@@ -166,7 +172,7 @@ class RankReader(Locked):
             stride - 1,
             True,
             before.n_skipped + len(read.gone),
-            self.dataset.after_read(),
+            self.dataset.after_read() if self.dataset.has_state else None,
             before.origin if is_left_out else origin,
             self.guard and self.guard.memory(),
             before.n_left_out + is_left_out,
@@ -189,6 +195,8 @@ class RankReader(Locked):
 
     def note_dataset(self) -> None:
         """Note the dataset's own state before anything changes it."""
+        if not self.dataset.has_state:
+            return
         noted = self.dataset.noted(self.progress.dataset)
         if noted is not self.progress.dataset:
             self.progress = self.progress._replace(dataset=noted)
@@ -256,9 +264,9 @@ class RankReader(Locked):
 class Iteration:
     """One pass of ``for batch in loader``; all passes of a loader go on from the same place, one at a time."""
 
-    def __init__(self, reader: RankReader, is_newest: Callable[[], bool]) -> None:
-        self._reader, self._is_newest = reader, is_newest
-        self._is_over = False
+    def __init__(self, reader: RankReader) -> None:
+        reader.supersede()
+        self._reader, self._number, self._is_over = reader, reader.n_iterations, False
 
     def __iter__(self) -> Iteration:
         return self
@@ -266,7 +274,7 @@ class Iteration:
     def __next__(self) -> Any:
         if self._is_over:
             raise StopIteration
-        if not self._is_newest():
+        if self._reader.n_iterations != self._number:
             raise RuntimeError(
                 "this iterator was superseded: a later iter() or set_epoch() of the same loader moved it; use a new "
                 "iter(), or give each loop a loader of its own (loader.like())"
