@@ -89,7 +89,7 @@ def test_killed_at_random_nothing_that_was_told_is_lost(tmp_path, request, chunk
     """A writer that appends and commits is killed a hundred times; the stream is a whole prefix, and no shorter."""
     if chunks == "small chunks":
         request.getfixturevalue("small_chunks")
-    rng, n_told = random.Random(chunks), 0
+    rng, n_heard, n_told = random.Random(chunks), 0, 0
     for number in range(times(5, push=2)):
         path = tmp_path / str(number)
         n_steps = make(path)
@@ -100,11 +100,12 @@ def test_killed_at_random_nothing_that_was_told_is_lost(tmp_path, request, chunk
             time.sleep(rng.uniform(0, 0.02))
             kill(pid)
             told = told_by(reading, heard)
+            n_heard += bool(heard)
             n_told += told > n_steps
 
             n_steps = check_and_go_on(path, max(told, n_steps))
         shutil.rmtree(path)
-    assert n_told > times(25, push=10)
+    assert n_told >= n_heard > times(5, push=2)  # kills struck writers that had appended, more than one a stream
 
 
 def test_a_killed_writer_takes_nobody_with_it(tmp_path):
