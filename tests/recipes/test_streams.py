@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import textwrap
+from uuid import UUID
 
 import datasets
 import numpy as np
@@ -15,6 +17,8 @@ import pytest
 from poolish import DatasetRecipe, StreamStore, col
 from poolish.recipes.sources import StreamSource
 from poolish.recipes.sources import source as sources
+from poolish.tokens.commits import Commit, CommitLog
+from poolish.tokens.log_file import chained, members_of
 from tests.recipes.kitchen import cached, fingerprints
 
 
@@ -219,14 +223,29 @@ def test_opening_again_and_appending_bakes_only_what_is_new(tmp_path, monkeypatc
     assert found == [(2, 3), (3, 4), (4, 5)]
 
 
+def forget_branches(path):
+    """Rewrite a stream as 0.1.0 would have left it: without branches, in their file, the head page and the commits."""
+    uuid = StreamStore.open(path).uuid
+    (path / "branches").unlink()
+    page = bytearray((path / "head").read_bytes())
+    page[512:520] = bytes(8)
+    (path / "head").write_bytes(page)
+    log = CommitLog(path / "commits", UUID(uuid), mode="a")
+    records = [members_of(record) for record in log.records()]
+    os.truncate(log.path, 0)
+    before = None
+    for members in records:
+        parts = {name: value for name, value in members.items() if name not in ("seq", "uuid", "chain", "branches")}
+        before = chained(Commit, before, uuid, **parts)
+        log.append(before)
+    log.close()
+
+
 def test_streams_of_0_1_0_that_went_their_own_ways_are_told_apart_by_content(tmp_path):
     """They recorded no branches; what they hold says who they are."""
     for name, value in (("one", 1), ("two", 2)):
         recorded(tmp_path / name, 0, [value] * 5)
-        (tmp_path / name / "branches").unlink()
-        page = bytearray((tmp_path / name / "head").read_bytes())
-        page[512:520] = bytes(8)
-        (tmp_path / name / "head").write_bytes(page)
+        forget_branches(tmp_path / name)
     prints = [fingerprints(StreamSource(StreamStore.open(tmp_path / name)))[0] for name in ("one", "two")]
     recorded(tmp_path / "one", 5, [3])
     grown = fingerprints(StreamSource(StreamStore.open(tmp_path / "one")))[0]

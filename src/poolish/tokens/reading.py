@@ -251,6 +251,7 @@ class StreamReads:
     def has_branch(self, branch: str) -> bool:
         """Whether a result of ``branch_below``, of this stream or a copy, holds for this stream.
 
+        >>> from poolish import StreamStore
         >>> store = StreamStore(folder / "rollouts", fields={"action": "int64"})
         >>> store.append(0, ["action"], [3])
         >>> store.has_branch(store.branch_below(1))
