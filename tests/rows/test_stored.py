@@ -41,7 +41,8 @@ def keys(rows: StoredRows | Snapshot) -> list[int]:
 
 
 def addresses(snapshot: Snapshot) -> list[int]:
-    return [buffer.address for array in snapshot._arrays for buffer in array.buffers() if buffer is not None]
+    stored = snapshot.stored_columns().values()
+    return [buffer.address for array in stored for buffer in array.buffers() if buffer is not None]
 
 
 @pytest.fixture
@@ -147,10 +148,10 @@ def test_rows_move_when_most_are_dead(monkeypatch):
     rows, moves = stored_rows(1_000), 0
     n_dropped = 0
     while len(rows) > 100:
-        before = rows.columns[0]
+        before = rows.columns["key"]
         rows = rows.dropping(np.array([5]))
         n_dropped += 1
-        moves += rows.columns[0] is not before
+        moves += rows.columns["key"] is not before
 
     assert keys(rows) == [0, 1, 2, 3, 4, *range(905, 1_000)]
     assert 1 <= moves <= 8
@@ -161,11 +162,11 @@ def test_few_dead_rows_are_left_where_they_are(monkeypatch):
     """Below the least number that is worth it nothing moves."""
     monkeypatch.setattr(storage, "MIN_DEAD", 1024)
     rows = stored_rows(1_000)
-    column = rows.columns[0]
+    column = rows.columns["key"]
 
     rows = rows.keeping(range(995, 1_000), 1_000)
 
-    assert rows.columns[0] is column
+    assert rows.columns["key"] is column
     assert keys(rows) == [995, 996, 997, 998, 999]
 
 

@@ -192,7 +192,7 @@ class Columns:
     def __init__(self, snapshot: Snapshot, convert: Callable[[str, pa.Array], Any], cast: Callable[..., Any]) -> None:
         """``cast(array, dtype)`` finishes a copied column, ``convert(name, array)`` one that comes from Arrow."""
         self._snapshot = snapshot
-        self._takes = [(name, _take(name, array, convert, cast)) for name, array in snapshot.stored_columns()]
+        self._takes = [(name, _take(name, array, convert, cast)) for name, array in snapshot.stored_columns().items()]
 
     def read(self, numbers: Int64) -> dict[str, Any]:
         """The rows with these numbers, as columns."""

@@ -440,7 +440,7 @@ class DatasetBuffer(SnapshotReads):
         if state.loaded is not None:
             return state.loaded
         empty = np.empty(0, np.int64)
-        return Snapshot(Schema([]), [], empty, empty, next_id=0, uuid=self.uuid, lineage=state.lineage)
+        return Snapshot(Schema([]), {}, empty, empty, next_id=0, uuid=self.uuid, lineage=state.lineage)
 
     def __len__(self) -> int:
         state = self._state

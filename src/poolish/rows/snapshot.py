@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -158,7 +158,7 @@ class Snapshot(SnapshotReads):
     def __init__(
         self,
         schema: Schema,
-        arrays: Sequence[pa.Array],
+        columns: Mapping[str, pa.Array],
         ids: Int64,
         generations: Int64,
         *,
@@ -174,7 +174,7 @@ class Snapshot(SnapshotReads):
         self.next_id = next_id
         self.uuid = uuid
         self.lineage = lineage or ((uuid, 0),)
-        self._arrays = arrays
+        self._columns = columns
         self._all_ids = ids
         self._starts = generations
         self._first, self._last = span or (0, len(ids))
@@ -187,7 +187,7 @@ class Snapshot(SnapshotReads):
         cls, table: pa.Table, ids: Int64, starts: Int64, next_id: int, uuid: str, lineage: Lineage
     ) -> Snapshot:
         """The rows of a table, with ids and generations from elsewhere."""
-        columns = [one_chunk(column) for column in table.columns]
+        columns = {name: one_chunk(table[name]) for name in table.column_names}
         schema = Schema.from_arrow(table.schema)
         return cls(schema, columns, ids, starts, next_id=next_id, uuid=uuid, lineage=lineage)
 
@@ -254,24 +254,23 @@ class Snapshot(SnapshotReads):
             raise _beyond(int(numbers[bad]), self._n_rows, f", at place {bad} of the batch")
         return places if self._live is None else self._live.select(places)
 
-    def stored_columns(self) -> list[tuple[str, pa.Array]]:
+    def stored_columns(self) -> Mapping[str, pa.Array]:
         """The columns as they are stored, rows that have left included; ``places`` says where the others are."""
         self.check_file()
-        return list(zip(self.schema.names, self._arrays, strict=True))
+        return self._columns
 
     @cached_property
     def _gather_fns(self) -> list[GatherFn]:
-        return [gather_fn(array) for array in self._arrays]
+        return [gather_fn(array) for array in self._columns.values()]
 
     @cached_property
     def readers(self) -> list[tuple[str, ReadFn]]:
         """For each column its name and a function from place to Python value."""
-        return [(name, reader(array)) for name, array in zip(self.schema.names, self._arrays, strict=True)]
+        return [(name, reader(array)) for name, array in self._columns.items()]
 
     @cached_property
     def typed_readers(self) -> list[tuple[str, ReadFn]]:
-        columns = zip(self.schema.names, self._arrays, strict=True)
-        return [(name, reader(array, typed=True)) for name, array in columns]
+        return [(name, reader(array, typed=True)) for name, array in self._columns.items()]
 
     # -- identity
 
@@ -361,7 +360,7 @@ class Snapshot(SnapshotReads):
     def _table(self) -> pa.Table:
         if self._live is not None:
             return self.get_batch(np.arange(self._n_rows))
-        columns = [array.slice(self._first, self._n_rows) for array in self._arrays]
+        columns = [array.slice(self._first, self._n_rows) for array in self._columns.values()]
         return pa.Table.from_arrays(columns, schema=self.schema.to_arrow())
 
     # -- travelling and showing

@@ -64,7 +64,7 @@ class StoredRows:
     """
 
     schema: Schema
-    columns: tuple[GrowableColumn, ...]
+    columns: Mapping[str, GrowableColumn]
     ids: FixedWidthColumn
     generations: FixedWidthColumn
     n_generations: int = 0
@@ -78,15 +78,16 @@ class StoredRows:
     @classmethod
     def empty(cls, schema: Schema, next_id: int = 0) -> StoredRows:
         """No rows yet; the first will have the id ``next_id``."""
-        columns = tuple(column_of(field.type) for field in schema)
+        columns = {field.name: column_of(field.type) for field in schema}
         return cls(schema, columns, FixedWidthColumn(pa.int64()), FixedWidthColumn(pa.int64()), next_id=next_id)
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> StoredRows:
         """The rows of a snapshot, with the ids they have, in memory of their own."""
         rows = cls.empty(snapshot.schema, snapshot.next_id)
-        for column, array in zip(rows.columns, snapshot.to_arrow().columns, strict=True):
-            column.extend(one_chunk(array))
+        table = snapshot.to_arrow()
+        for name, column in rows.columns.items():
+            column.extend(one_chunk(table[name]))
         rows.ids.extend(pa.array(snapshot.ids))
         rows.generations.extend(pa.array([first for first, _ in snapshot.generations], pa.int64()))
         return replace(rows, end=len(snapshot), n_generations=rows.generations.length)
@@ -112,7 +113,7 @@ class StoredRows:
         if n == 0:
             return self
         self._forget_unpublished()
-        for column, arrays in zip(self.columns, zip(*chunks, strict=True), strict=True):
+        for column, arrays in zip(self.columns.values(), zip(*chunks, strict=True), strict=True):
             for array, positions in zip(arrays, chosen, strict=True):
                 if positions is None:
                     column.extend(array)
@@ -131,18 +132,19 @@ class StoredRows:
 
     def _forget_unpublished(self) -> None:
         """Begin to write at the end, wherever a change that failed or was interrupted has left the columns."""
-        for column in (*self.columns, self.ids):
+        for column in (*self.columns.values(), self.ids):
             column.truncate(self.end)
         self.generations.truncate(self.n_generations)
 
     def retyped(self, schema: Schema) -> StoredRows:
         """With the types of ``schema`` for columns that were open so far (nulls, empty lists)."""
-        columns = list(self.columns)
-        for i, field in enumerate(schema):
-            if columns[i].type != field.type:
-                columns[i] = column_of(field.type)
-                columns[i].extend(cast_exact(self.columns[i].view(0, self.end), field.type))
-        return replace(self, columns=tuple(columns), schema=schema)
+        columns = dict(self.columns)
+        for field in schema:
+            open_column = columns[field.name]
+            if open_column.type != field.type:
+                columns[field.name] = column_of(field.type)
+                columns[field.name].extend(cast_exact(open_column.view(0, self.end), field.type))
+        return replace(self, columns=columns, schema=schema)
 
     # -- thinning
 
@@ -180,7 +182,7 @@ class StoredRows:
 
     def column(self, name: str) -> pa.Array:
         """A column of all rows, oldest first; a view where no row has left from the middle."""
-        column = self.columns[self.schema.names.index(name)]
+        column = self.columns[name]
         if self.n_dead == 0:
             return column.view(self.start, self.end)
         return gather_fn(column.view(0, self.end))(self._all_places())
@@ -214,18 +216,17 @@ class StoredRows:
         published, write them before anything else happens to the rows, or again if that was interrupted.
         """
         places = self.places(numbers)
-        columns, patches = list(self.columns), []
-        for i, field in enumerate(self.schema):
-            if field.name not in values:
+        rewritten, patches = {}, []
+        for name, column in self.columns.items():
+            if name not in values:
                 continue
-            new = gather_fn(values[field.name])(which)
-            if columns[i].can_put(new):
-                columns[i].own()
-                patches.append(columns[i].patch(places, new))
+            new = gather_fn(values[name])(which)
+            if column.can_put(new):
+                column.own()
+                patches.append(column.patch(places, new))
             else:
-                columns[i] = self._rewritten(columns[i], places, new)
-        is_same = len(patches) == len(values)
-        return self if is_same else replace(self, columns=tuple(columns)), tuple(patches)
+                rewritten[name] = self._rewritten(column, places, new)
+        return self if not rewritten else replace(self, columns={**self.columns, **rewritten}), tuple(patches)
 
     def _rewritten(self, old: GrowableColumn, places: Int64, new: pa.Array) -> GrowableColumn:
         order = np.arange(self.end)
@@ -236,12 +237,12 @@ class StoredRows:
 
     def view(self, uuid: str, lineage: Lineage = ()) -> Snapshot:
         """What is there now, for as long as it is looked at."""
-        arrays = [column.view(0, self.end) for column in self.columns]
+        columns = {name: column.view(0, self.end) for name, column in self.columns.items()}
         ids = self.ids.region.export().view(np.int64)
         starts = self.generations.region.export().view(np.int64)
         return Snapshot(
             self.schema,
-            arrays,
+            columns,
             ids[: self.end],
             starts[: self.n_generations],
             next_id=self.next_id,
@@ -278,12 +279,13 @@ class StoredRows:
         return before + dead, window - dead
 
     def _n_bytes(self, start: int, stop: int) -> int:
-        return sum(column.n_bytes(start, stop) for column in (*self.columns, self.ids))
+        return sum(column.n_bytes(start, stop) for column in (*self.columns.values(), self.ids))
 
     def _compacted(self) -> StoredRows:
         moved = StoredRows.empty(self.schema, self.next_id)
-        for old, new in zip([*self.columns, self.ids], [*moved.columns, moved.ids], strict=True):
-            self._copy_living(old, new)
+        for name, column in self.columns.items():
+            self._copy_living(column, moved.columns[name])
+        self._copy_living(self.ids, moved.ids)
         moved.generations.extend(self._living_generations())
         return replace(moved, end=len(self), n_generations=moved.generations.length)
 
