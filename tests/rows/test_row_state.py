@@ -111,7 +111,7 @@ def test_places_do_not_pile_up():
         state.set(buffer.ids, first)
 
     assert state.all().tolist() == [99_000] * 100
-    assert len(buffer._row_states._known["count"]._parts[2]) < 10_000
+    assert len(buffer._row_states["count"]._parts[2]) < 10_000
 
 
 def test_a_forked_child_has_its_own():

@@ -29,7 +29,7 @@ from poolish.health import Health
 from poolish.rows import normalizers
 from poolish.rows.codec import Draft, RowCodec, joined, kept_types, runs_of
 from poolish.rows.retention import RETENTION, Retention, check_max_size, drop_policy, n_kept
-from poolish.rows.row_state import RowState, RowStates, SavedRowState
+from poolish.rows.row_state import RowState, RowValues, SavedRowState, restored_states, saved_states, values_of
 from poolish.rows.snapshot import Snapshot, SnapshotReads, check_mask, checked_ids
 from poolish.rows.storage import BufferState, StoredRows
 from poolish.rows.validate import Limits
@@ -86,7 +86,7 @@ class DatasetBuffer(SnapshotReads):
         self._rejected: Rejected | None = None
         self._state = BufferState(seeds.generator(seed, "rows", "retain"), self.uuid, ((self.uuid, 0),))
         self._shown: tuple[BufferState, Snapshot] | None = None
-        self._row_states = RowStates()
+        self._row_states: dict[str, RowValues] = {}
         if guard is not None:
             self.guard = guard
         if schema is not None:
@@ -363,7 +363,7 @@ class DatasetBuffer(SnapshotReads):
         They belong to no schema, snapshot or ``map``, and stay with their rows through ``save``, ``load`` and pickling.
         """
         with self._lock:
-            return RowState(self.snapshot, self._lock, self._row_states.values(name, default, self.snapshot()))
+            return RowState(self.snapshot, self._lock, values_of(self._row_states, name, default, self.snapshot()))
 
     @property
     def version(self) -> str:
@@ -492,7 +492,7 @@ class DatasetBuffer(SnapshotReads):
 
         with self._lock:
             snapshot, settings = self.snapshot(), self._settings()
-            row_states = self._row_states.saved(snapshot)
+            row_states = saved_states(self._row_states, snapshot)
         saved.write(path, snapshot, settings, row_states)
 
     @classmethod
@@ -538,7 +538,7 @@ class DatasetBuffer(SnapshotReads):
         if len(snapshot.schema):
             codec = buffer._codec(snapshot.schema)
             buffer._state = buffer._state.replace(loaded=snapshot, kind=settings["kind"], codec=codec)
-        buffer._row_states.restore(row_states, snapshot)
+        buffer._row_states = restored_states(row_states, snapshot)
         return buffer
 
     def _become_copy(self) -> None:
@@ -547,7 +547,7 @@ class DatasetBuffer(SnapshotReads):
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         with self._lock:
             snapshot = self.snapshot()
-            row_states = self._row_states.saved(snapshot)
+            row_states = saved_states(self._row_states, snapshot)
             return DatasetBuffer._restored, (snapshot, self._settings(), row_states, self.limits)
 
     def _settings_text(self) -> str:

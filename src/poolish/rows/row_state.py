@@ -14,7 +14,7 @@ row that leaves pays for moving at most two.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,35 +131,30 @@ class RowState:
             return asked[~found]
 
 
-class RowStates:
-    """The row states of one buffer, by name."""
+def values_of(known: dict[str, RowValues], name: str, default: int | float, snapshot: Snapshot) -> RowValues:
+    """The values called ``name``, made on first use; another default than before is a ConfigError."""
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"row_state: a name is text that is not empty, got {name!r}")
+    if type(default) not in (int, float) or (type(default) is int and not -(2**63) <= default < 2**63):
+        raise ConfigError(f"row_state {name!r}: default is a float or an int of 64 bits, got {default!r}")
+    values = known.get(name)
+    if values is None:
+        values = known[name] = RowValues(default, snapshot)
+    if (type(values.default), repr(values.default)) != (type(default), repr(default)):
+        raise ConfigError(
+            f"row_state {name!r}: its default is {values.default!r}, got {default!r}; pass the same, or another name"
+        )
+    return values
 
-    def __init__(self) -> None:
-        self._known: dict[str, RowValues] = {}
 
-    def values(self, name: str, default: int | float, snapshot: Snapshot) -> RowValues:
-        """The values called ``name``, made on first use; another default than before is a ConfigError."""
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"row_state: a name is text that is not empty, got {name!r}")
-        if type(default) not in (int, float) or (type(default) is int and not -(2**63) <= default < 2**63):
-            raise ConfigError(f"row_state {name!r}: default is a float or an int of 64 bits, got {default!r}")
-        known = self._known.get(name)
-        if known is None:
-            known = self._known[name] = RowValues(default, snapshot)
-        if (type(known.default), repr(known.default)) != (type(default), repr(default)):
-            raise ConfigError(
-                f"row_state {name!r}: its default is {known.default!r}, got {default!r}; pass the same, or another name"
-            )
-        return known
+def saved_states(known: Mapping[str, RowValues], snapshot: Snapshot) -> list[SavedRowState]:
+    """All row states of a buffer, one value per row of the snapshot."""
+    return [SavedRowState(name, values.default, values.aligned(snapshot)) for name, values in known.items()]
 
-    def saved(self, snapshot: Snapshot) -> list[SavedRowState]:
-        """All of them, one value per row of the snapshot."""
-        return [SavedRowState(name, known.default, known.aligned(snapshot)) for name, known in self._known.items()]
 
-    def restore(self, saved: Iterable[SavedRowState], snapshot: Snapshot) -> None:
-        """Take over what ``saved`` returned."""
-        for name, default, values in saved:
-            self._known[name] = RowValues(default, snapshot, values.copy())
+def restored_states(saved: Iterable[SavedRowState], snapshot: Snapshot) -> dict[str, RowValues]:
+    """The row states that ``saved_states`` returned, for a buffer with the rows of the snapshot."""
+    return {name: RowValues(default, snapshot, values.copy()) for name, default, values in saved}
 
 
 def _numbers(values: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
