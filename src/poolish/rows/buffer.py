@@ -99,9 +99,10 @@ class DatasetBuffer(SnapshotReads):
         self._state = self._state.replace(codec=self._codec(schema), rows=StoredRows.empty(schema))
 
     def _codec(self, schema: Schema) -> RowCodec:
+        if self._drop_policy.column is None:
+            return RowCodec(schema, self.limits, self._may_be_missing)
         self._drop_policy.check_schema(schema)
-        ranked_by = None if self._drop_policy.column is None else self._drop_policy
-        return RowCodec(schema, self.limits, self._may_be_missing, ranked_by)
+        return RowCodec(schema, self.limits, self._may_be_missing, ranked_by=self._drop_policy)
 
     # -- adding
 
@@ -120,33 +121,36 @@ class DatasetBuffer(SnapshotReads):
         ``guard``, or else the buffer's own, is asked first. What it refuses is a ``DataRefused`` and changes nothing;
         rows that it drops are counted and kept in ``rejected``, and if it drops them all, nothing changes either.
         """
-        if (
-            type(samples) is dict
-            and self._state.takes_rows
-            and type(retain_prior) is float
+        keeps_all = (
+            type(retain_prior) is float
             and retain_prior == 1.0
             and type(retain_prior_by) is str
             and retain_prior_by in RETENTION
+        )
+        if (
+            keeps_all
+            and type(samples) is dict
+            and self._state.takes_rows
             and not normalizers.sees_dicts
             and guard is None
         ):
             self._append_row(samples)
             return
-        retention = Retention.of(retain_prior, retain_prior_by)
+        retention = None if keeps_all else Retention.of(retain_prior, retain_prior_by)
         self._append_draft(self._draft().read(samples), retention, guard)
 
     def _draft(self) -> Draft:
         state = self._state
         return Draft(state.schema, state.kind, self.limits, self._may_be_missing, state.codec)
 
-    def _append_draft(self, draft: Draft, retention: Retention, guard: Guard | None) -> None:
+    def _append_draft(self, draft: Draft, retention: Retention | None, guard: Guard | None) -> None:
         if guard is not None or self._state.guard is not None:
             self._append_guarded(draft, retention, guard)
             return
         with self._lock:
             self._publish(self._committed(draft, retention))
 
-    def _append_guarded(self, draft: Draft, retention: Retention, guard: Guard | None) -> None:
+    def _append_guarded(self, draft: Draft, retention: Retention | None, guard: Guard | None) -> None:
         from poolish.guards.checks.guard import check_guard
 
         asked = check_guard(guard, "append") or self._state.guard
@@ -236,12 +240,14 @@ class DatasetBuffer(SnapshotReads):
         """The moment of a change. What was shown is forgotten only to free its memory: it belongs to its state."""
         self._state, self._shown = state, None
 
-    def _committed(self, draft: Draft, retention: Retention) -> BufferState:
-        """The state with the new rows, then the thinning of the prior ones, then the size."""
+    def _committed(self, draft: Draft, retention: Retention | None) -> BufferState:
+        """The state with the new rows, then the thinning of the prior ones (None: all stay), then the size."""
         state = self._flushed()
         if draft.schema is not None:
             state = self._extended(state, draft, draft.schema)
-        return self._sized(_thinned(state, draft.n_rows, retention))
+        if retention is not None:
+            state = _thinned(state, draft.n_rows, retention)
+        return self._sized(state)
 
     def _extended(self, state: BufferState, draft: Draft, drafted: Schema) -> BufferState:
         draft.check_kind(state.kind)
