@@ -373,8 +373,9 @@ def test_no_exception_of_a_normalizer_is_swallowed(error):
         ([{"flour": 2}, ("flour", 1)], "sample 1, row 1 of it", "tuple"),
         (iter([{"flour": 2}, None]), "sample 1, row 1 of it", "NoneType"),
         (Loaf("rye", 1), "sample 1", "Loaf"),
+        (Image.new("RGB", (2, 2)), "sample 1", "Image"),  # it exports Arrow arrays, but they are no rows
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_normalizer_must_return_dicts_or_a_table(returned, place, wrong):
     """The message names the normalizer, the sample and what came."""

@@ -257,8 +257,8 @@ def _normalized(sample: Any, normalize: Normalizer, i: int, kind: str) -> Row | 
 
 def batches_of(value: Any) -> Iterable[pa.RecordBatch] | None:
     """The Arrow batches of anything tabular; None for anything else."""
-    if type(value) is dict or is_image(value) or _registered_for(type(value)) is not None:
-        return None  # images speak Arrow too, but mean pixels
+    if type(value) is dict or _registered_for(type(value)) is not None:
+        return None
     return _tabular(value)
 
 
@@ -271,6 +271,8 @@ def _tabular(value: Any) -> Iterable[pa.RecordBatch] | None:
         return features.batches(value)
     if isinstance(value, pa.StructArray):
         return [pa.RecordBatch.from_struct_array(value)]
+    if is_image(value):
+        return None  # images export Arrow arrays too, of their pixels
     if hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__"):
         return _imported(value)
     return None
