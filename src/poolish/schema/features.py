@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from poolish.schema.fields import Field
 
 
+#: Where ``datasets`` keeps features in the metadata of a schema.
+METADATA_KEY = b"huggingface"
+
 #: No description of features is longer; anything longer is not ours.
 MAX_HINT_BYTES = 1_000_000
 
@@ -48,7 +51,7 @@ def features_in(schema: pa.Schema) -> dict[str, Any]:
     They are a hint for the way back to Hugging Face; anything else in the metadata is ignored.
     """
     try:
-        hint = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")[:MAX_HINT_BYTES])
+        hint = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}")[:MAX_HINT_BYTES])
         features = hint["info"]["features"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}

@@ -265,8 +265,10 @@ class Schema:
 @lru_cache(maxsize=256)  # tables come in many batches, and a schema takes longer than a batch of a thousand rows
 def _from_arrow(schema: pa.Schema, key: object) -> Schema:
     check_names(schema.names, "Arrow schema")
-    hints = hf.features_in(schema)
     fields = [Field.from_arrow(field) for field in schema]
+    if hf.METADATA_KEY not in (schema.metadata or {}):
+        return Schema(fields)
+    hints = hf.features_in(schema)
     return Schema(hf.with_feature(field, hints.get(field.name)) for field in fields)
 
 
