@@ -23,6 +23,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from poolish.files import checksum_hex
+from poolish.schema import offsets_of
+from poolish.schema.types import is_rare
 
 
 def content_of(table: pa.Table, ids: NDArray[np.int64] | None = None) -> str:
@@ -92,8 +94,7 @@ class _Lanes:
             self.hash(f"{path}/lengths", np.diff(ends))
             self.add(f"{path}/item", array.values.slice(int(ends[0]), int(ends[-1] - ends[0])))
         elif _is_text(type_):
-            wide = kinds.is_large_string(type_) or kinds.is_large_binary(type_)
-            ends = _numbers(array, np.int64 if wide else np.int32)
+            ends = offsets_of(array)
             self.hash(f"{path}/lengths", np.diff(ends))
             if ends[-1] > ends[0]:
                 self.hash(f"{path}/values", array.buffers()[2].slice(int(ends[0]), int(ends[-1] - ends[0])))
@@ -120,20 +121,3 @@ def _plain(array: pa.Array) -> pa.Array:
 def _is_text(type_: pa.DataType) -> bool:
     texts = (kinds.is_string, kinds.is_binary, kinds.is_large_string, kinds.is_large_binary)
     return any(is_kind(type_) for is_kind in texts)
-
-
-def is_rare(type_: pa.DataType) -> bool:
-    """Whether Arrow lacks kernels for this type, so that its values need the slow Python path."""
-    views = (kinds.is_string_view, kinds.is_binary_view, kinds.is_list_view, kinds.is_large_list_view)
-    rare = (*views, kinds.is_union, kinds.is_run_end_encoded)
-    if kinds.is_dictionary(type_):
-        return is_rare(type_.value_type)
-    return any(is_kind(type_) for is_kind in rare) or any(is_rare(type_.field(i).type) for i in range(type_.num_fields))
-
-
-def _numbers(array: pa.Array, dtype: Any) -> Any:
-    """Where texts begin and end in their bytes."""
-    buffer = array.buffers()[1]
-    if buffer is None or not len(array):
-        return np.zeros(1, dtype)
-    return np.frombuffer(buffer, dtype, len(array) + 1, array.offset * np.dtype(dtype).itemsize)

@@ -21,11 +21,10 @@ from poolish import seeds
 from poolish.columns import one_chunk
 from poolish.errors import CorruptDataError, SchemaError
 from poolish.expressions import col
-from poolish.fingerprints.tables import is_rare
 from poolish.rows.cast import cast_exact
 from poolish.rows.values import ragged, resolve_null_type
 from poolish.schema import Schema, dtype_and_shape, is_tensor, types
-from poolish.schema.types import dictionary_decode, unsliced
+from poolish.schema.types import dictionary_decode, is_rare, unsliced
 
 Mask = NDArray[np.bool_]
 

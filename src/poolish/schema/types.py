@@ -358,6 +358,15 @@ def is_resolved(type_: pa.DataType) -> bool:
     return True
 
 
+def is_rare(type_: pa.DataType) -> bool:
+    """Whether Arrow lacks kernels for this type, so that its values need the slow Python path."""
+    views = (kinds.is_string_view, kinds.is_binary_view, kinds.is_list_view, kinds.is_large_list_view)
+    rare = (*views, kinds.is_union, kinds.is_run_end_encoded)
+    if kinds.is_dictionary(type_):
+        return is_rare(type_.value_type)
+    return any(is_kind(type_) for is_kind in rare) or any(is_rare(type_.field(i).type) for i in range(type_.num_fields))
+
+
 def dictionary_decode(values: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
     """The values of a dictionary-encoded array, in this type.
 
