@@ -61,6 +61,17 @@ def from_array(array: Array, dtype: str = "") -> torch.Tensor:
     return tensor.view(getattr(torch, dtype)) if dtype in CARRIED else tensor
 
 
+def empty_bytes(n_bytes: int, dtype: str, *, pin: bool) -> tuple[Array, torch.Tensor]:
+    """Return new memory as bytes to be filled, and the tensor of ``dtype`` that reads it.
+
+    Pinned memory comes from torch's own cache: it is used again once all copies out of it are complete.
+    """
+    import torch
+
+    memory = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=pin)
+    return memory.numpy(), memory.view(getattr(torch, dtype))
+
+
 # Copies to a device -----------------------------------------------------------------------------------------------
 
 
@@ -78,14 +89,18 @@ class DeviceStage:
 
         self._cuda, self._each = torch.cuda, each
         self.device = None if device is None else torch.device(device)
-        is_cuda = self.device is not None and self.device.type == "cuda"
-        self._pins = torch.cuda.is_available() and (is_cuda if pin is None else pin)
-        self._stream = torch.cuda.Stream(self.device) if is_cuda else None  # type: ignore[no-untyped-call]
+        self.is_cuda = self.device is not None and self.device.type == "cuda"
+        if self.device is not None and self.is_cuda and self.device.index is None:
+            # Each thread has a current device of its own; ours is the one of the thread that asked for "cuda".
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        #: Whether tensors are copied out of pinned memory.
+        self.pins = torch.cuda.is_available() and (self.is_cuda if pin is None else pin)
+        self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None  # type: ignore[no-untyped-call]
 
     def begin(self, batch: Any) -> tuple[Any, Any]:
         """Start copying a batch, in any thread; the second value is the event that ``finish`` waits for."""
-        if self._pins:
-            batch = self._each(lambda value: value.pin_memory() if is_torch_tensor(value) else value, batch)
+        if self.pins:
+            batch = self._each(_pinned, batch)
         if self._stream is None:
             return self._each(self._moved, batch), None
         with self._cuda.device(self.device), self._cuda.stream(self._stream):
@@ -106,6 +121,10 @@ class DeviceStage:
             # Its memory belongs to our stream: it must not be reused before the trainer's stream is done with it.
             self._each(lambda value: value.record_stream(current) if is_torch_tensor(value) else None, batch)
         return batch
+
+
+def _pinned(value: Any) -> Any:
+    return value.pin_memory() if is_torch_tensor(value) else value  # itself, if it is pinned already
 
 
 class PinnedMemory:

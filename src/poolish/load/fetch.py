@@ -3,7 +3,11 @@
     planner --plans--> BatchReader (here, or in worker threads) --columns--> stage (the device) --> the loader
 
 Rows of a buffer are gathered column by column: the kernel copies numbers and tensors of one shape from the buffer's
-memory (256 rows of 64 floats: 9 us, through an Arrow table 45). Everything else is read as samples and collated.
+memory (256 rows of 64 floats: 9 us, through an Arrow table 45), into pinned memory if they go to a CUDA device. Windows
+of a stream are gathered likewise. Everything else is read as samples and collated.
+
+A batch of columns for a CUDA device is read, and its copy begun, by a thread even without ``num_workers``: no code of
+the user's runs in it, and the trainer's thread only waits for the copy.
 
 The loader knows its position. A fetcher that has read ahead of another step drops that and reads again from there.
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -24,7 +29,7 @@ from poolish import kernels, torch_bridge
 from poolish.columns import one_chunk
 from poolish.errors import ConfigError
 from poolish.load.batch import collate, empty_like, tensors
-from poolish.load.frozen import FrozenRows, Int64, SnapshotRows
+from poolish.load.frozen import FrozenRows, Int64, SnapshotRows, WindowRows
 from poolish.load.planner import LoaderPosition, Plan, ReadRequest, StepPlanner
 from poolish.load.structures import nbytes
 from poolish.prefetch import Prefetcher
@@ -49,10 +54,13 @@ class Read(NamedTuple):
 class BatchReader:
     """Reads the pieces of plans and makes batches of them."""
 
-    def __init__(self, output: str, collate_fn: Callable[[list[Any]], Any] | None, faults: Any) -> None:
+    def __init__(
+        self, output: str, collate_fn: Callable[[list[Any]], Any] | None, faults: Any, *, pins: bool = False
+    ) -> None:
+        """``pins``: gather tensors into pinned memory, from which they are copied to a device."""
         if output not in OUTPUTS:
             raise ConfigError(f"output={output!r}: one of {', '.join(map(repr, OUTPUTS))}")
-        self._output, self._collate_fn, self._faults = output, collate_fn, faults
+        self._output, self._collate_fn, self._faults, self._pins = output, collate_fn, faults, pins
         self._columns: tuple[Any, Columns] | None = None
         self._empty: tuple[Any] | None = None
 
@@ -62,22 +70,22 @@ class BatchReader:
         """One piece of a step."""
         if self.takes_columns(piece.rows):
             return self._read_columns(piece)
-        ids = piece.ids
-        if not len(ids):
-            return Read([], ids, piece.gone)
+        if not len(piece.ids):
+            return Read([], piece.ids, piece.gone)
         if self._faults is not None:
             return self._read_surviving(piece)
-        try:
-            return Read(piece.rows.fetch(ids), ids, piece.gone)
-        except IndexError:
-            return _read_remaining(piece)
+        return _read_remaining(piece, lambda rows, ids: rows.fetch(ids) if len(ids) else [])
 
     def takes_columns(self, rows: FrozenRows) -> bool:
         """Whether these rows are gathered column by column."""
-        return isinstance(rows, SnapshotRows) and self._collate_fn is None and self._faults is None
+        if self._collate_fn is not None or self._faults is not None:
+            return False
+        return isinstance(rows, SnapshotRows) or (isinstance(rows, WindowRows) and self._output != "arrow")
 
     def _read_columns(self, piece: ReadRequest) -> Read:
         rows = piece.rows
+        if isinstance(rows, WindowRows):
+            return _read_remaining(piece, self._windows)
         assert isinstance(rows, SnapshotRows)
         if self._output == "arrow":
             return Read(rows.table(piece.ids), piece.ids, piece.gone)
@@ -86,10 +94,16 @@ class BatchReader:
             known = self._columns = (rows.snapshot, Columns(rows.snapshot, *self._converters()))
         return Read(known[1].read(rows.numbers(piece.ids)), piece.ids, piece.gone)
 
-    def _converters(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def _windows(self, rows: FrozenRows, ids: Int64) -> Any:
+        assert isinstance(rows, WindowRows)
+        columns = rows.columns(ids)
+        return tensors(columns) if self._output == "torch" else columns
+
+    def _converters(self) -> tuple[Callable[[str, pa.Array], Any], Room, Callable[[Any, str], Any]]:
         if self._output == "torch":
-            return lambda name, array: to_tensor(name, array, None, copy=False), torch_bridge.from_array
-        return to_array, readable
+            room = partial(torch_bridge.empty_bytes, pin=self._pins)
+            return lambda name, array: to_tensor(name, array, None, copy=False), room, lambda values, _: values
+        return to_array, _array_room, readable
 
     def _read_surviving(self, piece: ReadRequest) -> Read:
         samples, kept = self._faults.read(piece.ids, piece.rows.fetch, lambda id_: piece.rows.fetch(_one(id_))[0])
@@ -141,16 +155,16 @@ class BatchReader:
         return tensors(columns)
 
 
-def _read_remaining(piece: ReadRequest) -> Read:
+def _read_remaining(piece: ReadRequest, read: Callable[[FrozenRows, Int64], Any]) -> Read:
     """Rows of a bounded stream may go between the decision and the reading; the others are read all the same."""
-    alive = piece.rows.alive(piece.ids)
-    if alive is None or alive.all():
-        return Read(piece.rows.fetch(piece.ids), piece.ids, piece.gone)  # not because a row is gone: it says why
-    left = ReadRequest(piece.rows, piece.ids[alive], np.concatenate([piece.gone, piece.ids[~alive]]))
-    try:
-        return Read(piece.rows.fetch(left.ids) if len(left.ids) else [], left.ids, left.gone)
-    except IndexError:
-        return _read_remaining(left)
+    while True:
+        try:
+            return Read(read(piece.rows, piece.ids), piece.ids, piece.gone)
+        except IndexError:
+            alive = piece.rows.alive(piece.ids)
+            if alive is None or alive.all():
+                raise  # not because a row is gone
+            piece = ReadRequest(piece.rows, piece.ids[alive], np.concatenate([piece.gone, piece.ids[~alive]]))
 
 
 def _one(id_: int) -> Int64:
@@ -173,10 +187,22 @@ def _joined(parts: list[Any]) -> Any:
     return torch.cat(parts) if all(isinstance(part, torch.Tensor) for part in parts) else list(chain(*parts))
 
 
-def requests_of(plan: Plan, n_rows: int) -> list[ReadRequest]:
+class Part(NamedTuple):
+    """What a thread reads at once; ``step`` is the plan if that is all of it."""
+
+    piece: ReadRequest
+    step: Plan | None = None
+
+
+def parts_of(plan: Plan) -> list[Part]:
+    """The pieces of a plan, one for each dataset that the step is read from."""
+    return [Part(piece, plan if len(plan.pieces) == 1 else None) for piece in plan.pieces]
+
+
+def small_parts_of(plan: Plan, n_rows: int) -> list[Part]:
     """The pieces of a plan cut into parts of at most ``n_rows``, for several threads to read."""
     return [
-        ReadRequest(piece.rows, piece.ids[i : i + n_rows], piece.gone if i == 0 else piece.gone[:0])
+        Part(ReadRequest(piece.rows, piece.ids[i : i + n_rows], piece.gone if i == 0 else piece.gone[:0]))
         for piece in plan.pieces
         for i in range(0, max(1, len(piece.ids)), n_rows)
     ]
@@ -184,15 +210,28 @@ def requests_of(plan: Plan, n_rows: int) -> list[ReadRequest]:
 
 #: From places in the buffer's memory to one column of a batch.
 Take = Callable[[Int64], Any]
+#: From a number of bytes and a dtype to memory: as bytes to fill, and as the values that are handed out.
+Room = Callable[[int, str], tuple[NDArray[np.uint8], Any]]
+
+
+def _array_room(n_bytes: int, dtype: str) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    memory = np.empty(n_bytes, np.uint8)
+    return memory, memory.view(numpy_dtype(dtype))
 
 
 class Columns:
     """Reads batches from one snapshot."""
 
-    def __init__(self, snapshot: Snapshot, convert: Callable[[str, pa.Array], Any], cast: Callable[..., Any]) -> None:
-        """``cast(array, dtype)`` finishes a copied column, ``convert(name, array)`` one that comes from Arrow."""
-        self._snapshot = snapshot
-        self._takes = [(name, _take(name, array, convert, cast)) for name, array in snapshot.stored_columns().items()]
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        convert: Callable[[str, pa.Array], Any],
+        room: Room,
+        cast: Callable[[Any, str], Any],
+    ) -> None:
+        """``room`` and ``cast(values, dtype)`` make a copied column, ``convert(name, array)`` one that is Arrow's."""
+        self._snapshot, columns = snapshot, snapshot.stored_columns()
+        self._takes = [(name, _take(name, array, convert, room, cast)) for name, array in columns.items()]
 
     def read(self, numbers: Int64) -> dict[str, Any]:
         """The rows with these numbers, as columns."""
@@ -200,20 +239,26 @@ class Columns:
         return {name: take(places) for name, take in self._takes}
 
 
-def _take(name: str, array: pa.Array, convert: Callable[[str, pa.Array], Any], cast: Callable[..., Any]) -> Take:
+def _take(
+    name: str,
+    array: pa.Array,
+    convert: Callable[[str, pa.Array], Any],
+    room: Room,
+    cast: Callable[[Any, str], Any],
+) -> Take:
     plain = None if array.null_count else _plain(array)
     if plain is None:
         gather = gather_fn(array)
         return lambda places: convert(name, gather(places))
-    values, dtype = plain
-    shape, item = values.shape[1:], values.dtype
-    n_bytes = item.itemsize * math.prod(shape)
-    source = values.reshape(-1).view(np.uint8)
+    stored, dtype = plain
+    shape = stored.shape[1:]
+    n_bytes = stored.dtype.itemsize * math.prod(shape)
+    source = stored.reshape(-1).view(np.uint8)
 
     def take(places: Int64) -> Any:
-        out = np.empty(len(places) * n_bytes, np.uint8)
-        kernels.gather(source, n_bytes, places, out)
-        return cast(out.view(item).reshape(-1, *shape), dtype)
+        memory, values = room(len(places) * n_bytes, dtype)
+        kernels.gather(source, n_bytes, places, memory)
+        return cast(values.reshape(len(places), *shape), dtype)
 
     return take
 
@@ -236,10 +281,15 @@ MAX_BYTES_AHEAD = 2**30
 
 #: A step, what was read for it, and its columns where they are wanted (or on their way there).
 Fetched = tuple[Plan, Read, Any]
+#: What was read, and its columns on their way to the device; None where no copy has begun.
+Staged = tuple[Read, Any]
 
 
 class Fetcher:
     """Steps of ``walk``, read by ``reading`` when they are asked for, and moved by ``stage`` if there is one."""
+
+    #: Whether threads read before a batch is asked for.
+    reads_ahead = False
 
     def __init__(self, walk: StepPlanner, reading: BatchReader, stage: Any) -> None:
         self._planner, self._reading, self._stage = walk, reading, stage
@@ -271,8 +321,11 @@ class Fetcher:
 class PrefetchingFetcher(Fetcher):
     """The same, read by ``n_workers`` threads up to ``n_ahead`` steps before they are asked for.
 
-    A thread takes ``n_rows`` rows at once, or all that a step has from one dataset where it is None.
+    A thread takes ``n_rows`` rows at once, or all that a step has from one dataset where it is None. If that is the
+    whole batch, it also begins to move it.
     """
+
+    reads_ahead = True
 
     def __init__(
         self,
@@ -290,7 +343,7 @@ class PrefetchingFetcher(Fetcher):
         self._n_workers, self._n_ahead, self._n_rows = n_workers, n_ahead, n_rows
         self._timeout, self._init = timeout, init
         self._workers: Workers | None = None
-        self._ahead: Prefetcher[Plan, ReadRequest, Read, tuple[Plan, Read]] | None = None
+        self._ahead: Prefetcher[Plan, Part, Staged, tuple[Plan, Staged]] | None = None
         self._staged: Fetched | None = None
 
     def next(self, place: LoaderPosition, stride: int) -> Fetched | None:
@@ -325,26 +378,28 @@ class PrefetchingFetcher(Fetcher):
     def _staging(self) -> Fetched | None:
         assert self._ahead is not None
         try:
-            plan, read = next(self._ahead)
+            plan, (read, moving) = next(self._ahead)
         except StopIteration:
             return None
-        return plan, read, read.content if self._stage is None else self._stage.begin(read.content)
+        if self._stage is None:
+            return plan, read, read.content
+        return plan, read, self._stage.begin(read.content) if moving is None else moving
 
-    def _begin(self, place: LoaderPosition, stride: int) -> Prefetcher[Plan, ReadRequest, Read, tuple[Plan, Read]]:
+    def _begin(self, place: LoaderPosition, stride: int) -> Prefetcher[Plan, Part, Staged, tuple[Plan, Staged]]:
         if self._workers is None:
             self._workers = Workers(self._n_workers, self._init)
-        reading, n_rows = self._reading, self._n_rows
+        reading, n_rows = _PartReader(self._reading, self._stage), self._n_rows
         return Prefetcher(
             _Plans(self._planner, place, stride),
-            lambda plan: plan.pieces if n_rows is None else requests_of(plan, n_rows),
+            parts_of if n_rows is None else partial(small_parts_of, n_rows=n_rows),
             reading.read,
-            lambda plan, parts: (plan, reading.join(parts, plan.example)),
+            reading.join,
             workers=self._workers,
             n_ahead=self._n_ahead,
             max_bytes=MAX_BYTES_AHEAD,
-            size_of=lambda read: nbytes(read.content),
+            size_of=lambda staged: nbytes(staged[0].content),
             timeout=self._timeout,
-            describe=_where,
+            describe=lambda part: _where(part.piece),
         )
 
     def forget(self, *, keep_workers: bool) -> None:
@@ -355,6 +410,27 @@ class PrefetchingFetcher(Fetcher):
         if self._workers is not None and not keep_workers:
             self._workers.close()
             self._workers = None
+
+
+class _PartReader:
+    """What threads do. It does not know the fetcher, so that its threads end when nothing else knows it."""
+
+    def __init__(self, reading: BatchReader, stage: torch_bridge.DeviceStage | None) -> None:
+        self._reading, self._stage = reading, stage
+
+    def read(self, part: Part) -> Staged:
+        """In a thread: read a part, and begin to move it if it is a whole batch."""
+        read = self._reading.read(part.piece)
+        if self._stage is None or part.step is None:
+            return read, None
+        read = self._reading.join([read], part.step.example)
+        return read, self._stage.begin(read.content)
+
+    def join(self, plan: Plan, parts: list[Staged]) -> tuple[Plan, Staged]:
+        """In the thread that asks: a batch of all its parts."""
+        if parts and parts[0][1] is not None:
+            return plan, parts[0]
+        return plan, (self._reading.join([read for read, _ in parts], plan.example), None)
 
 
 class _Plans:

@@ -241,6 +241,11 @@ class WindowRows(NumberedRows):
         """Many windows in one go."""
         return super().fetch(ids - self._shift)
 
+    def columns(self, ids: Int64) -> dict[str, NDArray[np.int64]]:
+        """The same as columns, a row for each window."""
+        windows: WindowDataset = self._dataset
+        return windows.columns(ids - self._shift)
+
 
 class StepRows:
     """The steps of a stream, each a dict of its fields; a field that a step does not have is None."""

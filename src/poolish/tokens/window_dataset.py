@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from poolish.arguments import check_whole
 from poolish.tokens.sampling import Episodes, InEpisodes
@@ -91,12 +91,12 @@ class WindowDataset:
         return max(0, -(-(view.first_token - self._base) // self.stride)), n
 
     def __getitem__(self, i: int) -> Batch:
-        batch = self._windows([i])
+        batch = self.columns([i])
         return {name: values[0] for name, values in batch.items()}
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Batch]:
         """Many windows in one go, as torch's DataLoader asks for them."""
-        batch = self._windows(list(numbers) or np.empty(0, np.int64))
+        batch = self.columns(list(numbers) or np.empty(0, np.int64))
         names = list(batch)
         return [dict(zip(names, rows, strict=True)) for rows in zip(*batch.values(), strict=True)]
 
@@ -113,7 +113,8 @@ class WindowDataset:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__  # the numbering travels too: what it was counted from may have left the stream
 
-    def _windows(self, numbers: Any) -> Batch:
+    def columns(self, numbers: ArrayLike) -> Batch:
+        """The windows with these numbers as one batch, at memory speed."""
         n = len(self)
         numbers = np.asarray(numbers)
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
