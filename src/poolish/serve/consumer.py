@@ -26,7 +26,7 @@ from poolish.serve.reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.reading_ahead import CudaStage, ReadingAhead
 from poolish.torch_bridge import from_array
 from poolish.transports import Place, has_transport, place_to_read
-from poolish.transports.batch_file import numpy_columns
+from poolish.transports.batch_columns import converted, numpy_columns
 from poolish.transports.meta import QueueMeta, not_found
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class DatasetConsumer:
                 reader.n_dropped += len(kept) - int(kept.sum())
                 if kept.any():
                     chosen = np.flatnonzero(kept)
-                    return _as_pair({name: array[chosen] for name, array in arrays.items()})
+                    return _as_pair({name: _rows(column, chosen) for name, column in arrays.items()})
                 reader.n_skipped += 1  # the guard leaves it out: it is done with, and not handed out
 
     # -- what the batches are
@@ -333,6 +333,10 @@ def _as_pair(arrays: dict[str, Any]) -> Any:
     return (arrays["x"], arrays["y"]) if list(arrays) == ["x", "y"] else arrays
 
 
+def _rows(column: Any, numbers: Any) -> Any:
+    return [column[number] for number in numbers] if isinstance(column, list) else column[numbers]
+
+
 def _arrays_of(stage: CudaStage | None, output: str, device: Any) -> Callable[[Batch, Any], dict[str, Any]]:
     """The function that turns a batch, and what its stage made of it, into what the trainer gets."""
     if stage is not None:
@@ -340,10 +344,8 @@ def _arrays_of(stage: CudaStage | None, output: str, device: Any) -> Callable[[B
     if output == "numpy":
         return lambda batch, _: numpy_columns(batch.columns)
     if device is None:
-        return lambda batch, _: {name: from_array(array, dtype) for name, (dtype, array) in batch.columns.items()}
-    return lambda batch, _: {
-        name: from_array(array, dtype).to(device) for name, (dtype, array) in batch.columns.items()
-    }
+        return lambda batch, _: converted(batch.columns, from_array)
+    return lambda batch, _: converted(batch.columns, lambda array, dtype: from_array(array, dtype).to(device))
 
 
 def _guard(guard: Guard, rank: int, world_size: int) -> ConsumerGuard:
