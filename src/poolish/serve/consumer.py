@@ -105,6 +105,7 @@ class DatasetConsumer:
         self._run: str | None = None
         self.rank, self.world_size = _rank(rank, world_size)
         self.acknowledge = _one_of(acknowledge, ACKNOWLEDGE, "acknowledge")
+        self._is_explicit = acknowledge == "explicit"
         self.on_corrupt = _one_of(on_corrupt, ON_CORRUPT, "on_corrupt")
         self.timeout_s = _timeout(timeout_s)
         self.device = _device(device, output)
@@ -287,10 +288,6 @@ class DatasetConsumer:
                 f"mark_trained: no batch of split {split!r} was handed out; call get_batch({split!r}) first"
             )
         self._in_flight[split].mark(batch, self._readers[split].position)
-
-    @property
-    def _is_explicit(self) -> bool:
-        return self.acknowledge == "explicit"
 
     def _done(self, split: str) -> int:
         """The position that a state says: of what was handed out, or of what was trained."""

@@ -15,7 +15,7 @@ from poolish.errors import ConfigError, QueueError, SchemaError, StoreFull, Stor
 from poolish.files import check_name
 from poolish.ragged import Ragged
 from poolish.serve.ranks import AttemptProgress
-from poolish.transports.batch_columns import Array, Columns
+from poolish.transports.batch_columns import Array, Columns, is_variable
 from poolish.transports.batch_file import BatchMetadata, encode
 from poolish.transports.protocols import Log, ProviderRecord, Waker
 
@@ -84,6 +84,8 @@ class SplitProducer:
 
     def __init__(self, log: Log, name: str, limits: Limits) -> None:
         self.log, self.limits, self._row_limits = log, limits, log.meta.row_limits
+        # An open size in a queue of 0.1.0.
+        self._are_alike = not log.meta.has_ragged and any(map(is_variable, log.meta.schema))
         self._registry = ProviderRegistry(log, name)
         self._registry.claim()
         self._progress = AttemptProgress(log)
@@ -142,7 +144,7 @@ class SplitProducer:
                 "the queue is opened"
             )
         counter = self.counter
-        buffers = encode(columns if self.log.meta.has_ragged else self._alike(columns), self.metadata(rows))
+        buffers = encode(self._alike(columns) if self._are_alike else columns, self.metadata(rows))
         # If this is interrupted, it is unknown whether the batch is out; then the log decides.
         self._counter = None
         number = self.log.publish(buffers, self._registry.name)

@@ -273,7 +273,11 @@ def _converted(dtype: str, column: Ragged, change: Callable[[Array, str], Any]) 
 
 def numpy_columns(columns: Columns) -> dict[str, Any]:
     """The columns of a batch as numbers that NumPy can calculate with."""
-    return converted(columns, lambda array, dtype: readable(array, dtype) if dtype in CARRIED else array)
+    return converted(columns, _calculable)
+
+
+def _calculable(array: Array, dtype: str) -> Array:
+    return readable(array, dtype) if dtype in CARRIED else array
 
 
 def text_array(column: Ragged, dtype: str) -> pa.Array:

@@ -25,7 +25,7 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -120,9 +120,11 @@ def encode(columns: Columns, metadata: BatchMetadata) -> list[Buffer]:
     (0, ('int64', array([0, 1])))
     """
     ragged = [name for name, (_, array) in columns.items() if isinstance(array, Ragged)]
-    ordered = sorted(_tensors(columns), key=lambda tensor: -tensor[2].itemsize)
-    arrays = [np.ascontiguousarray(array) for _, _, array in ordered]
-    header = _header(_described(tuple((name, dtype, array.shape) for name, dtype, array in ordered)), metadata, ragged)
+    tensors: Any = _tensors(columns) if ragged else columns
+    ordered = sorted(tensors.items(), key=lambda tensor: -tensor[1][1].itemsize)
+    arrays = [np.ascontiguousarray(array) for _, (_, array) in ordered]
+    described = _described(tuple((name, dtype, array.shape) for name, (dtype, array) in ordered))
+    header = _header(described, metadata, ragged)
     n_bytes = len(header) + sum(array.nbytes for array in arrays)
     if len(header) > MAX_HEADER_BYTES or n_bytes > MAX_FILE_BYTES:
         raise LimitExceeded(
@@ -146,14 +148,16 @@ def tombstone(queue: str, schema: str, reason: str, lost: BatchMetadata | None) 
     return encode({}, BatchMetadata(queue, schema, 0, provider, counter, reason))
 
 
-def _tensors(columns: Columns) -> Iterator[tuple[str, str, Array]]:
-    """The arrays that a file holds: name, dtype, and what carries the bits."""
+def _tensors(columns: Columns) -> dict[str, tuple[str, Array]]:
+    """The arrays that a file holds: of a ragged column its values, and its offsets beside them."""
+    tensors = {}
     for name, (dtype, array) in columns.items():
         if isinstance(array, Ragged):
-            yield name, "uint8" if dtype in TEXT else dtype, array.values
-            yield name + OFFSETS, "int64", array.offsets
+            tensors[name] = ("uint8" if dtype in TEXT else dtype, array.values)
+            tensors[name + OFFSETS] = ("int64", array.offsets)
         else:
-            yield name, dtype, array
+            tensors[name] = (dtype, array)
+    return tensors
 
 
 @lru_cache(maxsize=256)
@@ -447,6 +451,8 @@ class BatchValidator:
 
     def labelled(self, columns: Columns, place: str) -> dict[str, tuple[str, Array | Ragged]]:
         """What a file holds, in the order of the schema, with text as what it is; it must be text."""
+        if not self._variable:
+            return {name: columns[name] for name in self.names}
         return {name: self._labelled(name, dtype, columns[name], place) for name, dtype, _ in self._fields}
 
     def _labelled(
