@@ -397,7 +397,7 @@ MUTANTS = (
     _queue(
         "Q11",
         "transports/batch_file",
-        "        if problem is not None:\n            raise _corrupt(place, f\"of column {name!r}, {problem}\")\n",
+        '        if problem is not None:\n            raise _corrupt(place, f"of column {name!r}, {problem}")\n',
         "",
         "ragged.py::test_sealed_lies_are_refused",
     ),
