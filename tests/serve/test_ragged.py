@@ -19,7 +19,7 @@ from poolish import DataProviderBase, DatasetConsumer, DatasetProvider
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
 from poolish.guards import Suite
 from poolish.ragged import Ragged
-from poolish.serve import queue_status, rejections, verify_queue
+from poolish.serve import queue_status, reading_ahead, rejections, verify_queue
 from poolish.transports import meta as meta_module
 from poolish.transports.batch_file import BatchMetadata, decode, encode
 from poolish.transports.meta import QueueMeta
@@ -638,3 +638,52 @@ def test_a_corrupt_batch_is_replaced_by_the_last_good_one(tmp_path: Path):
 
     assert [each["text"] for each in batches] == [TEXTS, TEXTS]
     assert batches[1]["tokens"][2].tolist() == [4, 1, 5]
+
+
+# Reading ahead for a device -----------------------------------------------------------------------------------------
+
+
+class Copies:
+    """What copies to a device are, without one: a copy of a tensor."""
+
+    def __init__(self, device: Any, *, pin: bool) -> None:
+        self.copied: list[Any] = []
+
+    def begin(self, tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return tensor.clone(), None
+
+    def finish(self, staged: tuple[torch.Tensor, None]) -> torch.Tensor:
+        return staged[0]
+
+
+class OverwrittenMemory:
+    """Memory that another batch takes as soon as it was copied."""
+
+    def take(self, n_bytes: int) -> np.ndarray:
+        return np.empty(n_bytes, np.uint8)
+
+    def give_back(self, lent: np.ndarray, is_copied: None) -> None:
+        lent[:] = 0xFF
+
+
+@pytest.mark.parametrize("keeps_columns", [False, True])
+def test_a_device_gets_values_and_offsets_in_one_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_columns: bool
+):
+    """Text is decoded, and what a guard looks at is copied, before the memory they were read into is overwritten."""
+    monkeypatch.setattr(reading_ahead, "DeviceStage", Copies)
+    monkeypatch.setattr(reading_ahead, "PinnedMemory", OverwrittenMemory)
+    with served(tmp_path, FIELDS, batch()) as provider:
+        provider.publish("train")
+        stage = reading_ahead.CudaStage("cuda", keeps_columns=keeps_columns)
+        with consumer(tmp_path) as reading:
+            kept, begun = stage.begin(reading._reader("train").read(0, stage.allocate))
+            found = stage.finish(begun)
+
+    assert list(found) == [field["name"] for field in FIELDS]
+    assert [row.tolist() for row in found["tokens"]] == TOKENS
+    assert found["boxes"][2].tolist() == [[2.0] * 4] * 2
+    assert (found["text"], found["raw"], found["label"].tolist()) == (TEXTS, RAW, [0, 1, 2])
+    if keeps_columns:
+        assert kept.columns["tokens"][1][2].tolist() == [4, 1, 5]
+        assert bytes(kept.columns["text"][1][0]).decode() == TEXTS[0]
