@@ -19,6 +19,7 @@ from poolish.files.checksums import MAX_COUNTER
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.printable import printable
+from poolish.ranks import Ranks, Share
 from poolish.runs import run_id
 from poolish.serve.appearing import NoSuchSplit, QueueDeadline
 from poolish.serve.in_flight import InFlight
@@ -26,7 +27,7 @@ from poolish.serve.inspection import health_at
 from poolish.serve.ranks import Assignment
 from poolish.serve.reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.reading_ahead import CudaStage, ReadingAhead
-from poolish.torch_bridge import from_array, is_installed
+from poolish.torch_bridge import from_array, has_process_group, is_installed
 from poolish.transports import Place, has_transport, place_to_read
 from poolish.transports.batch_columns import converted, numpy_columns
 from poolish.transports.meta import QueueMeta, not_found
@@ -48,7 +49,9 @@ class DatasetConsumer:
     ``path`` is the dataset's directory (``data/<dataset>``) or its ``queue``, or ``memory://NAME`` for a provider in
     this process. ``get_batch`` returns ``(X, Y)`` where the schema is x and y, else a dict of tensors
     (``output="numpy"``: arrays), whose memory is yours to change. Rank r of ``world_size`` gets every
-    ``world_size``-th batch; both come from RANK and WORLD_SIZE if they are not given.
+    ``world_size``-th batch; they come from ``rank=`` and ``world_size=``, else from ``group=`` (a process group) or
+    ``mesh=`` (its data-parallel dimension), else from ``torch.distributed`` where it is initialised, else from RANK and
+    WORLD_SIZE: when the first batch is requested, and fixed from then on.
 
     All ranks of one training share a ``run`` id, which the state carries through restarts: pass it, or start them with
     torchrun or after ``torch.distributed`` is initialised. One rank needs none. While ranks of a run read, those of
@@ -88,6 +91,8 @@ class DatasetConsumer:
         output: str = "torch",
         rank: int | None = None,
         world_size: int | None = None,
+        group: Any = None,
+        mesh: Any = None,
         acknowledge: str = "on_step",
         on_corrupt: str = "raise",
         timeout_s: float | None = None,
@@ -103,7 +108,10 @@ class DatasetConsumer:
         self.path: Path | str = str(self._place) if has_transport(path) else Path(str(self._place))
         self.guard, self._given_run = guard, None if run is None else check_name(run, "run")
         self._run: str | None = None
-        self.rank, self.world_size = _rank(rank, world_size)
+        self._ranks = Ranks(rank, world_size, group=group, mesh=mesh, what="DatasetConsumer")
+        self.rank, self.world_size = self._ranks.now()[:2]
+        self.group, self.mesh = group, mesh
+        self._had_group = False  # a process group, when the rank was looked up last
         self.acknowledge = _one_of(acknowledge, ACKNOWLEDGE, "acknowledge")
         self._is_explicit = acknowledge == "explicit"
         self.on_corrupt = _one_of(on_corrupt, ON_CORRUPT, "on_corrupt")
@@ -150,6 +158,7 @@ class DatasetConsumer:
 
     def _next(self, split: str) -> Any:
         with self._lock:
+            self._settle()
             reader = self._reader(split)
             if not reader.has_begun:
                 reader.begin(self._run_id())
@@ -243,7 +252,8 @@ class DatasetConsumer:
             }
             for reader, assignment in positions.items():
                 reader.check_start(assignment.start)
-            self._run_id(state.get("run"))
+            if state.get("run") is not None:
+                self._run_id(state["run"])
             for split in self._ahead:
                 self._ahead[split].forget()
             self._in_flight.clear()
@@ -330,6 +340,20 @@ class DatasetConsumer:
 
     # -- inside
 
+    def _settle(self) -> None:
+        """From now on this is one rank of so many; where that was not known yet, read as that rank."""
+        has_group = has_process_group()
+        if self._ranks.is_settled and has_group == self._had_group:
+            return
+        share = self._ranks.settle()
+        _check_mesh(self.mesh, share)
+        self._had_group = has_group
+        if share[:2] != (self.rank, self.world_size):
+            vars(self).update(rank=share.rank, world_size=share.world_size)
+            for reader in self._readers.values():
+                reader.become(share.rank, share.world_size)
+            self._guard = None if self.guard is None else _guard(self.guard, share.rank, share.world_size)
+
     def _reader(self, split: str) -> SplitReader:
         self._check_usable()
         if split not in self._readers:
@@ -407,20 +431,14 @@ def _guard(guard: Guard, rank: int, world_size: int) -> ConsumerGuard:
     return ConsumerGuard(checked, rank, world_size)
 
 
-def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    r = _whole(os.environ.get("RANK", 0) if rank is None else rank, "rank")
-    w = _whole(os.environ.get("WORLD_SIZE", 1) if world_size is None else world_size, "world_size")
-    if not 0 <= r < w:
-        raise ConfigError(f"rank {r} of world_size {w}: a rank is from 0 to world_size - 1; check RANK and WORLD_SIZE")
-    return r, w
-
-
-def _whole(value: object, name: str) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    if type(value) is not int:
-        raise ConfigError(f"{name} must be a whole number, got {value!r}")
-    return value
+def _check_mesh(mesh: Any, share: Share) -> None:
+    """Raise where several processes of a mesh would be one rank: a queue hands each batch to one of them."""
+    if mesh is not None and mesh.size() > share.world_size:
+        raise ConfigError(
+            f"mesh= has {mesh.size()} processes for {share.world_size} data-parallel ranks, and a queue hands each "
+            "batch to one process; make a consumer on one process of each rank, with rank= and world_size=, and "
+            "broadcast its batches to the others"
+        )
 
 
 def _one_of(value: str, known: tuple[str, ...], name: str) -> str:

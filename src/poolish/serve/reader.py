@@ -109,6 +109,13 @@ class SplitReader:
             self._waker = self.log.waker()
         return self._waker
 
+    def become(self, rank: int, world_size: int) -> None:
+        """Read as another rank than was known when this was made; before it has begun."""
+        assert not self.has_begun
+        self.rank, self.world_size = rank, world_size
+        self._progress = RankProgress(self.log, rank, world_size, self._acknowledge)
+        self._assignment = self._progress.assignment
+
     # -- where we are
 
     @property
