@@ -341,7 +341,7 @@ class DatasetConsumer:
     # -- inside
 
     def _settle(self) -> None:
-        """From now on this is one rank of so many; where that was not known yet, read as that rank."""
+        """Fix which rank this is; where it was not known yet, read as that rank from here on."""
         has_group = has_process_group()
         if self._ranks.is_settled and has_group == self._had_group:
             return
