@@ -195,6 +195,34 @@ def test_a_batch_is_the_trainers_to_change(tmp_path: Path):
         assert reading.get_batch()["tokens"][0].tolist() == [3, 1]
 
 
+@pytest.mark.parametrize("address", ["directory", "memory"])
+def test_any_rows_arrive_as_they_were(tmp_path: Path, address: str):
+    """Random lengths, also of nothing but empty rows, through every transport: the rows of a plain list."""
+    rng = np.random.default_rng(5)
+    batches = []
+    for i in range(times(30)):
+        lengths = rng.integers(0, 4 if i % 5 else 1, rng.integers(1, 6))
+        tokens = [rng.integers(-(2**31), 2**31, n).astype(np.int32) for n in lengths]
+        text = ["".join(rng.choice(["a", "é", "🍞", "\n", "\0"], n)) for n in lengths]
+        boxes = [rng.random((n, 4), np.float32) for n in lengths]
+        made = {"tokens": tokens, "boxes": boxes, "text": text, "raw": [row.encode() for row in text]}
+        batches.append({**made, "label": lengths})
+    path: Any = tmp_path if address == "directory" else "memory://any-rows"
+
+    with served(path, FIELDS, *batches) as provider:
+        for _ in batches:
+            provider.publish("train")
+        with consumer(path) as reading:
+            found = [reading.get_batch() for _ in batches]
+
+    for made, got in zip(batches, found, strict=True):
+        for name in ("tokens", "boxes"):
+            assert [row.tolist() for row in got[name]] == [row.tolist() for row in made[name]]
+            assert [row.shape for row in got[name]] == [row.shape for row in made[name]]
+        assert (got["text"], got["raw"]) == (made["text"], made["raw"])
+        assert got["label"].tolist() == made["label"].tolist()
+
+
 # Arrays where the first size is open -----------------------------------------------------------------------------
 
 
