@@ -569,6 +569,7 @@ def test_a_sealed_file_is_read():
         ({"t.offsets": offsets(0, 2, 3)}, {"ragged": '["t","t"]'}),
         ({"t.offsets": offsets(0, 2, 3)}, {"ragged": '["t","t.offsets"]'}),
         ({"t.offsets": offsets(0, 2, 3)}, {"ragged": "[]"}),
+        ({"t.offsets": offsets(0, 2, 3)}, {"ragged": "[" * 30_000}),
         ({"t.offsets": offsets(0, 2, 3)}, {"ragged": "[7]"}),
         ({"t.offsets": offsets(0, 2, 3)}, {"ragged": "t"}),
         ({"t.offsets": offsets(0, 2, 3)}, {"ragged": '{"t":1}'}),

@@ -372,7 +372,7 @@ def _layout(tensors: bytes, ragged: bytes | None) -> tuple[Layout, int, int | No
 
 def _ragged_names(ragged: bytes) -> tuple[str, ...]:
     """The names of the ragged columns, from a JSON list in JSON text, as the values of safetensors metadata are."""
-    names = json.loads(json.loads(ragged))
+    names = parse_json(json.loads(ragged), "ragged")
     if type(names) is not list or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{ragged!r:.80} are no names")
     if len({*names, *(name + OFFSETS for name in names)}) != 2 * len(names):
