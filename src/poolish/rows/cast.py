@@ -355,7 +355,7 @@ def cast_columns(columns: Mapping[str, Any], n_rows: int, schema: Schema, limits
     fitted = {}
     for name, values in columns.items():
         if name not in schema:
-            raise UnknownColumn(f"no column {name!r}; there are {schema.names}")
+            raise UnknownColumn.of(name, schema.names)
         field = schema[name]
         try:
             array = cast_exact(_column(name, values, {name: field.type}, limits), field.type)
