@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish import tabular
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.schema import canonical, describe, dtype_and_shape, is_tensor, readable, tensor_type
@@ -345,14 +346,14 @@ def _columns(rows: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _table(rows: Any) -> pa.Table | None:
-    """Rows as an Arrow table; None if they are none. Buffers and other libraries' tables come by their methods."""
+    """Rows as an Arrow table; None if they are none. Buffers come by their method, other libraries' tables as Arrow."""
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
     if not isinstance(rows, pa.Table) and callable(getattr(rows, "to_arrow", None)):
         rows = rows.to_arrow()
-    if isinstance(rows, pa.Table) or not hasattr(rows, "__arrow_c_stream__"):
-        return rows if isinstance(rows, pa.Table) else None
-    return pa.table(rows)
+    if isinstance(rows, pa.Table):
+        return rows
+    return None if isinstance(rows, (pa.Array, pa.ChunkedArray)) else tabular.table_of(rows)
 
 
 #: NumPy's codes of bool, integers, floats and complex numbers that are columns as they are.

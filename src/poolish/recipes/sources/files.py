@@ -259,16 +259,9 @@ class ParquetFile(DataFile):
                 fingerprint = checksum_hex(_footer(raw), stamp.encode())
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         found: list[Fragment] = []
-        groups: list[int] = []
-        first = n_rows = 0
-        for group, size in enumerate(sizes):
-            groups.append(group)
-            n_rows += size
-            next_size = sizes[group + 1] if group + 1 < len(sizes) else 2 * GROUPED_ROWS
-            if n_rows + next_size // 2 >= GROUPED_ROWS:  # it would be further from it with the next
-                place = {"path": self.path, "stamp": stamp, "groups": tuple(groups), "first": first}
-                found.append(Fragment(name, len(found), n_rows, f"{fingerprint}:{groups[0]}-{groups[-1]}", place))
-                groups, first, n_rows = [], first + n_rows, 0
+        for groups, first, n_rows in row_group_ranges(sizes):
+            place = {"path": self.path, "stamp": stamp, "groups": groups, "first": first}
+            found.append(Fragment(name, len(found), n_rows, f"{fingerprint}:{groups[0]}-{groups[-1]}", place))
         nothing = {"path": self.path, "stamp": stamp, "groups": (), "first": 0}
         return found or [Fragment(name, 0, 0, fingerprint, nothing)]
 
@@ -298,6 +291,23 @@ class ParquetFile(DataFile):
                             table.column(name).validate(full=True)  # Arrow checks indices only where it decodes
                     yield table, np.arange(first, first + metadata.num_rows)
                 first += metadata.num_rows
+
+
+def row_group_ranges(sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Row groups that are read together, the number of their first row, and how many rows they have.
+
+    >>> list(row_group_ranges([100_000, 30_000, 200_000]))
+    [((0, 1), 0, 130000), ((2,), 130000, 200000)]
+    """
+    groups: list[int] = []
+    first = n_rows = 0
+    for group, size in enumerate(sizes):
+        groups.append(group)
+        n_rows += size
+        next_size = sizes[group + 1] if group + 1 < len(sizes) else 2 * GROUPED_ROWS
+        if n_rows + next_size // 2 >= GROUPED_ROWS:  # it would be further from it with the next
+            yield tuple(groups), first, n_rows
+            groups, first, n_rows = [], first + n_rows, 0
 
 
 def _footer(raw: Any) -> bytes:
