@@ -10,6 +10,7 @@ All are cut into fragments, which are read, baked and cached each by itself.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,8 +18,9 @@ import pyarrow as pa
 
 from poolish import tabular
 from poolish.errors import RecipeError
+from poolish.files import StorageOptions
 from poolish.recipes.sources.arrow_dataset import ArrowDatasetSource
-from poolish.recipes.sources.files import FileSource
+from poolish.recipes.sources.files import FileSource, check_options
 from poolish.recipes.sources.source import (
     BufferSource,
     RecipeSource,
@@ -42,19 +44,21 @@ __all__ = [
     "TableSource",
     "are_paths",
     "as_source",
+    "check_storage",
     "is_path",
     "is_recipe",
     "materialize",
 ]
 
 
-def as_source(value: Any, what: str) -> Source:
-    """The source that a value stands for; ``what`` names the ingredient in errors."""
+def as_source(value: Any, what: str, options: StorageOptions | None = None) -> Source:
+    """The source that a value stands for; ``what`` names the ingredient in errors, ``options`` are for URLs."""
+    check_storage(value, what, options)
     if hasattr(value, "fragments") and hasattr(value, "read"):
         source: Source = value
         return source
     if is_path(value) or are_paths(value):
-        return FileSource(value, what)
+        return FileSource(value, what, options)
     if isinstance(value, (DatasetBuffer, Snapshot)):
         return BufferSource(value)
     if isinstance(value, StreamStore):
@@ -100,6 +104,17 @@ def _array_columns(value: Any) -> dict[str, Any] | None:
     columns = dict(value) if isinstance(value, Mapping) else {"tensor": value}
     are_arrays = columns and all(is_array(each) and each.ndim for each in columns.values())
     return columns if are_arrays else None
+
+
+def check_storage(value: Any, what: str, options: StorageOptions | None) -> None:
+    """Raise if options would be ignored, or reach a store that they are not for."""
+    if options is None:
+        return
+    if not is_path(value) and not are_paths(value):
+        raise RecipeError(
+            f"{what}: storage_options are for URLs, and {type(value).__name__} has none; give them where it is made"
+        )
+    check_options([os.fsdecode(path) for path in ([value] if is_path(value) else value)], what, options)
 
 
 def is_path(value: Any) -> bool:
