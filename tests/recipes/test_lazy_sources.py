@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from poolish import DatasetBuffer, DatasetRecipe, col
+from poolish import DatasetBuffer, DatasetRecipe, Suite, col
 from poolish.columns import TableView
-from poolish.errors import PoolishError, RecipeError
+from poolish.errors import PoolishError, RecipeError, SchemaError
+from poolish.guards import validate
 from poolish.recipes.sources import as_source, spool
 from tests.recipes.kitchen import cached, cut, fingerprints, message_of, numbers, origins, read_all, rows_of, write, xs
 
@@ -302,6 +303,25 @@ def test_a_query_is_computed_once_for_a_bake():
     assert len(n_calls) == 1
     recipe.bake()
     assert len(n_calls) == 2
+    validate(query, "statistics", suite=Suite("s").expect("x", at_most=9))
+    assert len(n_calls) == 3
+
+
+def test_a_polars_without_batches_gives_the_same_rows(folder, monkeypatch):
+    """Older ones compute the whole query at once."""
+    monkeypatch.delattr(pl.LazyFrame, "collect_batches")
+
+    assert baked(LAZY["query"](folder)).table.to_pylist() == all_rows(LAZY["query"](folder))
+    assert baked(pl.LazyFrame(schema={"x": pl.Int64})).buffer.column_names == ["x"]
+
+
+def test_a_query_that_cannot_be_copied_is_refused(folder, monkeypatch):
+    """A query of what lies in memory need not be."""
+    monkeypatch.setattr(pl.LazyFrame, "serialize", lambda *_: 1 / 0)
+
+    assert len(baked(pl.LazyFrame({"x": [1]})).buffer) == 1
+    with pytest.raises(SchemaError, match=r"cannot be copied.*pass query.collect\(\)"):
+        baked(LAZY["query"](folder))
 
 
 def test_errors_of_a_query_keep_their_type_and_name_the_ingredient(tmp_path):
