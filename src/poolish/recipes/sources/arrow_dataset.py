@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from poolish.concurrency import cached_property
 from poolish.errors import RecipeError
 from poolish.files import checksum_hex, local_stamp
 from poolish.printable import counted
@@ -111,8 +112,7 @@ class ArrowDatasetSource:
             yield None if is_out else piece.subset(row_group_ids=[group]), metadata.num_rows
 
     def _numbered(self, rows: Any, names: list[str] | None, first: int) -> NumberedTables:
-        # Arrow does not say which columns its filter reads.
-        wanted = names if self._condition is None else None
+        wanted = names if names is None else list(dict.fromkeys([*names, *self._condition_columns]))
         for batch in rows.to_batches(schema=self._schema, columns=wanted, batch_size=PART_ROWS, use_threads=False):
             numbers = np.arange(first, first + batch.num_rows)
             table = pa.Table.from_batches([batch]) if wanted != [] else without_columns(batch.num_rows)
@@ -122,6 +122,14 @@ class ArrowDatasetSource:
                 table = selected(table.drop_columns([_NUMBER]), names)
             yield table, numbers
             first += batch.num_rows
+
+    @cached_property
+    def _condition_columns(self) -> list[str]:
+        """The columns that the filter of the dataset reads: those without which it cannot be answered."""
+        if self._condition is None:
+            return []
+        rows = no_rows(self._schema)
+        return [name for name in rows.column_names if not _is_answered(self._condition, rows.drop_columns([name]))]
 
     def _parts(self, piece: Any, path: str) -> list[tuple[tuple[int, ...] | None, int, int | None]]:
         """The row groups, the number of the first row and the number of rows of each part of a file."""
@@ -155,6 +163,14 @@ def _store(filesystem: Any) -> Any:
         return "local"
     handler = getattr(filesystem, "handler", None)
     return handler.fs if isinstance(handler, fs.FSSpecHandler) else None
+
+
+def _is_answered(condition: Any, rows: pa.Table) -> bool:
+    try:
+        rows.filter(condition)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _has_own(physical: pa.Schema, schema: pa.Schema, where: Filter) -> bool:
