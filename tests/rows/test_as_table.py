@@ -146,8 +146,10 @@ def test_what_to_pandas_gives_can_be_changed_and_changes_nothing(rows):
     frame = rows.to_pandas()
     frame.loc[0, "x"] = 99
     frame.loc[0, "text"] = "oats"
+    frame["image"][0][:] = 99
 
     assert rows["x"].to_pylist() == [1, 2, 3]
+    assert rows[0]["image"].tolist() == [[1] * 3] * 2
     assert rows["text"][0].as_py() == "rye"
 
 
@@ -194,6 +196,23 @@ def test_to_pandas_of_every_kind_of_value():
     assert frame["nested"][0] == row["nested"]
     assert [each.tolist() for each in frame["ragged"]] == [[0, 1, 2], [0, 1]]
     assert frame["narrow"][0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (3, 3)])
+@pytest.mark.parametrize("has_null", [False, True])
+def test_arrays_of_any_shape_are_one_object_a_row(shape, has_null):
+    """Also where as many rows as entries tempt NumPy to make one array of all."""
+    arrays = [np.full(shape, i, np.float32) for i in range(3)]
+    buffer = DatasetBuffer()
+    buffer.append([{"a": array} for array in arrays])
+    if has_null:
+        buffer.append({"a": None})
+
+    column = buffer.to_pandas()["a"]
+
+    assert [np.asarray(each).tolist() for each in column[:3]] == [array.tolist() for array in arrays]
+    assert len(column) == 3 + has_null
+    assert not has_null or column[3] is None
 
 
 def test_to_pandas_without_columns_still_counts_rows(rows):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
@@ -34,8 +35,8 @@ def _series_data(name: str, array: pa.Array, to_array: ToArray) -> Any:
 
     type_ = array.type
     if is_tensor(type_):
-        objects = pandas.array([None] * len(array), dtype=object)
-        objects[:] = list(to_array(name, array))
+        objects = np.empty(len(array), object)
+        objects[:] = list(to_array(name, array).copy())
         return objects
     if kinds.is_large_string(type_) or kinds.is_large_binary(type_):
         return array.to_pandas()
