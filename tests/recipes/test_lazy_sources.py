@@ -18,7 +18,7 @@ import torch
 
 from poolish import DatasetBuffer, DatasetRecipe, Suite, col
 from poolish.columns import TableView
-from poolish.errors import PoolishError, RecipeError, SchemaError
+from poolish.errors import CorruptDataError, PoolishError, RecipeError, SchemaError
 from poolish.guards import validate
 from poolish.recipes.sources import as_source, spool
 from tests.recipes.kitchen import cached, cut, fingerprints, message_of, numbers, origins, read_all, rows_of, write, xs
@@ -183,6 +183,18 @@ def test_a_file_that_is_gone_is_named(folder, dataset):
     os.unlink(folder / "year=2024" / "1.parquet")
 
     with pytest.raises(RecipeError, match=r"ingredient 'a': .*1.parquet is gone"):
+        baked(dataset)
+
+
+@pytest.mark.parametrize("place", [100, -20])
+def test_a_damaged_file_of_a_dataset_is_named(folder, dataset, place):
+    """In its pages or in its footer, as for any other file of a recipe."""
+    path = folder / "year=2024" / "1.parquet"
+    content = bytearray(path.read_bytes())
+    content[place : place + 16 if place > 0 else None] = b"\xff" * (16 if place > 0 else -place)
+    path.write_bytes(content)
+
+    with pytest.raises(CorruptDataError, match=r"ingredient 'a': .*1.parquet cannot be read as parquet"):
         baked(dataset)
 
 

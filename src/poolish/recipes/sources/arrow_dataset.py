@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from poolish.concurrency import cached_property
-from poolish.errors import RecipeError
+from poolish.errors import PoolishError, RecipeError
 from poolish.files import checksum_hex, local_stamp
 from poolish.printable import counted
 from poolish.recipes.fragment_rows import Filter, Fragment, NumberedTables, no_rows, selected, without_columns
-from poolish.recipes.sources.files import remote_stamp, row_group_ranges
+from poolish.recipes.sources.files import located_errors, remote_stamp, row_group_ranges
 from poolish.recipes.sources.pruning import can_prune, is_out_of_range
 from poolish.tabular import PART_ROWS, fresh_dataset
 
@@ -77,11 +78,11 @@ class ArrowDatasetSource:
             return
         changed = RecipeError(f"{self._what}: {path} changed while it was read; bake again when it is complete")
         try:
-            yield from self._read(self._pieces[path], fragment, columns, where)
-        except (pa.ArrowException, OSError) as error:
+            with self._located_errors(path):
+                yield from self._read(self._pieces[path], fragment, columns, where)
+        except (PoolishError, OSError) as error:
             if self._stamp(path) != fragment.place["stamp"]:
                 raise changed from error
-            error.add_note(f"while reading {path} for {self._what}")
             raise
         if self._stamp(path) != fragment.place["stamp"]:
             raise changed
@@ -133,26 +134,24 @@ class ArrowDatasetSource:
 
     def _parts(self, piece: Any, path: str) -> list[tuple[tuple[int, ...] | None, int, int | None]]:
         """The row groups, the number of the first row and the number of rows of each part of a file."""
-        if not hasattr(piece, "row_groups"):
+        if not hasattr(type(piece), "row_groups"):
             return [(None, 0, None)]
-        try:
+        with self._located_errors(path):
             return list(row_group_ranges([group.num_rows for group in piece.row_groups])) or [((), 0, 0)]
-        except (pa.ArrowException, OSError) as error:
-            error.add_note(f"while reading {path} for {self._what}")
-            raise
 
     def _name(self, path: str) -> str:
         return os.path.abspath(path) if _store(self._dataset.filesystem) == "local" else path
 
     def _stamp(self, path: str) -> str:
         store = _store(self._dataset.filesystem)
-        try:
+        with self._located_errors(path):
             if store == "local":
                 return local_stamp(os.path.abspath(path))
             store.invalidate_cache(path)
             return remote_stamp(store, path)
-        except FileNotFoundError as error:
-            raise RecipeError(f"{self._what}: {path} is gone; bring it back, or make the dataset again") from error
+
+    def _located_errors(self, path: str) -> AbstractContextManager[None]:
+        return located_errors(self._what, path, self._dataset.format.default_extname)
 
 
 def _store(filesystem: Any) -> Any:

@@ -24,7 +24,7 @@ import posixpath
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -151,6 +151,22 @@ class FileSource:
 # One file -----------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def located_errors(what: str, path: str, kind: str) -> Iterator[None]:
+    """Name the file in errors. An error of the system keeps its type, as reading again may help."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise RecipeError(f"{what}: {path} is gone; bring it back, or leave it out") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            error.add_note(f"while reading {path} for {what}")
+            raise
+        raise CorruptDataError(
+            f"{what}: {path} cannot be read as {kind}: {error}; repair it or leave it out"
+        ) from error
+
+
 class DataFile(ABC):
     """One file: its stamp, its fragments, its rows; errors name it."""
 
@@ -168,20 +184,8 @@ class DataFile(ABC):
                 self._fs.invalidate_cache(self._inner)
             return remote_stamp(self._fs, self._inner)
 
-    @contextmanager
-    def _located_errors(self) -> Iterator[None]:
-        """Name the file in errors. An error of the system keeps its type, as reading again may help."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise RecipeError(f"{self.what}: {self.path} is gone; bring it back, or leave it out") from error
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                error.add_note(f"while reading {self.path} for {self.what}")
-                raise
-            raise CorruptDataError(
-                f"{self.what}: {self.path} cannot be read as {self.kind}: {error}; repair it or leave it out"
-            ) from error
+    def _located_errors(self) -> AbstractContextManager[None]:
+        return located_errors(self.what, self.path, self.kind)
 
     @abstractmethod
     def look(self) -> tuple[pa.Schema, bool]:
