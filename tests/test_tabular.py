@@ -109,7 +109,8 @@ def real(monkeypatch):
     return lambda: ray.data.range(50, override_num_blocks=5).map_batches(slow, batch_size=10)
 
 
-RAYS = [stand_in, *([real] if importlib.util.find_spec("ray") else [])]
+#: A cluster takes its time to start, so the real one is asked in a soak.
+RAYS = [stand_in, *([pytest.param(real, marks=pytest.mark.soak)] if importlib.util.find_spec("ray") else [])]
 
 
 @pytest.mark.parametrize("make", RAYS)
