@@ -224,7 +224,7 @@ def s3():
             server.stop()
 
 
-def test_s3_is_read_seen_to_change_and_told_apart(s3, tmp_path):
+def test_s3_is_read_and_seen_to_change_and_stores_are_kept_apart(s3, tmp_path):
     """A directory of files behind a real protocol, with a cache."""
     here, there = s3
     store = s3fs.S3FileSystem(**here)
