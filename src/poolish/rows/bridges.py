@@ -124,8 +124,8 @@ class Conversions(ABC):
         >>> from poolish import DatasetBuffer
         >>> buffer = DatasetBuffer()
         >>> buffer.append({"image": np.zeros((2, 3), np.uint8), "label": 7})
-        >>> buffer.to_polars().schema
-        Schema({'image': Array(UInt8, shape=(2, 3)), 'label': Int64})
+        >>> dict(buffer.to_polars().schema)
+        {'image': Array(UInt8, shape=(2, 3)), 'label': Int64}
         """
         from poolish.rows.polars_frame import frame_of
 
