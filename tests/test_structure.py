@@ -29,6 +29,7 @@ FLOORS: tuple[set[str], ...] = (
     {"arguments", "kernels", "html", "torch_bridge", "workers"},
     {"seeds", "files", "prefetch", "ragged", "versions"},
     {"schema", "runs", "ranks", "formats"},
+    {"tabular"},
     {"expressions", "columns", "fingerprints"},
     {"guards"},
     {"rows", "tokens"},

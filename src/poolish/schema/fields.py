@@ -180,7 +180,7 @@ class Schema:
 
     def __getitem__(self, name: str) -> Field:
         if name not in self._by_name:
-            raise UnknownColumn(f"no column {name!r}; there are {self.names}")
+            raise UnknownColumn.of(name, self.names)
         return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
