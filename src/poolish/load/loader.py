@@ -206,7 +206,7 @@ class Loader:
         self._states = StateKeeper(self._reader, self._settings, self._about, share, is_settled=is_settled)
 
     def _settle(self) -> None:
-        """From now on this is one rank of so many; where that was not known yet, begin as that rank."""
+        """Fix the rank; where it was not known when the loader was made, build the reader anew for it."""
         was_settled, share = self._ranks.is_settled, self._ranks.settle()
         if was_settled and share == self._share:
             return
