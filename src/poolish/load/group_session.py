@@ -1,4 +1,4 @@
-"""Where the steps of one rank begin, told to the other ranks of the process group, which begin theirs there too."""
+"""Where the steps of one rank begin, compared with the other ranks of the process group, which begin there too."""
 
 from __future__ import annotations
 

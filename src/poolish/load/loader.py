@@ -35,7 +35,15 @@ from poolish.load.peers import ComparedRows, Peers
 from poolish.load.planner import BatchPlanner, OrderPlanner
 from poolish.load.reader import Iteration, RankReader
 from poolish.load.sampling import SampledBatches, sampled, weighted
-from poolish.load.settings import GROUP, LoaderSettings, check_follow, check_journal, check_no_shard, check_shared
+from poolish.load.settings import (
+    GROUP,
+    LoaderSettings,
+    check_agreement,
+    check_follow,
+    check_journal,
+    check_no_shard,
+    check_shared,
+)
 from poolish.load.state import StateKeeper
 from poolish.load.structures import map_columns
 from poolish.load.views.transformed import n_epochs
@@ -202,24 +210,25 @@ class Loader:
         session = None if peers is None else GroupSession(peers, self._settings, planner, compared)
         fetcher = self._make_fetcher(planner, rows)
         self._reader = RankReader(self._settings, share.world_size, planner, ledger, fetcher, guard, session)
-        rank = (share.rank, share.world_size) if self._ranks.is_settled else None
-        self._states = StateKeeper(self._reader, self._settings, self._about, rank)
+        is_settled = self._ranks.is_settled or share.source == "arguments"
+        self._states = StateKeeper(self._reader, self._settings, self._about, share, is_settled=is_settled)
 
     def _settle(self) -> None:
-        """From now on this is one rank of so many; where that was not known yet, begin as that rank."""
+        """From now on the rank is fixed; where that was not known yet, begin as that rank."""
         was_settled, share = self._ranks.is_settled, self._ranks.settle()
         if was_settled and share == self._share:
             return
         check_shared(self._settings, share)
         check_no_shard(self.dataset, share)
-        state, epoch = self._restored or self.state_dict(), self.epoch
+        state, requested = self._restored or self.state_dict(), self._reader.requested
+        epoch, position = self.epoch, self.position
         self._build(share, snapshot_rows(self.dataset))
         if state["step"] or self._restored is not None:
             self._states.check(state)
             self._states.restore(state)
-        if self.epoch != epoch:
+        if (self.epoch, self.position) != (epoch, position):  # set_epoch has moved on from the state
             self._reader.begin_epoch(epoch)
-        self._restored = None
+        self._reader.requested, self._restored = requested, None
 
     def _make_peers(self, share: Share) -> Peers | None:
         settings, about = self._settings, self._about
@@ -233,9 +242,9 @@ class Loader:
         self, share: Share, rows: FrozenRows, peers: Peers | None, compared: ComparedRows | None
     ) -> LedgerProtocol:
         settings, about = self._settings, self._about
-        journal = settings.journal
+        journal = check_journal(settings.journal)
         if self._ranks.is_settled or share.source == "arguments":
-            journal = check_journal(journal, share, changes=rows.changes, follow=settings.follow)
+            check_agreement(journal, share, changes=rows.changes, follow=settings.follow)
         if journal is not None and journal != GROUP:
             if not isinstance(journal, (str, os.PathLike)):
                 return journal
@@ -320,9 +329,9 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches of the next epoch; of the rest of this one behind a state, and where growth is followed."""
+        self._settle()  # first: it may make another reader
         if torch_bridge.loaded() is not None:
             self._reader.become_worker(*torch_bridge.worker_info())
-        self._settle()
         self._enter_run()
         self._reader.begin_iteration()
         if self._reader.fetcher.reads_ahead:

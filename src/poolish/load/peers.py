@@ -86,7 +86,7 @@ class Peers:
         return agreed
 
     def _arrive(self, store: Any, name: str) -> None:
-        """Whoever reads a key last deletes it."""
+        """The last process that reads a key deletes it."""
         if store.add(f"{name}/n", 1) == self._n_processes:
             store.delete_key(name)
             store.delete_key(f"{name}/n")
