@@ -35,7 +35,15 @@ from poolish.load.peers import ComparedRows, Peers
 from poolish.load.planner import BatchPlanner, OrderPlanner
 from poolish.load.reader import Iteration, RankReader
 from poolish.load.sampling import SampledBatches, sampled, weighted
-from poolish.load.settings import GROUP, LoaderSettings, check_follow, check_journal, check_no_shard, check_shared
+from poolish.load.settings import (
+    GROUP,
+    LoaderSettings,
+    check_agreement,
+    check_follow,
+    check_journal,
+    check_no_shard,
+    check_shared,
+)
 from poolish.load.state import StateKeeper
 from poolish.load.structures import map_columns
 from poolish.load.views.transformed import n_epochs
@@ -214,14 +222,15 @@ class Loader:
         check_no_shard(self.dataset, share)
         if share == self._share and share.source == "arguments":
             return  # it was made as this rank
-        state, epoch = self._restored or self.state_dict(), self.epoch
+        state, requested = self._restored or self.state_dict(), self._reader.requested
+        epoch, position = self.epoch, self.position
         self._build(share, snapshot_rows(self.dataset))
         if state["step"] or self._restored is not None:
             self._states.check(state)
             self._states.restore(state)
-        if self.epoch != epoch:
+        if (self.epoch, self.position) != (epoch, position):  # set_epoch has moved on from the state
             self._reader.begin_epoch(epoch)
-        self._restored = None
+        self._reader.requested, self._restored = requested, None
 
     def _make_peers(self, share: Share) -> Peers | None:
         settings, about = self._settings, self._about
@@ -235,9 +244,9 @@ class Loader:
         self, share: Share, rows: FrozenRows, peers: Peers | None, compared: ComparedRows | None
     ) -> LedgerProtocol:
         settings, about = self._settings, self._about
-        journal = settings.journal
+        journal = check_journal(settings.journal)
         if self._ranks.is_settled or share.source == "arguments":
-            journal = check_journal(journal, share, changes=rows.changes, follow=settings.follow)
+            check_agreement(journal, share, changes=rows.changes, follow=settings.follow)
         if journal is not None and journal != GROUP:
             if not isinstance(journal, (str, os.PathLike)):
                 return journal
@@ -322,7 +331,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches of the next epoch; of the rest of this one behind a state, and where growth is followed."""
-        self._settle()
+        self._settle()  # first: it may make another reader
         if torch_bridge.loaded() is not None:
             self._reader.become_worker(*torch_bridge.worker_info())
         self._enter_run()

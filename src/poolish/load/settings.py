@@ -267,29 +267,30 @@ def is_in_memory(dataset: Any) -> bool:
     return isinstance(dataset, Snapshot) or snapshot_rows(dataset).changes == LOCAL
 
 
-def check_journal(
-    journal: Any, share: Share, *, changes: str, follow: bool
-) -> str | os.PathLike[str] | LedgerProtocol | None:
-    """A directory, "group", whatever keeps decisions as a journal does, or None where ranks can agree without."""
-    if journal == GROUP:
-        if share.world_size > 1 and not share.peers:
-            raise ConfigError(
-                f"journal='group' on rank {share.rank} of {share.world_size}: there is no process group of these ranks "
-                "in this process; call torch.distributed.init_process_group first, or pass journal=DIR. Worker "
-                "processes of a DataLoader have none: use the loader's own num_workers, which are threads"
-            )
-        return GROUP
-    if journal is not None:
-        if not isinstance(journal, (str, os.PathLike)) and not hasattr(journal, "decide_block"):
-            raise ConfigError(f"journal={journal!r}: pass a directory that all ranks can reach, or 'group'")
-        kept: str | os.PathLike[str] | LedgerProtocol = journal
-        if not hasattr(journal, "decide_block"):
-            kept = local_path(
-                journal,
-                "journal",
-                instead="the sources of a recipe and save_dataset(), a journal is a directory that all ranks mount",
-            )
+def check_journal(journal: Any) -> str | os.PathLike[str] | LedgerProtocol | None:
+    """A directory, "group", whatever keeps decisions as a journal does, or None."""
+    if journal is None or journal == GROUP or hasattr(journal, "decide_block"):
+        kept: str | LedgerProtocol | None = journal
         return kept
+    if not isinstance(journal, (str, os.PathLike)):
+        raise ConfigError(f"journal={journal!r}: pass a directory that all ranks can reach, or 'group'")
+    return local_path(
+        journal,
+        "journal",
+        instead="the sources of a recipe and save_dataset(), a journal is a directory that all ranks mount",
+    )
+
+
+def check_agreement(journal: Any, share: Share, *, changes: str, follow: bool) -> None:
+    """Ranks can agree on what grows: through a journal, through their process group, or within one process."""
+    if journal == GROUP and share.world_size > 1 and not share.peers:
+        raise ConfigError(
+            f"journal='group' on rank {share.rank} of {share.world_size}: there is no process group of these ranks "
+            "in this process; call torch.distributed.init_process_group first, or pass journal=DIR. Worker "
+            "processes of a DataLoader have none: use the loader's own num_workers, which are threads"
+        )
+    if journal is not None:
+        return
     # Several loaders of one process may read a buffer that grows, without anything between them.
     is_seen_alike = changes == FIXED or (changes == LOCAL and not (follow and is_launched()))
     if share.world_size > 1 and not share.peers and not is_seen_alike:
@@ -298,7 +299,6 @@ def check_journal(
             "append at different moments, and rows would be lost and repeated; pass journal=DIR, the same for all, "
             "or initialise torch.distributed before the first batch (journal='group')"
         )
-    return None
 
 
 def check_worker_processes(*, changes: str, follow: bool) -> None:
