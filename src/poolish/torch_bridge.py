@@ -61,6 +61,15 @@ def from_array(array: Array, dtype: str = "") -> torch.Tensor:
     return tensor.view(getattr(torch, dtype)) if dtype in CARRIED else tensor
 
 
+def on_host(value: Any) -> Any:
+    """Return a tensor on any device as an array; any other value as it is.
+
+    >>> on_host([1, 2])
+    [1, 2]
+    """
+    return value.detach().cpu().numpy() if is_torch_tensor(value) else value
+
+
 def empty_bytes(n_bytes: int, dtype: str, *, pin: bool) -> tuple[Array, torch.Tensor]:
     """Return new memory as bytes to be filled, and the tensor of ``dtype`` that reads it.
 

@@ -81,11 +81,12 @@ class Batch(dict[str, Any]):
     def _has_other_rows(self, columns: dict[str, Any]) -> bool:
         """Whether a column of one value a row is replaced by one of another length."""
         n_rows = None if self.ids is None else len(self.ids)
-        replaced = [name for name in self if name in columns and _length(self[name]) == n_rows]
-        return n_rows is not None and any(_length(columns[name]) != n_rows for name in replaced)
+        replaced = [name for name in self if name in columns and length_of(self[name]) == n_rows]
+        return n_rows is not None and any(length_of(columns[name]) != n_rows for name in replaced)
 
 
-def _length(column: Any) -> int | None:
+def length_of(column: Any) -> int | None:
+    """How many values a column has; None for a single one."""
     try:
         return len(column)
     except TypeError:  # a number, or an array of no dimensions
@@ -109,20 +110,22 @@ class Origin(NamedTuple):
     step: int
 
 
-def labelled(columns: Any, origin: Origin) -> Any:
-    """``columns`` as a batch that knows its rows, where it has room for that; anything else stays as it is.
+def labelled(columns: Any, origin: Origin, ids: Int64 | None) -> Any:
+    """``columns`` as a batch that knows where it comes from, where it has room for that; anything else stays as it is.
 
+    ``ids`` are its rows: those of ``origin``, unless a transform made others of them; None if they are not known.
     A namedtuple becomes one of a subclass. A dataclass is registered by its class in many libraries, so it keeps
     exactly that; with ``slots`` it has no room. Fields that have these names keep their meaning.
     """
     if isinstance(columns, dict):
-        return Batch(columns, ids=origin.ids, position=origin.position, step=origin.step)
-    if isinstance(columns, tuple) and (type(columns) is tuple or is_namedtuple(columns)):
+        return Batch(columns, ids=ids, position=origin.position, step=origin.step)
+    known = {"ids": ids, "position": origin.position, "step": origin.step}
+    if isinstance(columns, tuple) and (type(columns) in (tuple, BatchTuple) or is_namedtuple(columns)):
         batch = tuple.__new__(_tuple_class(type(columns)), columns)
-        vars(batch).update(origin._asdict())
+        vars(batch).update(known)
         return batch
     if is_structure(columns) and hasattr(columns, "__dict__") and not _has_such_names(columns):
-        vars(columns).update(origin._asdict())
+        vars(columns).update(known)
     return columns
 
 

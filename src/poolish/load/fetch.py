@@ -31,6 +31,7 @@ from poolish.errors import ConfigError
 from poolish.load.batch import collate, empty_like, tensors
 from poolish.load.frozen import FrozenRows, Int64, SnapshotRows, WindowRows
 from poolish.load.planner import LoaderPosition, Plan, ReadRequest, StepPlanner
+from poolish.load.shaping import BatchShaper, rows_named
 from poolish.load.structures import nbytes
 from poolish.prefetch import Prefetcher
 from poolish.rows import DatasetBuffer
@@ -51,16 +52,36 @@ class Read(NamedTuple):
     gone: Int64
 
 
+class BatchRead(NamedTuple):
+    """A batch of all that was read for a step: ``seen`` as a guard sees it, ``content`` as the trainer gets it.
+
+    ``ids`` are the rows that were read, ``known`` those of ``content``; None where a transform made other rows.
+    """
+
+    content: Any
+    ids: Int64
+    gone: Int64
+    seen: Any
+    known: Int64 | None
+
+
 class BatchReader:
     """Reads the pieces of plans and makes batches of them."""
 
     def __init__(
-        self, output: str, collate_fn: Callable[[list[Any]], Any] | None, faults: Any, *, pins: bool = False
+        self,
+        output: str,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        faults: Any,
+        *,
+        pins: bool = False,
+        shaper: BatchShaper | None = None,
     ) -> None:
         """``pins``: gather tensors into pinned memory, from which they are copied to a device."""
         if output not in OUTPUTS:
             raise ConfigError(f"output={output!r}: one of {', '.join(map(repr, OUTPUTS))}")
         self._output, self._collate_fn, self._faults, self._pins = output, collate_fn, faults, pins
+        self._shaper = shaper
         self._columns: tuple[Any, Columns] | None = None
         self._empty: tuple[Any] | None = None
 
@@ -109,17 +130,25 @@ class BatchReader:
         samples, kept = self._faults.read(piece.ids, piece.rows.fetch, lambda id_: piece.rows.fetch(_one(id_))[0])
         return Read(list(samples), piece.ids[kept], np.concatenate([piece.gone, piece.ids[~kept]]))
 
-    # -- batches: in the thread that asks
+    # -- batches: in the thread that has all parts of a step
 
-    def join(self, parts: Sequence[Read], example: tuple[FrozenRows, Int64]) -> Read:
-        """One batch of all that was read for a step; ``example`` shows what a batch without rows looks like."""
+    def join(self, parts: Sequence[Read], plan: Plan) -> BatchRead:
+        """One batch of all that was read for a step."""
         ids, gone = (np.concatenate([part[i] for part in parts]) if len(parts) != 1 else parts[0][i] for i in (1, 2))
+        content = self._joined(parts, plan.example)
+        if self._shaper is None:
+            return BatchRead(content, ids, gone, content, ids)
+        shaped = self._shaper.shape(content, ids, plan.place)
+        return BatchRead(shaped.content, ids, gone, None if self._shaper.transforms else content, shaped.ids)
+
+    def _joined(self, parts: Sequence[Read], example: tuple[FrozenRows, Int64]) -> Any:
+        """``example`` shows what a batch without rows looks like."""
         if len(parts) == 1 and not isinstance(parts[0].content, list):
-            return Read(self._finished(parts[0].content), ids, gone)
+            return self._finished(parts[0].content)
         if any(isinstance(part.content, list) for part in parts) or not parts:
             samples = [sample for part in parts for sample in part.content]
-            return Read(self._collated(samples) if samples else self._without_rows(*example), ids, gone)
-        return Read(self._finished(_joined([part.content for part in parts])), ids, gone)
+            return self._collated(samples) if samples else self._without_rows(*example)
+        return self._finished(_joined([part.content for part in parts]))
 
     def _finished(self, columns: Any) -> Any:
         if self._output != "arrow":
@@ -190,19 +219,19 @@ def _joined(parts: list[Any]) -> Any:
 class Part(NamedTuple):
     """What a thread reads at once; ``step`` is the plan if that is all of it."""
 
-    piece: ReadRequest
+    pieces: Sequence[ReadRequest]
     step: Plan | None = None
 
 
-def parts_of(plan: Plan) -> list[Part]:
-    """The pieces of a plan, one for each dataset that the step is read from."""
-    return [Part(piece, plan if len(plan.pieces) == 1 else None) for piece in plan.pieces]
+def whole(plan: Plan) -> list[Part]:
+    """All of a plan, for one thread to read."""
+    return [Part(plan.pieces, plan)]
 
 
 def small_parts_of(plan: Plan, n_rows: int) -> list[Part]:
     """The pieces of a plan cut into parts of at most ``n_rows``, for several threads to read."""
     return [
-        Part(ReadRequest(piece.rows, piece.ids[i : i + n_rows], piece.gone if i == 0 else piece.gone[:0]))
+        Part([ReadRequest(piece.rows, piece.ids[i : i + n_rows], piece.gone if i == 0 else piece.gone[:0])])
         for piece in plan.pieces
         for i in range(0, max(1, len(piece.ids)), n_rows)
     ]
@@ -280,9 +309,9 @@ def _plain(array: pa.Array) -> tuple[NDArray[Any], str] | None:
 MAX_BYTES_AHEAD = 2**30
 
 #: A step, what was read for it, and its columns where they are wanted (or on their way there).
-Fetched = tuple[Plan, Read, Any]
-#: What was read, and its columns on their way to the device; None where no copy has begun.
-Staged = tuple[Read, Any]
+Fetched = tuple[Plan, BatchRead, Any]
+#: What was read, a part or a batch, and its columns on their way to the device; None where no copy has begun.
+Staged = tuple[Any, Any]
 
 
 class Fetcher:
@@ -299,7 +328,7 @@ class Fetcher:
         plan = self._planner.next(place)
         if plan is None:
             return None
-        read = self._reading.join([self._read_with_note(piece) for piece in plan.pieces], plan.example)
+        read = self._reading.join([self._read_with_note(piece) for piece in plan.pieces], plan)
         content = read.content if self._stage is None else self._stage.finish(self._stage.begin(read.content))
         return plan, read, content
 
@@ -311,7 +340,7 @@ class Fetcher:
         try:
             return self._reading.read(piece)
         except Exception as error:
-            error.add_note(f"while reading {_where(piece)}")
+            error.add_note(f"while reading {_where([piece])}")
             raise
 
     def forget(self, *, keep_workers: bool) -> None:
@@ -321,8 +350,8 @@ class Fetcher:
 class PrefetchingFetcher(Fetcher):
     """The same, read by ``n_workers`` threads up to ``n_ahead`` steps before they are asked for.
 
-    A thread takes ``n_rows`` rows at once, or all that a step has from one dataset where it is None. If that is the
-    whole batch, it also begins to move it.
+    A thread takes ``n_rows`` rows at once. Where it is None, it takes the whole step, makes the batch and begins to
+    move it.
     """
 
     reads_ahead = True
@@ -391,7 +420,7 @@ class PrefetchingFetcher(Fetcher):
         reading, n_rows = _PartReader(self._reading, self._stage), self._n_rows
         return Prefetcher(
             _Plans(self._planner, place, stride),
-            parts_of if n_rows is None else partial(small_parts_of, n_rows=n_rows),
+            whole if n_rows is None else partial(small_parts_of, n_rows=n_rows),
             reading.read,
             reading.join,
             workers=self._workers,
@@ -399,7 +428,7 @@ class PrefetchingFetcher(Fetcher):
             max_bytes=MAX_BYTES_AHEAD,
             size_of=lambda staged: nbytes(staged[0].content),
             timeout=self._timeout,
-            describe=lambda part: _where(part.piece),
+            describe=lambda part: _where(part.pieces),
         )
 
     def forget(self, *, keep_workers: bool) -> None:
@@ -419,18 +448,18 @@ class _PartReader:
         self._reading, self._stage = reading, stage
 
     def read(self, part: Part) -> Staged:
-        """In a thread: read a part, and begin to move it if it is a whole batch."""
-        read = self._reading.read(part.piece)
-        if self._stage is None or part.step is None:
-            return read, None
-        read = self._reading.join([read], part.step.example)
-        return read, self._stage.begin(read.content)
+        """In a thread: read a part; if it is the whole step, make its batch and begin to move that."""
+        reads = [self._reading.read(piece) for piece in part.pieces]
+        if part.step is None:
+            return reads[0], None
+        read = self._reading.join(reads, part.step)
+        return read, None if self._stage is None else self._stage.begin(read.content)
 
     def join(self, plan: Plan, parts: list[Staged]) -> tuple[Plan, Staged]:
         """In the thread that asks: a batch of all its parts."""
-        if parts and parts[0][1] is not None:
+        if isinstance(parts[0][0], BatchRead):
             return plan, parts[0]
-        return plan, (self._reading.join([read for read, _ in parts], plan.example), None)
+        return plan, (self._reading.join([read for read, _ in parts], plan), None)
 
 
 class _Plans:
@@ -455,7 +484,6 @@ class _Plans:
             self._n_skip -= 1
 
 
-def _where(piece: ReadRequest) -> str:
-    ids: Int64 = piece.ids
-    shown = ", ".join(map(str, ids[:5].tolist())) + (", ..." if len(ids) > 5 else "")
-    return f"{'row' if len(ids) == 1 else 'rows'} {shown}; the loader is still before this batch"
+def _where(pieces: Sequence[ReadRequest]) -> str:
+    ids = pieces[0].ids if len(pieces) == 1 else np.concatenate([piece.ids for piece in pieces])
+    return f"{rows_named(ids)}; the loader is still before this batch"

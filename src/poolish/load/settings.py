@@ -53,6 +53,8 @@ class LoaderSettings:
     weights: Any
     sampler: Any
     epochs: int | None
+    transform: Callable[..., Any] | None
+    ids: bool | str
 
     def arguments(self) -> dict[str, Any]:
         """The same as keyword arguments of a Loader."""
@@ -76,6 +78,8 @@ class LoaderSettings:
             follow=bool(self.follow),
             acknowledge=check_acknowledge(self.acknowledge),
             faults=check_faults(self.faults),
+            transform=check_callable(self.transform, "transform"),
+            ids=check_ids(self.ids),
         )
         check_dataset_state(made.dataset, made.num_workers)
         check_batches(
@@ -85,8 +89,9 @@ class LoaderSettings:
             shuffle=made.shuffle,
             drop_last=made.drop_last,
         )
+        epochs = None if made.transform is not None else made.epochs
         check_sampling(
-            made.weights, made.sampler, made.epochs, follow=made.follow, shuffle=made.shuffle, batches=made.batches
+            made.weights, made.sampler, epochs, follow=made.follow, shuffle=made.shuffle, batches=made.batches
         )
         return made
 
@@ -99,6 +104,11 @@ class LoaderSettings:
     def sampled(self) -> str | None:
         """Which argument draws the rows of an epoch; None where none does."""
         return "weights" if self.weights is not None else "sampler" if self.sampler is not None else None
+
+    @property
+    def ids_name(self) -> str | None:
+        """The column that row ids are added as; None where they are not."""
+        return self.ids if isinstance(self.ids, str) else "ids" if self.ids else None
 
     @property
     def is_explicit(self) -> bool:
@@ -134,6 +144,13 @@ def check_callable(function: Any, what: str) -> Any:
     if function is not None and not callable(function):
         raise ConfigError(f"{what}={function!r}: a function, or None")
     return function
+
+
+def check_ids(ids: Any) -> bool | str:
+    """Whether row ids are a column of the batch, or the name that they have there."""
+    if not isinstance(ids, (bool, str)) or ids == "":
+        raise ConfigError(f'ids={ids!r}: True, the name of the column such as "row_id", or False')
+    return ids
 
 
 def check_acknowledge(acknowledge: Any) -> str:
@@ -175,7 +192,7 @@ def check_sampling(weights: Any, sampler: Any, epochs: Any, **others: Any) -> No
     """Weights, a sampler or neither; beside them, nothing else may say which rows an epoch has."""
     name = "weights" if weights is not None else "sampler"
     if epochs is not None and weights is None:
-        raise ConfigError("epochs= is how far weights= go; views have epochs= of their own")
+        raise ConfigError("epochs= is how far weights= and transform= go; views have epochs= of their own")
     if weights is None and sampler is None:
         return
     if weights is not None and sampler is not None:
