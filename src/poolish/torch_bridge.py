@@ -12,6 +12,7 @@ The trainer's stream waits for the copy on the device, so the caller's thread wa
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
 import threading
 from collections import deque
@@ -59,6 +60,21 @@ def from_array(array: Array, dtype: str = "") -> torch.Tensor:
 
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor.view(getattr(torch, dtype)) if dtype in CARRIED else tensor
+
+
+def is_installed() -> bool:
+    """Return whether torch could be imported."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def to_bits(tensor: Any) -> tuple[Array, str]:
+    """Return the values of a tensor on any device as NumPy stores them, and their dtype: the inverse of from_array."""
+    import torch
+
+    tensor, dtype = tensor.detach().cpu(), str(tensor.dtype).removeprefix("torch.")
+    if dtype in CARRIED:
+        tensor = tensor.view(torch.uint16 if dtype == "bfloat16" else torch.uint8)
+    return tensor.numpy(), dtype
 
 
 def on_host(value: Any) -> Any:

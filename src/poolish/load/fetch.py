@@ -15,7 +15,7 @@ The loader knows its position. A fetcher that has read ahead of another step dro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -30,6 +30,8 @@ from poolish.columns import one_chunk
 from poolish.errors import ConfigError
 from poolish.load.batch import collate, empty_like, tensors
 from poolish.load.frozen import FrozenRows, Int64, SnapshotRows, WindowRows
+from poolish.load.hugging_face import is_arrow, table_of
+from poolish.load.padding import Cast, PaddedCollate, PaddedColumns, Room, array_room
 from poolish.load.planner import LoaderPosition, Plan, ReadRequest, StepPlanner
 from poolish.load.shaping import BatchShaper, rows_named
 from poolish.load.structures import nbytes
@@ -37,7 +39,6 @@ from poolish.prefetch import Prefetcher
 from poolish.rows import DatasetBuffer
 from poolish.rows.access import gather_fn, number_rows, tensor_rows
 from poolish.rows.bridges import to_array, to_tensor
-from poolish.rows.snapshot import Snapshot
 from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype, readable
 from poolish.workers import Workers
 
@@ -81,7 +82,12 @@ class BatchReader:
         if output not in OUTPUTS:
             raise ConfigError(f"output={output!r}: one of {', '.join(map(repr, OUTPUTS))}")
         self._output, self._collate_fn, self._faults, self._pins = output, collate_fn, faults, pins
-        self._shaper = shaper
+        self._shaper, self._padding = shaper, collate_fn if isinstance(collate_fn, PaddedCollate) else None
+        if self._padding is not None and output == "arrow":
+            raise ConfigError(
+                'PaddedCollate makes arrays, and output="arrow" keeps lists as they are: leave collate_fn= out, or '
+                'pass output="numpy" or "torch"'
+            )
         self._columns: tuple[Any, Columns] | None = None
         self._empty: tuple[Any] | None = None
 
@@ -99,32 +105,47 @@ class BatchReader:
 
     def takes_columns(self, rows: FrozenRows) -> bool:
         """Whether these rows are gathered column by column."""
-        if self._collate_fn is not None or self._faults is not None:
+        if self._faults is not None or (self._collate_fn is not None and self._padding is None):
             return False
-        return isinstance(rows, SnapshotRows) or (isinstance(rows, WindowRows) and self._output != "arrow")
+        if isinstance(rows, WindowRows):  # all of one width: nothing to pad, unless a column is named
+            return self._output != "arrow" and (self._padding is None or self._padding.columns is None)
+        return isinstance(rows, SnapshotRows) or (self._padding is not None and is_arrow(rows))
 
     def _read_columns(self, piece: ReadRequest) -> Read:
         rows = piece.rows
         if isinstance(rows, WindowRows):
             return _read_remaining(piece, self._windows)
-        assert isinstance(rows, SnapshotRows)
+        if not isinstance(rows, SnapshotRows):
+            return Read(self._table(table_of(rows, piece.ids)), piece.ids, piece.gone)
         if self._output == "arrow":
             return Read(rows.table(piece.ids), piece.ids, piece.gone)
         known = self._columns
         if known is None or known[0] is not rows.snapshot:
-            known = self._columns = (rows.snapshot, Columns(rows.snapshot, *self._converters()))
-        return Read(known[1].read(rows.numbers(piece.ids)), piece.ids, piece.gone)
+            columns = rows.snapshot.stored_columns()
+            convert, room, cast = self._converters()
+            take_of = partial(_take, convert=convert, room=room, cast=cast)
+            known = self._columns = (rows.snapshot, Columns(columns, take_of, self._padding, room, cast))
+        return Read(known[1].read(rows.snapshot.places(rows.numbers(piece.ids))), piece.ids, piece.gone)
+
+    def _table(self, table: pa.Table) -> Any:
+        """The columns of a table, which may share its memory with the dataset: they are copied."""
+        columns = {name: one_chunk(values) for name, values in zip(table.column_names, table.columns, strict=True)}
+        _, room, cast = self._converters()
+        convert = _copied_tensor if self._output == "torch" else _copied_array
+        return Columns(columns, lambda name, array: lambda _: convert(name, array), self._padding, room, cast).read(
+            None
+        )
 
     def _windows(self, rows: FrozenRows, ids: Int64) -> Any:
         assert isinstance(rows, WindowRows)
         columns = rows.columns(ids)
         return tensors(columns) if self._output == "torch" else columns
 
-    def _converters(self) -> tuple[Callable[[str, pa.Array], Any], Room, Callable[[Any, str], Any]]:
+    def _converters(self) -> tuple[Callable[[str, pa.Array], Any], Room, Cast]:
         if self._output == "torch":
             room = partial(torch_bridge.empty_bytes, pin=self._pins)
             return lambda name, array: to_tensor(name, array, None, copy=False), room, lambda values, _: values
-        return to_array, _array_room, readable
+        return to_array, array_room, readable
 
     def _read_surviving(self, piece: ReadRequest) -> Read:
         samples, kept = self._faults.read(piece.ids, piece.rows.fetch, lambda id_: piece.rows.fetch(_one(id_))[0])
@@ -148,7 +169,10 @@ class BatchReader:
         if any(isinstance(part.content, list) for part in parts) or not parts:
             samples = [sample for part in parts for sample in part.content]
             return self._collated(samples) if samples else self._without_rows(*example)
-        return self._finished(_joined([part.content for part in parts]))
+        contents = [part.content for part in parts]
+        if self._padding is not None and isinstance(contents[0], PaddedColumns):
+            return self._padding.joined(contents, _joined)
+        return self._finished(_joined(contents))
 
     def _finished(self, columns: Any) -> Any:
         if self._output != "arrow":
@@ -172,6 +196,9 @@ class BatchReader:
         return columns
 
     def _formed(self, samples: list[Any]) -> Any:
+        if self._padding is not None:
+            columns = self._padding.collate(samples)
+            return columns if self._output == "numpy" else tensors(columns)
         if self._collate_fn is not None:
             return self._collate_fn(samples)
         if self._output == "arrow":
@@ -182,6 +209,14 @@ class BatchReader:
         if self._output == "numpy":
             return columns
         return tensors(columns)
+
+
+def _copied_tensor(name: str, array: pa.Array) -> Any:
+    return to_tensor(name, array, None, copy=True)
+
+
+def _copied_array(name: str, array: pa.Array) -> NDArray[Any]:
+    return to_array(name, array).copy()
 
 
 def _read_remaining(piece: ReadRequest, read: Callable[[FrozenRows, Int64], Any]) -> Read:
@@ -237,54 +272,65 @@ def small_parts_of(plan: Plan, n_rows: int) -> list[Part]:
     ]
 
 
-#: From places in the buffer's memory to one column of a batch.
-Take = Callable[[Int64], Any]
-#: From a number of bytes and a dtype to memory: as bytes to fill, and as the values that are handed out.
-Room = Callable[[int, str], tuple[NDArray[np.uint8], Any]]
-
-
-def _array_room(n_bytes: int, dtype: str) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    memory = np.empty(n_bytes, np.uint8)
-    return memory, memory.view(numpy_dtype(dtype))
+#: From places in a column, None for all of it, to the column of a batch.
+Take = Callable[[Int64 | None], Any]
 
 
 class Columns:
-    """Reads batches from one snapshot."""
+    """Reads batches from columns of Arrow."""
 
     def __init__(
         self,
-        snapshot: Snapshot,
-        convert: Callable[[str, pa.Array], Any],
+        columns: Mapping[str, pa.Array],
+        take_of: Callable[[str, pa.Array], Take],
+        padding: PaddedCollate | None,
         room: Room,
-        cast: Callable[[Any, str], Any],
+        cast: Cast,
     ) -> None:
-        """``room`` and ``cast(values, dtype)`` make a copied column, ``convert(name, array)`` one that is Arrow's."""
-        self._snapshot, columns = snapshot, snapshot.stored_columns()
-        self._takes = [(name, _take(name, array, convert, room, cast)) for name, array in columns.items()]
+        """``take_of`` reads a column; ``room`` and ``cast`` make one that is padded."""
+        self._takes: list[tuple[str, Take]] = []
+        #: Columns that are padded: the names of all that they become.
+        self._padded: dict[str, list[str]] = {}
+        self._filled: dict[str, Any] = {}
+        for name, array in columns.items():
+            pad = None if padding is None else padding.taking(name, array, room, cast)
+            self._takes.append((name, pad or take_of(name, array)))
+            if padding is not None and pad is not None:
+                self._padded[name] = padding.spread_names(name, columns)
+                self._filled |= padding.filled(name)
+        if padding is not None:
+            padding.check_names(columns)
 
-    def read(self, numbers: Int64) -> dict[str, Any]:
-        """The rows with these numbers, as columns."""
-        places = self._snapshot.places(numbers)
-        return {name: take(places) for name, take in self._takes}
+    def read(self, places: Int64 | None) -> dict[str, Any]:
+        """The rows at these places, as columns; all rows where it is None."""
+        read = {name: take(places) for name, take in self._takes}
+        if not self._padded:
+            return read
+        made: dict[str, Any] = {}
+        for name, values in read.items():
+            made |= zip(self._padded[name], values, strict=True) if name in self._padded else {name: values}
+        return PaddedColumns(made, self._filled)
 
 
 def _take(
     name: str,
     array: pa.Array,
+    *,
     convert: Callable[[str, pa.Array], Any],
     room: Room,
-    cast: Callable[[Any, str], Any],
+    cast: Cast,
 ) -> Take:
+    """``room`` and ``cast`` make a column that is copied, ``convert(name, array)`` one that is Arrow's."""
     plain = None if array.null_count else _plain(array)
     if plain is None:
-        gather = gather_fn(array)
+        gather: Any = gather_fn(array)
         return lambda places: convert(name, gather(places))
     stored, dtype = plain
     shape = stored.shape[1:]
     n_bytes = stored.dtype.itemsize * math.prod(shape)
     source = stored.reshape(-1).view(np.uint8)
 
-    def take(places: Int64) -> Any:
+    def take(places: Any) -> Any:
         memory, values = room(len(places) * n_bytes, dtype)
         kernels.gather(source, n_bytes, places, memory)
         return cast(values.reshape(len(places), *shape), dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -10,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from poolish import seeds
+from poolish import seeds, torch_bridge
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError
 from poolish.files import check_name, local_path
@@ -98,7 +97,7 @@ class LoaderSettings:
     @property
     def shown_as(self) -> str:
         """What batches are made of: tensors where torch is installed, unless ``output`` says otherwise."""
-        return self.output or ("torch" if importlib.util.find_spec("torch") else "numpy")
+        return self.output or ("torch" if torch_bridge.is_installed() else "numpy")
 
     @property
     def sampled(self) -> str | None:
