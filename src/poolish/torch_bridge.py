@@ -16,7 +16,7 @@ import importlib.util
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +75,13 @@ def to_bits(tensor: Any) -> tuple[Array, str]:
     if dtype in CARRIED:
         tensor = tensor.view(torch.uint16 if dtype == "bfloat16" else torch.uint8)
     return tensor.numpy(), dtype
+
+
+def flat(tensors: Sequence[Any]) -> torch.Tensor:
+    """Return all values of some tensors of one dtype, one behind the other."""
+    import torch
+
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def on_host(value: Any) -> Any:

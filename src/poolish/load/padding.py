@@ -36,6 +36,8 @@ from poolish.torch_bridge import is_torch_tensor
 SIDES = ("right", "left")
 TOO_LONG = ("error", "truncate", "truncate_left")
 
+_ZERO = np.zeros(1, np.uint8)
+
 #: From a number of bytes and a dtype to memory: as bytes to fill, and as the values that are handed out.
 Room = Callable[[int, str], tuple[NDArray[np.uint8], Any]]
 #: From places in a column, None for all of it, to the padded column.
@@ -234,59 +236,43 @@ class PaddedCollate(Locked):
         kept = self._kept(name, lengths)
         widths = [self._width(int(kept[:, i].max(initial=0))) for i in range(n_dims)]
         item = np.tile(self._item(name, rows.dtype), math.prod(fixed))
-        strips = self._strips(rows, kept, widths, fixed, len(item))
+        begins, sizes = self._strips(rows, kept, widths, len(item))
         memory, values = room(len(kept) * math.prod(widths) * len(item), rows.dtype)
         if len(item):
-            self._write(rows.source, strips, widths[-1] * len(item), item, memory)
+            self._write(rows.source, begins, sizes * len(item), widths[-1] * len(item), item, memory)
         mask_memory, mask = room(len(kept) * math.prod(widths), "bool")
-        flags = mask_memory.view(np.bool_).reshape(len(kept), *widths)
-        self._mask(kept, widths, flags)
-        if rows.are_present is not None:
-            own = [(part // len(item)) for part in strips]
-            self._write(rows.are_present.view(np.uint8), own, widths[-1], np.zeros(1, np.uint8), mask_memory)
-            memory.reshape(-1, len(item))[~flags.reshape(-1)] = item
+        if rows.are_present is None:
+            ones = np.ones(widths[-1], np.uint8)
+            self._write(ones, np.zeros_like(begins), sizes, widths[-1], _ZERO, mask_memory)
+        else:
+            self._write(rows.are_present.view(np.uint8), begins // len(item), sizes, widths[-1], _ZERO, mask_memory)
+            memory.reshape(-1, len(item))[mask_memory == 0] = item
         shape = (len(kept), *widths)
         padded = Padded(cast(values.reshape(*shape, *fixed), rows.dtype), _numbers(kept, room), mask.reshape(shape))
         return padded if self.too_long == "error" else Truncated(*padded, cut=_numbers(lengths - kept, room))
 
     def _write(
-        self, source: NDArray[np.uint8], strips: Sequence[Int64], size: int, item: NDArray[np.uint8], out: Any
+        self, source: Any, begins: Int64, sizes: Int64, row_size: int, item: NDArray[np.uint8], out: Any
     ) -> None:
-        begins, sizes = strips
-        kernels.pad_ranges(source, begins, sizes, size, self.side == "left", item, out)
+        kernels.pad_ranges(source, begins, sizes, row_size, self.side == "left", item, out)
 
-    def _strips(
-        self, rows: RaggedRows, kept: Int64, widths: Sequence[int], fixed: Sequence[int], item_bytes: int
-    ) -> tuple[Int64, Int64]:
-        """Where each stretch of values that stays together begins, and its bytes: a row, or a line of a picture."""
+    def _strips(self, rows: RaggedRows, kept: Int64, widths: Sequence[int], item_bytes: int) -> tuple[Int64, Int64]:
+        """Where each run of values that stays together begins, and how many it has: a row, or a line of a picture."""
         n_dims, shapes = kept.shape[1], rows.shapes
         steps = np.full(kept.shape, item_bytes, np.int64)  # the bytes from a place to the next, in each dimension
         for i in range(n_dims - 2, -1, -1):
             steps[:, i] = steps[:, i + 1] * shapes[:, i + 1]
-        begins = rows.begins
+        begins, sizes = rows.begins, kept[:, -1]
         if self.too_long == "truncate_left":
             begins = begins + ((shapes[:, :n_dims] - kept) * steps).sum(axis=1)
-        sizes = kept[:, -1] * item_bytes
         for i in range(n_dims - 1):
-            places = self._places(kept[:, i], widths[i])
+            first = widths[i] - kept[:, i, None] if self.side == "left" else 0
+            places = np.arange(widths[i]) - first  # which value of a row stands in each place
             is_inside = ((places >= 0) & (places < kept[:, i, None])).reshape(len(kept), *(1,) * i, -1)
             moves = (places * steps[:, i, None]).reshape(is_inside.shape)
             begins = np.where(is_inside, begins.reshape(len(kept), *widths[:i], 1) + moves, 0)
             sizes = np.where(is_inside, sizes.reshape(len(kept), *sizes.shape[1 : i + 1], 1), 0)
         return np.ascontiguousarray(begins.reshape(-1)), np.ascontiguousarray(sizes.reshape(-1))
-
-    def _places(self, kept: Int64, width: int) -> Int64:
-        """For each place of a padded dimension, which value of the row stands there; outside of it none does."""
-        first = (width - kept if self.side == "left" else np.zeros_like(kept))[:, None]
-        return np.arange(width) - first
-
-    def _mask(self, kept: Int64, widths: Sequence[int], flags: NDArray[np.bool_]) -> None:
-        """Write which places have values."""
-        flags[...] = True
-        for i, width in enumerate(widths):
-            places = self._places(kept[:, i], width)
-            is_inside = (places >= 0) & (places < kept[:, i, None])
-            flags &= is_inside.reshape(len(kept), *(1,) * i, width, *(1,) * (len(widths) - i - 1))
 
     def _width(self, longest: int) -> int:
         each = self.multiple_of

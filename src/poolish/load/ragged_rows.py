@@ -185,23 +185,21 @@ def _as_array(value: Any) -> Any:
 
 
 def _of_arrays(name: str, values: Sequence[Any]) -> RaggedRows | None:
-    parts = [None if value is None else _bits(value) for value in values]
-    known = [part for part in parts if part is not None]
-    if any(array.dtype.kind not in "biufc" or not array.ndim for array, _ in known):
-        return None
-    first, dtype = known[0]
-    for i, part in enumerate(parts):
-        if part is not None and (part[1] != dtype or part[0].ndim != first.ndim):
+    present = [value for value in values if value is not None]
+    first = present[0]
+    for i, value in enumerate(values):
+        if value is not None and (value.dtype != first.dtype or value.ndim != first.ndim):
             raise SchemaError(
-                f"row {i} of the batch, column {name!r}: {part[1]} of {part[0].ndim} dimensions, the first is {dtype} "
-                f"of {first.ndim}; make the rows one dtype and one number of dimensions"
+                f"row {i} of the batch, column {name!r}: {value.dtype} of {value.ndim} dimensions, the first is "
+                f"{first.dtype} of {first.ndim}; make the rows one dtype and one number of dimensions"
             )
-    shapes = np.array([(0,) * first.ndim if part is None else part[0].shape for part in parts], np.int64)
-    return _laid_out(np.concatenate([array.reshape(-1) for array, _ in known]), shapes, dtype)
-
-
-def _bits(value: Any) -> tuple[NDArray[Any], str]:
-    if is_torch_tensor(value):
-        return torch_bridge.to_bits(value)
-    array = value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
-    return array, array.dtype.name
+    if is_torch_tensor(first):
+        flat, dtype = torch_bridge.to_bits(torch_bridge.flat(present))
+    elif first.dtype.kind in "biufc":
+        flat = np.concatenate([array.reshape(-1) for array in present])
+        flat = flat.astype(flat.dtype.newbyteorder("="), copy=False)
+        dtype = flat.dtype.name
+    else:
+        return None
+    shapes = [(0,) * first.ndim if value is None else value.shape for value in values]
+    return _laid_out(flat, np.array(shapes, np.int64), dtype) if first.ndim else None
