@@ -15,10 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from poolish import DatasetBuffer, StreamStore, verify_resume
+from poolish import DatasetBuffer, StreamStore, torch_bridge, verify_resume
 from poolish.errors import ConfigError, SchemaError
 from poolish.load import Loader, PaddedCollate, SubsettedDataset
+from poolish.load.fetch import BatchReader
+from poolish.load.frozen import SnapshotRows
 from poolish.load.padding import Padded
+from poolish.load.planner import ReadRequest
 from tests.effort import times
 from tests.load.loaders import load
 
@@ -420,6 +423,31 @@ def test_a_formatted_or_decoded_dataset_is_read_as_it_shows_itself():
     ):
         (batch,) = load(dataset, 2, collate_fn=PaddedCollate())
         assert batch["tokens"].tolist() == [[3, 1], [4, 0]]
+
+
+def test_columns_are_padded_straight_into_pinned_memory(monkeypatch):
+    """Where they go to a device: each part of a padded column is asked for as pinned memory, once."""
+    asked = []
+
+    def memory(n_bytes, dtype, *, pin):
+        asked.append((n_bytes, dtype, pin))
+        return torch_bridge_empty_bytes(n_bytes, dtype, pin=False)
+
+    torch_bridge_empty_bytes = torch_bridge.empty_bytes
+    monkeypatch.setattr(torch_bridge, "empty_bytes", memory)
+    rows = SnapshotRows(buffer_of([[3, 1], [], [4, 1, 5]], pa.large_list(pa.int32())).snapshot(), "fixed")
+    reading = BatchReader("torch", PaddedCollate(max_length=2, too_long="truncate"), None, pins=True)
+
+    read = reading.read(ReadRequest(rows, np.array([2, 0, 1]), np.array([], np.int64)))
+
+    assert read.content["tokens"].tolist() == [[4, 1], [3, 1], [0, 0]]
+    assert sorted(asked) == [
+        (6, "bool", True),
+        (24, "int32", True),
+        (24, "int64", True),
+        (24, "int64", True),
+        (24, "int64", True),
+    ]
 
 
 def test_it_is_a_collate_fn_of_torch_too():
