@@ -28,7 +28,7 @@ FLOORS: tuple[set[str], ...] = (
     {"concurrency", "errors", "fixed", "health"},
     {"arguments", "kernels", "html", "torch_bridge", "workers"},
     {"seeds", "files", "prefetch", "versions"},
-    {"schema", "runs", "formats"},
+    {"schema", "runs", "ranks", "formats"},
     {"expressions", "columns", "fingerprints"},
     {"guards"},
     {"rows", "tokens"},

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import Any
 
 from poolish import torch_bridge
 from poolish.errors import ConfigError, ResumeError
@@ -79,12 +78,8 @@ def _of_torchrun() -> str | None:
 
 def _of_group() -> str | None:
     """The id that all ranks of the process group agree on: the first to ask proposes one, the others take it."""
-    torch: Any = torch_bridge.loaded()
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    store = torch_bridge.group_store()
+    if store is None:
         return None
-    if torch.utils.data.get_worker_info() is not None:
-        # A forked worker of a DataLoader holds its parent's connection to the store; two users would garble it.
-        return None
-    store = torch.distributed.distributed_c10d._get_default_store()
     agreed: bytes = store.compare_set(_KEY, "", new_run_id())
     return agreed.decode()

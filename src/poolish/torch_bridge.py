@@ -227,6 +227,12 @@ def worker_info() -> tuple[int, int]:
     return (0, 1) if info is None else (info.id, info.num_workers)
 
 
+def is_worker() -> bool:
+    """Return whether this is a worker process of a torch DataLoader."""
+    torch = loaded()
+    return torch is not None and torch.utils.data.get_worker_info() is not None
+
+
 def register_iterable(class_: type) -> None:
     """Let torch's DataLoader accept objects of this class as iterable datasets."""
     from torch.utils.data import IterableDataset
@@ -262,7 +268,40 @@ def broadcast(own: torch.Tensor | None, layout: Any, rank: int, device: Any, gro
 
 
 def own_rank(group: Any) -> int:
-    """Return the rank of this process in ``group``."""
+    """Return the rank of this process in ``group``; -1 where it is none of its ranks."""
     from torch import distributed
 
     return int(distributed.get_rank(group))
+
+
+def n_ranks(group: Any) -> int:
+    """Return how many ranks ``group`` has."""
+    from torch import distributed
+
+    return int(distributed.get_world_size(group))
+
+
+def ranks_of(group: Any) -> list[int]:
+    """Return the global ranks of ``group``, sorted."""
+    from torch import distributed
+
+    return sorted(distributed.get_process_group_ranks(group))
+
+
+def mesh_ranks(mesh: Any) -> list[int]:
+    """Return the global ranks of the whole mesh that ``mesh`` is a dimension of."""
+    root_of = getattr(mesh, "_get_root_mesh", None)
+    root = mesh if root_of is None else root_of()
+    return sorted(int(rank) for rank in root.mesh.flatten().tolist())
+
+
+def group_store() -> Any:
+    """Return the store that all ranks of ``torch.distributed`` share; None without a group, and in worker processes.
+
+    A forked worker of a DataLoader holds its parent's connection to the store; two users would garble it.
+    """
+    if not has_process_group() or is_worker():
+        return None
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()

@@ -38,6 +38,11 @@ class ChecksummedLines:
         """Read from the first line again."""
         self._offset = 0
 
+    def skip(self) -> None:
+        """Take all that is there for read."""
+        with open(self.path, "rb") as file:
+            self._offset = _end_of_lines(file.fileno())
+
     def unread(self) -> Iterator[dict[str, Any]]:
         """Whole lines that were not read yet."""
         try:

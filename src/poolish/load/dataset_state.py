@@ -115,7 +115,7 @@ def restore(dataset: Any, text: str) -> None:
     _restore(dataset, json.loads(text))
 
 
-def check_same(dataset: Any, state: Mapping[str, Any], rank: tuple[int, int]) -> None:
+def check_same(dataset: Any, state: Mapping[str, Any], rank: tuple[int, int] | None) -> None:
     """Refuse a loader's state that lacks the dataset's, has one for a dataset that keeps none, or is another rank's."""
     is_there, is_wanted = "dataset" in state, has_state(dataset)
     if is_there and not is_wanted:
@@ -128,7 +128,7 @@ def check_same(dataset: Any, state: Mapping[str, Any], rank: tuple[int, int]) ->
             f"{_name(dataset)} has a state of its own, which this loader state does not hold; go on with the dataset "
             "that the state was taken with"
         )
-    if is_there and state["dataset_of"] != list(rank):
+    if is_there and rank is not None and state["dataset_of"] != list(rank):
         of, n_ranks = state["dataset_of"]
         raise ResumeError(
             f"the state is of rank {of} of {n_ranks}, this is rank {rank[0]} of {rank[1]}; {_name(dataset)} has a "

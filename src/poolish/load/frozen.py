@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from poolish.fingerprints import tables
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
 from poolish.tokens.store import StreamStore
@@ -122,6 +123,11 @@ def ids_of(dataset: Any, numbers: Sequence[int] | Int64) -> Int64:
     return wanted
 
 
+def ordinal_of(id_: int) -> int:
+    """The member that an id belongs to."""
+    return id_ >> ID_BITS
+
+
 class SnapshotRows:
     """The rows of a buffer."""
 
@@ -161,6 +167,12 @@ class SnapshotRows:
     def table(self, ids: Int64) -> pa.Table:
         """Rows as a table of their own."""
         return self.snapshot.get_batch(self.numbers(ids))
+
+    def content(self, span: Span) -> str:
+        """A digest of the ids and values of the rows in a span."""
+        ids = self.snapshot.ids
+        first, end = np.searchsorted(ids, span).tolist()
+        return tables.content_of(self.snapshot.to_arrow().slice(first, end - first), ids[first:end])
 
     def numbers(self, ids: Int64) -> Int64:
         """Where rows stand that are known to be there."""
@@ -335,6 +347,20 @@ def has_branch(rows: FrozenRows, branch: Any) -> bool:
     """Whether what ``branch_below`` said holds for these rows."""
     own = getattr(rows, "has_branch", None)
     return own is None or branch is None or bool(own(branch))
+
+
+def content_of(rows: FrozenRows, span: Span) -> str:
+    """A digest of the logical rows of a span, views left aside; empty where no buffer holds them.
+
+    >>> one, other = DatasetBuffer(), DatasetBuffer()
+    >>> one.append([{"n": 1}, {"n": 2}])
+    >>> other.append([{"n": 1}])
+    >>> other.append([{"n": 2}])
+    >>> content_of(snapshot_rows(one), (0, 2)) == content_of(snapshot_rows(other), (0, 2))
+    True
+    """
+    own = getattr(rows, "content", None)
+    return "" if own is None else str(own(span))
 
 
 def choice_of(dataset: Any) -> str:

@@ -27,6 +27,7 @@ from poolish.files.lines import ChecksummedLines
 from poolish.load.frozen import FrozenRows
 from poolish.load.ledger import OnEmpty, Run, Skipped, digest
 from poolish.load.order import BLOCK_ROWS, Block, GenerationCursors, ObservedBounds, Order
+from poolish.load.peers import ComparedRows
 
 #: 2 since journals name their run.
 _VERSION, _READS = 2, (1, 2)
@@ -38,11 +39,17 @@ _KEPT_BLOCKS = 4096
 class Journal:
     """Decisions in a directory, for any number of processes."""
 
-    def __init__(self, path: str | os.PathLike[str], about: dict[str, Any]) -> None:
-        self.path = Path(path)
+    def __init__(
+        self, path: str | os.PathLike[str], about: dict[str, Any], compared: ComparedRows | None = None
+    ) -> None:
+        self.path, self._compared = Path(path), compared
         self._about = {"format": "poolish journal", "block_rows": BLOCK_ROWS, **about}
         self._epochs: dict[int, _EpochFile] = {}
         self._check()
+        self._runs: list[Run] = []
+        self._noted = {path.name: ChecksummedLines(path) for path in self._epoch_paths()}
+        for lines in self._noted.values():
+            lines.skip()
 
     def _check(self) -> None:
         """The journal is about this order; an empty directory becomes one."""
@@ -125,14 +132,19 @@ class Journal:
                     block = order.decide(number, before, frozen, is_end=on_empty == "end")
                     if block.is_empty and on_empty == "wait":
                         return None
-                    file.write({"block": number, "before": mine, **block.seen.to_json()})
+                    content = [] if self._compared is None else self._compared.beyond(frozen, block.seen.spans)
+                    line = {"block": number, "before": mine, **block.seen.to_json()}
+                    file.write({**line, "content": content} if content else line)
                     return block
         if line["before"] != mine:
             raise ResumeError(
                 f"journal {file.path}: block {number} was decided in another history than that of this loader's state; "
                 "go on from a state of this run, or give a new run a directory of its own"
             )
-        return order.decide(number, before, frozen, ObservedBounds.from_json(line))
+        seen = ObservedBounds.from_json(line)
+        if self._compared is not None:
+            self._compared.compare(frozen, seen.spans, line.get("content", []))
+        return order.decide(number, before, frozen, seen)
 
     def seen(self, epoch: int, number: int) -> ObservedBounds | None:
         """What decided a block."""
@@ -140,9 +152,27 @@ class Journal:
         return None if line is None else ObservedBounds.from_json(line)
 
     def enter(self, run: Run) -> int:
-        """A rank's steps begin or continue here; on disk all of a training run is one session."""
-        self._write(run.epoch, {"run": run.to_json()})
+        """A rank's steps begin or continue here; on disk all of a training run is one session.
+
+        All ranks make the same steps, so a step that two of them begin with belongs to one epoch.
+        """
+        with self._lock():
+            for other in self._newer_runs():
+                is_other = (other.step, other.world_size) == (run.step, run.world_size) and other.epoch != run.epoch
+                if is_other and other.who != run.who:
+                    raise ResumeError(
+                        f"journal {self.path}: {run.who} begins epoch {run.epoch} at step {run.step}, {other.who} "
+                        f"began epoch {other.epoch} there; all ranks iterate and set epochs alike"
+                    )
+            self._file(run.epoch).write({"run": run.to_json()})
         return 0
+
+    def _newer_runs(self) -> list[Run]:
+        """What ranks have noted since this journal was opened; before, it may have been another attempt."""
+        for path in self._epoch_paths():
+            lines = self._noted.setdefault(path.name, ChecksummedLines(path))
+            self._runs += [Run.from_json(line["run"]) for line in lines.unread() if "run" in line]
+        return self._runs
 
     def leave(self, who: str, epoch: int, session: int) -> None:
         """Forget nothing: a rank that begins the epoch again sees it as it was decided."""
@@ -171,9 +201,11 @@ class Journal:
         return self._epochs[epoch]
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        paths = self.path.glob("epoch-*.jsonl")
-        for path in sorted(paths, key=lambda path: int(path.stem.removeprefix("epoch-"))):
+        for path in self._epoch_paths():
             yield from ChecksummedLines(path).unread()
+
+    def _epoch_paths(self) -> list[Path]:
+        return sorted(self.path.glob("epoch-*.jsonl"), key=lambda path: int(path.stem.removeprefix("epoch-")))
 
 
 class _EpochFile:

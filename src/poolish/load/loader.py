@@ -24,19 +24,24 @@ from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.load.batch import Origin
 from poolish.load.fetch import BatchReader, Fetcher, PrefetchingFetcher
-from poolish.load.frozen import FrozenRows, choice_of, snapshot_rows
+from poolish.load.frozen import SHARED, FrozenRows, choice_of, snapshot_rows
+from poolish.load.group_ledger import GroupLedger
+from poolish.load.group_session import GroupSession
 from poolish.load.journal import Journal
 from poolish.load.ledger import Ledger, LedgerProtocol, shared_ledger
 from poolish.load.order import Order
+from poolish.load.own_rows import InStep, OwnBatchesPlanner, OwnRowsPlanner
+from poolish.load.peers import ComparedRows, Peers
 from poolish.load.planner import BatchPlanner, OrderPlanner
 from poolish.load.reader import Iteration, RankReader
 from poolish.load.sampling import SampledBatches, sampled, weighted
-from poolish.load.settings import LoaderSettings, check_follow, check_journal, check_rank
+from poolish.load.settings import GROUP, LoaderSettings, check_follow, check_journal, check_no_shard, check_shared
 from poolish.load.shaping import BatchShaper, BatchTransform, LateShaper, ids_in
 from poolish.load.state import StateKeeper
 from poolish.load.structures import map_columns
 from poolish.load.views.transformed import n_epochs
 from poolish.load.views.view import check_epoch
+from poolish.ranks import Ranks, Share
 from poolish.runs import new_run_id, run_id
 
 if TYPE_CHECKING:
@@ -54,10 +59,19 @@ class Loader:
     dataset of tuples, namedtuples or dataclasses gives those. ``num_workers`` threads read ahead, in the same order as
     without.
 
-    Leaving the loop and entering it again goes on where it was left; after the end of an epoch the next one begins.
-    The newest ``iter()`` is the one that counts: an older iterator raises. ``run`` names the training run, which states
-    and journals belong to; a loaded state continues its own. The parameters are attributes, fixed from here on; to go
-    on with others make a new loader (``like``) and load the state of this one.
+    Each ``for`` is an epoch: it begins the next one, also if the last was left early. After ``load_state_dict`` it
+    continues where the state was taken, and with ``follow`` always where it was left. ``len`` is the length of the
+    epoch and constant, ``remaining`` what is left of it. The newest ``iter()`` is the one that counts: an older
+    iterator raises. ``run`` names the training run, which states and journals belong to; a loaded state continues its
+    own. The parameters are attributes, fixed from here on; to go on with others make a new loader (``like``) and load
+    the state of this one.
+
+    Rank and world size come from the arguments, else from ``group`` or ``mesh`` (the data-parallel dimension: peers
+    along the others get the same rows), else from ``torch.distributed``, else from RANK and WORLD_SIZE; they are looked
+    up at the first ``len`` or ``iter``. On several processes rows in memory are declared: ``shared="copy"`` if every
+    process holds the same rows and reads its share of them, ``shared="own"`` if each reads all of its own, and
+    ``uneven`` ("stop", "repeat", "empty") keeps the ranks in step. ``journal`` is how ranks agree on a dataset that
+    grows: a directory, or ``"group"``, the store of the process group.
 
     ``guard`` is asked about every batch before it is handed out: a ``Suite``, ``suite.guard(reference)`` for drift over
     windows, or anything that answers as they do. What it refuses is a ``DataRefused``, and the loader stays before that
@@ -82,6 +96,10 @@ class Loader:
     >>> loader.state_dict()["epoch"]
     1
     """
+
+    #: Which rank of how many this is; known for certain after the first ``len`` or ``iter``.
+    rank: int
+    world_size: int
 
     def __init__(
         self,
@@ -112,6 +130,10 @@ class Loader:
         weights: Any = None,
         sampler: Any = None,
         epochs: int | None = None,
+        group: Any = None,
+        mesh: Any = None,
+        shared: str | None = None,
+        uneven: str = "stop",
         transform: Callable[..., Any] | None = None,
         ids: bool | str = False,
     ) -> None:
@@ -142,6 +164,10 @@ class Loader:
             weights=weights,
             sampler=sampler,
             epochs=epochs,
+            group=group,
+            mesh=mesh,
+            shared=shared,
+            uneven=uneven,
             transform=transform,
             ids=ids,
         ).checked()
@@ -149,54 +175,101 @@ class Loader:
         self.dataset, self.guard, self.follow = settings.dataset, settings.guard, settings.follow
         rows = snapshot_rows(dataset)
         check_follow(settings.follow, dataset, rows)
-        self.rank, self.world_size = check_rank(rank, world_size, rows.changes)
+        self._ranks = Ranks(rank, world_size, group=group, mesh=mesh, what="Loader")
         self.output = settings.shown_as
-        vars(self).update({**settings.arguments(), **vars(self)})
         self._created_run = new_run_id()
         self._restored_run: str | None = None
         self._run: str | None = None
         self._has_resumed = False
+        self._restored: Mapping[str, Any] | None = None
         self._about = _about(settings, rows)
-        self._reader = self._make_reader(rows)
-        self._states = StateKeeper(self._reader, settings, self._about, (self.rank, self.world_size))
+        self._build(self._ranks.now(), rows)
+        vars(self).update({**settings.arguments(), **vars(self)})
         if hasattr(faults, "expect"):
             faults.expect(getattr(dataset, "schema", None))
 
     # -- putting it together
 
-    def _make_reader(self, rows: FrozenRows) -> RankReader:
-        settings, ledger = self._settings, self._make_ledger(rows)
+    def _build(self, share: Share, rows: FrozenRows) -> None:
+        """Make everything that depends on the rank; what is not settled yet may come again with another share."""
+        self._share = share
+        vars(self).update(rank=share.rank, world_size=share.world_size)
+        own = self._settings.shared == "own" and share.world_size > 1
+        #: The share of all rows that this rank reads: all of them, where they are its own.
+        self._dealt = (0, 1) if own else (share.rank, share.world_size)
+        compared = ComparedRows() if rows.changes != SHARED and not own and share.world_size > 1 else None
+        peers = self._make_peers(share)
+        ledger = self._make_ledger(share, rows, peers, compared)
         planner = self._make_planner(ledger)
-        guard = None if settings.guard is None else _guarding(settings.guard, self.rank, self.world_size)
+        if isinstance(planner, InStep):
+            planner.uneven = self._settings.uneven
+        guard = None if self._settings.guard is None else _guarding(self._settings.guard, share.rank, share.world_size)
+        session = None if peers is None else GroupSession(peers, self._settings, planner, compared)
         fetcher, late = self._make_fetcher(planner, rows)
-        return RankReader(settings, self.world_size, planner, ledger, fetcher, guard, late)
+        self._reader = RankReader(self._settings, share.world_size, planner, ledger, fetcher, guard, session, late)
+        rank = (share.rank, share.world_size) if self._ranks.is_settled else None
+        self._states = StateKeeper(self._reader, self._settings, self._about, rank)
 
-    def _make_ledger(self, rows: FrozenRows) -> LedgerProtocol:
+    def _settle(self) -> None:
+        """From now on this is one rank of so many; where that was not known yet, begin as that rank."""
+        was_settled, share = self._ranks.is_settled, self._ranks.settle()
+        if was_settled and share == self._share:
+            return
+        check_shared(self._settings, share)
+        check_no_shard(self.dataset, share)
+        state, epoch = self._restored or self.state_dict(), self.epoch
+        self._build(share, snapshot_rows(self.dataset))
+        if state["step"] or self._restored is not None:
+            self._states.check(state)
+            self._states.restore(state)
+        if self.epoch != epoch:
+            self._reader.begin_epoch(epoch)
+        self._restored = None
+
+    def _make_peers(self, share: Share) -> Peers | None:
         settings, about = self._settings, self._about
-        journal = check_journal(
-            settings.journal, world_size=self.world_size, changes=rows.changes, follow=settings.follow
-        )
-        if isinstance(journal, (str, os.PathLike)):
-            return Journal(journal, {**about, "follow": settings.follow})
-        if journal is not None:
-            return journal
-        if self.world_size == 1:
+        has_own_ledger = settings.journal is not None and not isinstance(settings.journal, (str, os.PathLike))
+        if has_own_ledger or not share.peers or share.world_size == 1:
+            return None
+        name = (about["choice"], about["seed"], about["shuffle"], about["sampled"], about["batches"], settings.run)
+        return Peers(share, (type(self.dataset).__name__, settings.batch_size, settings.follow, *name))
+
+    def _make_ledger(
+        self, share: Share, rows: FrozenRows, peers: Peers | None, compared: ComparedRows | None
+    ) -> LedgerProtocol:
+        settings, about = self._settings, self._about
+        journal = settings.journal
+        if self._ranks.is_settled or share.source == "arguments":
+            journal = check_journal(journal, share, changes=rows.changes, follow=settings.follow)
+        if journal is not None and journal != GROUP:
+            if not isinstance(journal, (str, os.PathLike)):
+                return journal
+            if settings.shared == "copy":  # each process made a buffer of its own; the rows in them are compared
+                about = {**about, "source": "copy"}
+            return Journal(journal, {**about, "follow": settings.follow}, compared)
+        if self._dealt[1] == 1:
             return Ledger()
+        if peers is not None:
+            return GroupLedger(peers, compared)
         source = about["source"] or id(self.dataset)
         order = (source, about["choice"], settings.seed, settings.shuffle, settings.follow)
-        return shared_ledger((*order, settings.run), self.world_size)
+        return shared_ledger((*order, settings.run), share.world_size)
 
     def _make_planner(self, ledger: LedgerProtocol) -> OrderPlanner | BatchPlanner:
         settings, batches = self._settings, self._make_batches()
+        rank, world_size = self._dealt
+        own = world_size != self._share.world_size
         if batches is not None:
-            return BatchPlanner(self.dataset, batches, rank=self.rank, world_size=self.world_size)
-        return OrderPlanner(
+            kind_of_batches = OwnBatchesPlanner if own else BatchPlanner
+            return kind_of_batches(self.dataset, batches, rank=rank, world_size=world_size)
+        kind = OwnRowsPlanner if own else OrderPlanner
+        return kind(
             self.dataset,
             ledger,
             lambda epoch: Order(settings.seed, epoch, shuffle=settings.shuffle, follow=settings.follow),
             batch_size=settings.batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
+            rank=rank,
+            world_size=world_size,
             drop_last=settings.drop_last,
         )
 
@@ -210,13 +283,13 @@ class Loader:
             if settings.sampled == "sampler"
             else weighted(settings.weights, settings.seed, n_epochs(settings.epochs))
         )
-        return SampledBatches(draw, settings.batch_size, drop_last=settings.drop_last, world_size=self.world_size)
+        return SampledBatches(draw, settings.batch_size, drop_last=settings.drop_last, world_size=self._dealt[1])
 
     def _make_fetcher(
         self, planner: OrderPlanner | BatchPlanner, rows: FrozenRows
     ) -> tuple[Fetcher, LateShaper | None]:
         """What reads batches; what a guard has to come before is not done there."""
-        settings, shaper = self._settings, self._make_shaper(planner)
+        settings, shaper = self._settings, self._make_shaper()
         stage = self._make_stage(settings.device, settings.pin_memory)
         pins, is_cuda = stage is not None and stage.pins, stage is not None and stage.is_cuda
         transforms, late = shaper is not None and shaper.transforms, None
@@ -243,12 +316,12 @@ class Loader:
         )
         return fetcher, late
 
-    def _make_shaper(self, planner: OrderPlanner | BatchPlanner) -> BatchShaper | None:
+    def _make_shaper(self) -> BatchShaper | None:
         settings = self._settings
         if settings.transform is None and settings.ids_name is None:
             return None
         fn = settings.transform
-        change = None if fn is None else BatchTransform(fn, settings.seed, settings.epochs, lambda: planner.rank)
+        change = None if fn is None else BatchTransform(fn, settings.seed, settings.epochs, self._share.rank)
         return BatchShaper(change, settings.ids_name, self.output)
 
     def _make_stage(self, device: Any, pin_memory: bool) -> torch_bridge.DeviceStage | None:
@@ -267,10 +340,12 @@ class Loader:
     # -- iterating
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches from where the loader is to the end of the epoch."""
+        """Batches of the next epoch; of the rest of this one behind a state, and where growth is followed."""
         if torch_bridge.loaded() is not None:
             self._reader.become_worker(*torch_bridge.worker_info())
+        self._settle()
         self._enter_run()
+        self._reader.begin_iteration()
         if self._reader.fetcher.reads_ahead:
             self._reader.prefetch()
         return Iteration(self._reader)
@@ -301,11 +376,26 @@ class Loader:
     # -- how far it is
 
     def __len__(self) -> int:
-        """Batches left in the epoch; with ``follow`` a TypeError, because it is not known."""
+        """Batches of this rank's epoch, those done and those left; with ``follow`` a TypeError: it is not known."""
+        n_left = self.remaining
+        place = self._reader.progress.place
+        return place.step - place.first_step + n_left
+
+    @property
+    def remaining(self) -> int:
+        """Batches left in the epoch; with ``follow`` a TypeError, because it is not known.
+
+        >>> loader = Loader([1, 2, 3, 4, 5], 2)
+        >>> [(len(loader), loader.remaining) for _ in loader]
+        [(3, 2), (3, 1), (3, 0)]
+        """
         if self.follow:
             raise TypeError("the length of a loader that follows a growing dataset is not known before the epoch ends")
+        self._settle()
         place = self._reader.progress.place
         self._reader.set_dataset_epoch(place.epoch)
+        if isinstance(self._reader.planner, InStep):
+            self._reader.enter()
         return self._reader.planner.n_left(place)
 
     @property
@@ -373,14 +463,11 @@ class Loader:
         return found.plus(skipped, **figures, in_flight=self._reader.flight.n_waiting(place.step))
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch`` with the next ``iter()``; nothing happens if the loader is in it already.
+        """Begin ``epoch`` with the next ``iter()``; inside an epoch that a state restored nothing changes.
 
         An iterator of another epoch that still runs raises: it would go on in this one.
         """
-        epoch = check_epoch(epoch)
-        if epoch != self.epoch:
-            self._reader.supersede()
-            self._reader.begin_epoch(epoch)
+        self._reader.set_epoch(check_epoch(epoch))
 
     # -- state
 
@@ -400,6 +487,7 @@ class Loader:
             run_id(self._settings.run, restored=run, what="Loader")
         self._states.restore(state)
         self._restored_run, self._run, self._has_resumed = run, None, True
+        self._restored = None if self._ranks.is_settled else state
 
     def mark_trained(self, batch: Any = None) -> None:
         """This batch is trained; without an argument, the oldest that is not yet.
@@ -439,12 +527,13 @@ class Loader:
         return Loader(**{**self._settings.arguments(), **changes})
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"created_run": self._created_run, "has_resumed": self._has_resumed}
-        return {"settings": self._settings.arguments(), "state": self.state_dict(), **kept}
+        kept = {"created_run": self._created_run, "has_resumed": self._has_resumed, "ranks": self._ranks}
+        settings = {**self._settings.arguments(), "group": None, "mesh": None}  # they belong to this process
+        return {"settings": settings, "state": self.state_dict(), **kept}
 
     def __setstate__(self, value: dict[str, Any]) -> None:
         self.__init__(**value["settings"])  # type: ignore[misc]
-        self._created_run = value["created_run"]
+        self._created_run, self._ranks = value["created_run"], value["ranks"]
         self.load_state_dict(value["state"])
         self._has_resumed = value["has_resumed"]
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from poolish import kernels, seeds
 from poolish.errors import ResumeError
-from poolish.load.frozen import ID_BITS, FrozenRows, Int64, Span, members_of
+from poolish.load.frozen import ID_BITS, FrozenRows, Int64, Span, members_of, ordinal_of
 
 #: Ids in a block. Small, so that what is appended comes soon; large enough that Python's share of a block is small.
 BLOCK_ROWS = 1024
@@ -260,11 +260,6 @@ class Order:
             raise ResumeError(f"the state's parts make no sense: {text[:60]!r}; it was changed or cut")
         keys = np.array([self.part_key(start) for start in starts.tolist()], np.uint64)
         return GenerationCursors(ends, starts, sizes, cursors, keys, done)
-
-
-def ordinal_of(id_: int) -> int:
-    """The member that an id belongs to."""
-    return id_ >> ID_BITS
 
 
 def runs_of(ordinals: Iterable[int]) -> OrdinalRuns:

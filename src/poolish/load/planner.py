@@ -19,9 +19,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from poolish.errors import ResumeError
-from poolish.load.frozen import FrozenRows, Int64, Mask, SnapshotRows, Span, ids_of, members_of, snapshot_rows
+from poolish.load.frozen import (
+    FrozenRows,
+    Int64,
+    Mask,
+    SnapshotRows,
+    Span,
+    ids_of,
+    members_of,
+    ordinal_of,
+    snapshot_rows,
+)
 from poolish.load.ledger import LedgerProtocol, OnEmpty, Run
-from poolish.load.order import NOTHING, Block, GenerationCursors, ObservedBounds, Order, ordinal_of
+from poolish.load.order import NOTHING, Block, GenerationCursors, ObservedBounds, Order
 from poolish.load.sampling import SampledBatches
 from poolish.rows import DatasetBuffer
 
@@ -325,6 +335,11 @@ class BatchPlanner:
     @property
     def n_batches(self) -> int:
         """Batches of an epoch, over all ranks."""
+        return len(self._batches)
+
+    def n_batches_of(self, epoch: int) -> int:
+        """Batches of an epoch that begins now, if it has not."""
+        self._begin(epoch)
         return len(self._batches)
 
     def n_left(self, place: LoaderPosition) -> int:

@@ -19,11 +19,13 @@ from poolish.load.dataset import version_of
 from poolish.load.dataset_state import TrackedDataset
 from poolish.load.fetch import Fetcher
 from poolish.load.frozen import FIXED, members_of, snapshot_rows
+from poolish.load.group_session import GroupSession
 from poolish.load.journal import Journal
 from poolish.load.ledger import LedgerProtocol, Skipped
+from poolish.load.own_rows import InStep
 from poolish.load.planner import BatchPlanner, LoaderPosition, OrderPlanner
 from poolish.load.progress import InFlight, Progress
-from poolish.load.settings import LoaderSettings, check_worker_processes
+from poolish.load.settings import GROUP, LoaderSettings, check_worker_processes
 
 if TYPE_CHECKING:
     from poolish.load.guarding import LoaderGuard
@@ -47,6 +49,7 @@ class RankReader(Locked):
         ledger: LedgerProtocol,
         fetcher: Fetcher,
         guard: LoaderGuard | None,
+        session: GroupSession | None = None,
         late: LateShaper | None = None,
     ) -> None:
         super().__init__()
@@ -66,6 +69,11 @@ class RankReader(Locked):
         self._is_shared = world_size > 1 or isinstance(ledger, Journal)
         self._has_entered = False
         self._begun_at: object = None
+        self._session = session
+        #: The step from which batches of this epoch are delivered: its first, or the one behind a state.
+        self._first_step = 0
+        #: The epoch that the next iteration begins; None for the one that it comes to by itself.
+        self._requested: int | None = None
 
     # -- before the first batch
 
@@ -77,9 +85,38 @@ class RankReader(Locked):
         """In a worker process of torch's DataLoader: take every ``n_workers``-th step."""
         if (number, n_workers) == self.worker:
             return
-        changes = snapshot_rows(self._dataset).changes if n_workers > 1 and self._journal is None else FIXED
+        has_journal = self._journal not in (None, GROUP)
+        changes = snapshot_rows(self._dataset).changes if n_workers > 1 and not has_journal else FIXED
         check_worker_processes(changes=changes, follow=self._follow)
         self.worker = (number, n_workers)
+
+    def begin_iteration(self) -> None:
+        """Where nothing grows, an iteration is an epoch: the next one, unless this one is untouched or restored."""
+        requested, self._requested = self._requested, None
+        place = self.progress.place
+        if requested is not None:
+            if requested != place.epoch or place.step > self._first_step:
+                self.begin_epoch(requested)
+        elif not self._follow and (place.step > self._first_step or self._is_restored_at_end(place)):
+            self.begin_next_epoch()
+        if self.worker[1] > 1:
+            self._first_step = -1  # whatever this worker delivers, others deliver batches of this epoch
+
+    def _is_restored_at_end(self, place: LoaderPosition) -> bool:
+        if place.step == place.first_step:
+            return False
+        self.set_dataset_epoch(place.epoch)
+        return self.planner.n_left(place) == 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration begin an epoch, or continue it where a state restored it."""
+        place = self.progress.place
+        if epoch != place.epoch:
+            self.supersede()
+            self.begin_epoch(epoch)
+        elif self._follow:
+            return
+        self._requested = epoch
 
     def prefetch(self) -> None:
         """Let the threads begin with the first batch, as if it were asked for.
@@ -91,7 +128,7 @@ class RankReader(Locked):
         if not self._lock.acquire(blocking=False):
             return
         try:
-            self._enter()
+            self.enter()
             self._skip_steps()
             moment = self._moment()
             if self.fetcher.prefetch(self.progress.place, self.worker[1]):
@@ -136,7 +173,7 @@ class RankReader(Locked):
         place = self.progress.place
         if self.dataset.has_state:
             self.dataset.rewind(place.epoch, self.progress.dataset, is_inside=bool(place.position))
-        self._enter()
+        self.enter()
         if self.guard is not None:
             self.guard.rewind(self.progress.guard)  # what a batch that was judged and not delivered has changed
         batch = self._batch_behind()
@@ -213,12 +250,16 @@ class RankReader(Locked):
             self.note_dataset()
             self.dataset.enter(epoch)
 
-    def _enter(self) -> None:
-        """Where steps begin, at the start of an epoch or where a run goes on, the dataset and the ledger learn it."""
+    def enter(self) -> None:
+        """Where steps begin, at the start of an epoch or where a run goes on, dataset, ledger and peers learn it."""
         place = self.progress.place
         self.set_dataset_epoch(place.epoch)
         if self._has_entered:
             return
+        if self._session is not None:
+            self._session.begin(place)
+        if isinstance(self.planner, InStep):
+            self.planner.agree(place, None if self._session is None else self._session.peers)
         if isinstance(self.planner, OrderPlanner):
             self.planner.session = self.ledger.enter(self.planner.run_from(place, self._who))
         self._has_entered = True
@@ -235,10 +276,12 @@ class RankReader(Locked):
     def begin_next_epoch(self) -> None:
         """Move on to the next epoch; batches in flight stay in flight."""
         self._leave()
+        self._begun_at = None
         self.fetcher.forget(keep_workers=self._keeps_workers)
         place = self.progress.place
         self.dataset.leave(self.progress.dataset)
         self.progress = self.progress._replace(place=place.begin(place.epoch + 1), n_skip=None)
+        self._first_step = place.step
 
     def begin_epoch(self, epoch: int) -> None:
         """Move to the begin of any epoch."""
@@ -256,6 +299,7 @@ class RankReader(Locked):
         self.flight.clear()
         self._leave()
         self.progress = self.progress._replace(place=place, n_skip=n_skip, dataset=dataset)
+        self._first_step, self._requested = place.step, None
 
     @property
     def frontier(self) -> Progress:

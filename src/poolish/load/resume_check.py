@@ -93,9 +93,11 @@ def _check_each_stop(loader: Loader, expected: list[_Step], steps: int, report: 
     report.checked.append(f"stopping and going on after each of {len(expected)} steps")
     stopping = _copy(loader)
     batches = iter(stopping)
+    epoch = stopping.epoch
     for n_done in range(len(expected) + 1):
         resumed = _copy(loader)
         resumed.load_state_dict(_through_json(stopping.state_dict()))
+        resumed.set_epoch(epoch)  # behind its last batch nothing is left of it
         rest = _walked(resumed, steps - n_done) if resumed.epoch == stopping.epoch else []
         if not _compare(expected[n_done:], rest, f"resumed after {n_done} steps", report):
             return
@@ -159,7 +161,7 @@ def _check_growth(loader: Loader, steps: int, grow: Callable[[], object], report
     before = snapshot_rows(loader.dataset).spans()
     current = _copy(loader, **wide)
     seen: list[int] = []
-    n_grown = 0
+    n_grown, epoch = 0, current.epoch
     while True:
         if not list(islice(current, 1)):
             break
@@ -169,6 +171,7 @@ def _check_growth(loader: Loader, steps: int, grow: Callable[[], object], report
             n_grown += 1
         resumed = _copy(loader, **wide)
         resumed.load_state_dict(_through_json(current.state_dict()))
+        resumed.set_epoch(epoch)
         current = resumed
     unique, counts = np.unique(np.array(seen, np.int64), return_counts=True)
     repeated = unique[counts > 1]
@@ -192,6 +195,7 @@ def _all_ids(rows: Any) -> Iterable[int]:
 def _copy(loader: Loader, **changes: Any) -> Loader:
     """A loader of the same configuration and place, which decides for itself and records nothing."""
     settings = {"rank": loader.rank, "world_size": loader.world_size, "num_workers": 0, "acknowledge": "on_yield"}
+    settings |= {"group": None, "mesh": None, "shared": None}
     own = {"dataset": copy.deepcopy(loader.dataset)} if has_state(loader.dataset) else {}
     if hasattr(loader.guard, "load_state_dict"):  # it remembers one loader's batches
         own["guard"] = copy.deepcopy(loader.guard)

@@ -14,12 +14,19 @@ from poolish.arguments import check_whole
 from poolish.errors import ConfigError
 from poolish.files import check_name, local_path
 from poolish.load.dataset import check_map_style
-from poolish.load.dataset_state import has_state
-from poolish.load.frozen import FIXED, LOCAL, SHARED, FrozenRows, fixed_by
+from poolish.load.dataset_state import below, has_state
+from poolish.load.frozen import FIXED, LOCAL, SHARED, FrozenRows, fixed_by, snapshot_rows
 from poolish.load.ledger import LedgerProtocol
+from poolish.load.own_rows import UNEVEN
+from poolish.ranks import Share
+from poolish.rows.snapshot import Snapshot
 from poolish.tokens.store import StreamStore
 
 ACKNOWLEDGE = ("on_yield", "explicit")
+#: What rows in memory are to the ranks of several processes: the same in each, or each rank's own.
+SHARES = ("copy", "own")
+#: The journal that lives in the store of the process group.
+GROUP = "group"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,6 +59,10 @@ class LoaderSettings:
     weights: Any
     sampler: Any
     epochs: int | None
+    group: Any
+    mesh: Any
+    shared: str | None
+    uneven: str
     transform: Callable[..., Any] | None
     ids: bool | str
 
@@ -75,8 +86,10 @@ class LoaderSettings:
             prefetch_factor=check_whole(self.prefetch_factor, "prefetch_factor", least=1),
             run=check_run(self.run),
             follow=bool(self.follow),
-            acknowledge=check_acknowledge(self.acknowledge),
+            acknowledge=check_choice(self.acknowledge, "acknowledge", ACKNOWLEDGE),
             faults=check_faults(self.faults),
+            shared=check_choice(self.shared, "shared", (None, *SHARES)),
+            uneven=check_choice(self.uneven, "uneven", UNEVEN),
             transform=check_callable(self.transform, "transform"),
             ids=check_ids(self.ids),
         )
@@ -152,11 +165,11 @@ def check_ids(ids: Any) -> bool | str:
     return ids
 
 
-def check_acknowledge(acknowledge: Any) -> str:
-    """When a batch counts as done."""
-    if acknowledge not in ACKNOWLEDGE:
-        raise ConfigError(f"acknowledge={acknowledge!r}: one of {', '.join(map(repr, ACKNOWLEDGE))}")
-    return str(acknowledge)
+def check_choice(value: Any, name: str, choices: tuple[Any, ...]) -> Any:
+    """One of several names."""
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r}: one of {', '.join(repr(each) for each in choices if each is not None)}")
+    return value
 
 
 def check_faults(faults: Any) -> Any:
@@ -225,36 +238,66 @@ def check_follow(follow: bool, dataset: Any, rows: FrozenRows) -> None:
         )
 
 
-def check_rank(rank: int | None, world_size: int | None, changes: str) -> tuple[int, int]:
-    """Which rank of how many; a buffer in memory is each process's own, so the environment does not cut it."""
-    if (rank is None) != (world_size is None):
-        raise ConfigError(f"rank={rank} and world_size={world_size}: give both or neither")
-    if rank is None or world_size is None:
-        rank, world_size = (0, 1) if changes == LOCAL else _rank_from_environment()
-    rank, world_size = check_whole(rank, "rank", least=0), check_whole(world_size, "world_size", least=1)
-    if rank >= world_size:
-        raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to world_size - 1")
-    return rank, world_size
-
-
-def _rank_from_environment() -> tuple[int, int]:
-    """RANK and WORLD_SIZE as torchrun and its kin set them; rank 0 of 1 where they are not set."""
-    named = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
-    for name, value in named.items():
-        if not value.isdecimal():
+def check_shared(settings: LoaderSettings, share: Share) -> None:
+    """Rows in the memory of several processes are declared to be copies, or each rank's own."""
+    if settings.shared == "own" and share.world_size > 1:
+        if settings.follow:
             raise ConfigError(
-                f"the environment says {name}={value!r}: a whole number; unset it, or pass rank= and world_size="
+                "shared='own' with follow=True: the epochs of the ranks would end at different steps; use "
+                "follow=False, and an epoch is what each rank has when it begins"
             )
-    return int(named["RANK"]), int(named["WORLD_SIZE"])
+        if not share.peers:
+            raise ConfigError(
+                f"shared='own' on rank {share.rank} of {share.world_size}: ranks with rows of their own stay in step "
+                "through a process group; call torch.distributed.init_process_group first, and read in the trainer's "
+                "process (num_workers of the Loader are threads)"
+            )
+    if settings.shared is None and share.is_one_of_several_processes and is_in_memory(settings.dataset):
+        raise ConfigError(
+            f"{type(settings.dataset).__name__} is in the memory of this process, and {share.source} says that it is "
+            f"rank {share.rank} of {share.world_size}: pass shared='copy' if every process holds the same rows, and "
+            "each rank reads its share of them, or shared='own' if each has rows of its own, all of which it reads"
+        )
+
+
+def check_no_shard(dataset: Any, share: Share) -> None:
+    """A shard has been dealt to this rank already; what no argument asks for is not dealt again."""
+    if share.world_size == 1 or share.source == "arguments":
+        return
+    shard: Any = getattr(dataset, "shard", None)
+    if getattr(shard, "world_size", 1) > 1:
+        raise ConfigError(
+            f"{type(dataset).__name__} is the share of rank {shard.rank} of {shard.world_size}, and {share.source} "
+            f"says that the loader deals rows to {share.world_size} ranks again; pass the whole dataset, or rank=0, "
+            "world_size=1 to read all of the shard"
+        )
+    for part in below(dataset) or ():
+        check_no_shard(part, share)
+
+
+def is_in_memory(dataset: Any) -> bool:
+    """Whether rows belong to one process: those of a buffer, of a snapshot, of a temporary stream, or views of them."""
+    parts = below(dataset)
+    if parts is not None:
+        return any(map(is_in_memory, parts))
+    return isinstance(dataset, Snapshot) or snapshot_rows(dataset).changes == LOCAL
 
 
 def check_journal(
-    journal: Any, *, world_size: int, changes: str, follow: bool
+    journal: Any, share: Share, *, changes: str, follow: bool
 ) -> str | os.PathLike[str] | LedgerProtocol | None:
-    """A directory, whatever keeps decisions as a journal does, or None where ranks can agree without."""
+    """A directory, "group", whatever keeps decisions as a journal does, or None where ranks can agree without."""
+    if journal == GROUP:
+        if share.world_size > 1 and not share.peers:
+            raise ConfigError(
+                f"journal='group' on rank {share.rank} of {share.world_size}: there is no process group of these ranks "
+                "in this process; call torch.distributed.init_process_group first, or pass journal=DIR. Worker "
+                "processes of a DataLoader have none: use the loader's own num_workers, which are threads"
+            )
+        return GROUP
     if journal is not None:
         if not isinstance(journal, (str, os.PathLike)) and not hasattr(journal, "decide_block"):
-            raise ConfigError(f"journal={journal!r}: pass a directory that all ranks can reach")
+            raise ConfigError(f"journal={journal!r}: pass a directory that all ranks can reach, or 'group'")
         kept: str | os.PathLike[str] | LedgerProtocol = journal
         if not hasattr(journal, "decide_block"):
             kept = local_path(
@@ -263,10 +306,13 @@ def check_journal(
                 instead="the sources of a recipe and save_dataset(), a journal is a directory that all ranks mount",
             )
         return kept
-    if world_size > 1 and (changes == SHARED or (follow and _rank_from_environment()[1] > 1)):
+    # Several loaders of one process may read a buffer that grows, without anything between them.
+    is_seen_alike = changes == FIXED or (changes == LOCAL and not (follow and share.is_one_of_several_processes))
+    if share.world_size > 1 and not share.peers and not is_seen_alike:
         raise ConfigError(
-            f"world_size={world_size} on a dataset that grows: ranks in different processes would see an "
-            "append at different moments, and rows would be lost and repeated; pass journal=DIR, the same for all"
+            f"world_size={share.world_size} on a dataset that grows: ranks in different processes would see an "
+            "append at different moments, and rows would be lost and repeated; pass journal=DIR, the same for all, "
+            "or initialise torch.distributed before the first batch (journal='group')"
         )
     return None
 

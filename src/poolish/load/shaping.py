@@ -39,8 +39,8 @@ class BatchTransform:
     far the epochs have come.
     """
 
-    def __init__(self, fn: Callable[..., Any], seed: int, epochs: int | None, rank_of: Callable[[], int]) -> None:
-        self._fn, self._seed, self._epochs, self._rank_of = fn, seed, n_epochs(epochs), rank_of
+    def __init__(self, fn: Callable[..., Any], seed: int, epochs: int | None, rank: int) -> None:
+        self._fn, self._seed, self._epochs, self._rank = fn, seed, n_epochs(epochs), rank
         self._extra = extra_arguments(fn, self._epochs, "Loader(transform=)")
 
     def __call__(self, content: Any, origin: Origin, epoch: int) -> Any:
@@ -59,7 +59,7 @@ class BatchTransform:
     def _given(self, epoch: int, step: int) -> dict[str, Any]:
         given: dict[str, Any] = {}
         if "rng" in self._extra:
-            given["rng"] = seeds.generator(self._seed, "batch transform", epoch, step, self._rank_of())
+            given["rng"] = seeds.generator(self._seed, "batch transform", epoch, step, self._rank)
         if "progress" in self._extra:
             given["progress"] = progress_at(epoch, self._epochs)
         return given

@@ -27,8 +27,9 @@ from typing import Any
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
 from poolish.load import dataset_state
-from poolish.load.frozen import FrozenRows, branch_below, fixed_by, has_branch, members_of, snapshot_rows
-from poolish.load.order import ObservedBounds, delta_decode, delta_encode, ordinal_of
+from poolish.load.frozen import FrozenRows, branch_below, fixed_by, has_branch, members_of, ordinal_of, snapshot_rows
+from poolish.load.order import ObservedBounds, delta_decode, delta_encode
+from poolish.load.own_rows import InStep
 from poolish.load.planner import BatchPlanner, LoaderPosition, OrderPlanner
 from poolish.load.progress import Progress
 from poolish.load.reader import RankReader
@@ -47,7 +48,7 @@ class StateKeeper:
     """Takes the states of one reader, and restores them."""
 
     def __init__(
-        self, reader: RankReader, settings: LoaderSettings, about: Mapping[str, Any], rank: tuple[int, int]
+        self, reader: RankReader, settings: LoaderSettings, about: Mapping[str, Any], rank: tuple[int, int] | None
     ) -> None:
         self._reader, self._dataset, self._about, self._rank = reader, settings.dataset, about, rank
         self._faults, self._first_spots = settings.faults, spots_of(settings.dataset)
@@ -75,6 +76,8 @@ class StateKeeper:
         spots = kept_spots(self._first_spots, self._dataset)
         if spots:
             state["spots"] = spots
+        if isinstance(reader.planner, InStep):
+            state["own_of"] = list(self._rank or (0, 1))
         if reader.worker[1] > 1:
             state["skip"] = frontier.n_skip
         return sealed(state | self._own_states(frontier))
@@ -86,7 +89,7 @@ class StateKeeper:
             found["faults"] = self._faults.state_dict()
         if self._reader.dataset.has_state:
             found["dataset"] = json.loads(frontier.dataset or dataset_state.to_json(self._dataset))
-            found["dataset_of"] = list(self._rank)
+            found["dataset_of"] = list(self._rank or (0, 1))
         if self._reader.guard is not None:
             found |= self._reader.guard.state_of(frontier.guard)
         return found
@@ -95,6 +98,8 @@ class StateKeeper:
         """Refuse a state of something else."""
         check_belongs(state, self._about)
         dataset_state.check_same(self._dataset, state, self._rank)
+        if self._rank is not None:
+            check_own(state, self._rank, is_own=isinstance(self._reader.planner, InStep))
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; one that is refused changes nothing."""
@@ -236,6 +241,21 @@ def _advice(name: str, state: Mapping[str, Any]) -> str:
     if name != "choice" or found is None:
         return ""
     return f". If the predicate keeps the same rows, pass FilteredDataset(..., version={found[1]!r})"
+
+
+def check_own(state: Mapping[str, Any], rank: tuple[int, int], *, is_own: bool) -> None:
+    """Refuse a state of another rank's own rows."""
+    of = state.get("own_of")
+    if of is not None and (not is_own or of != list(rank)):
+        raise ResumeError(
+            f"the state is of rank {of[0]} of {of[1]}, which had rows of its own; this is rank {rank[0]} of {rank[1]}: "
+            "with shared='own' each rank goes on from its own state, at the same world size"
+        )
+    if is_own and of is None and state["step"]:
+        raise ResumeError(
+            "the state is of ranks that shared their rows, this loader has shared='own'; go on with shared='copy', or "
+            "begin without the state"
+        )
 
 
 def highest(state: Mapping[str, Any]) -> list[int]:

@@ -30,6 +30,7 @@ from poolish.load.frozen import (
     Mask,
     Span,
     branch_below,
+    content_of,
     fixed_by,
     has_branch,
     ids_of,
@@ -314,6 +315,12 @@ class CompositeRows:
     def has_branch(self, branch: Any) -> bool:
         """Whether each part has its own."""
         return len(branch) == len(self.parts) and all(map(has_branch, self.parts, branch))
+
+    def content(self, span: Span) -> str:
+        """That of the part which the span belongs to."""
+        part, high = self._slots[span[0] >> _ID_BITS]
+        first, end = (edge - (span[0] >> _ID_BITS << _ID_BITS) + (high << _ID_BITS) for edge in span)
+        return content_of(self.parts[part], (first, end))
 
     def outer(self, part: int, ids: Int64) -> Int64:
         """Ids here, of rows that have these ids in a part."""

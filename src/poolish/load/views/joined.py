@@ -17,7 +17,7 @@ import numpy as np
 
 from poolish.errors import ConfigError, SchemaError
 from poolish.load.dataset import check_index, identity_of, samples
-from poolish.load.frozen import FrozenRows, Int64, Mask, ids_of, snapshot_rows
+from poolish.load.frozen import FrozenRows, Int64, Mask, Span, content_of, ids_of, snapshot_rows
 from poolish.load.views.view import (
     CombinedView,
     DelegatingRows,
@@ -120,6 +120,9 @@ class _JoinedRows(DelegatingRows):
         """Which are in every shard; the oldest may leave a stream at any time."""
         masks = [mask for shard in self._shards if (mask := shard.alive(ids)) is not None]
         return np.logical_and.reduce(masks) if masks else None
+
+    def content(self, span: Span) -> str:
+        return " ".join(content_of(shard, span) for shard in self._shards)
 
     def fetch(self, ids: Int64) -> list[Any]:
         return _merged([shard.fetch(ids) for shard in self._shards], self._on)

@@ -40,6 +40,7 @@ from poolish.load.frozen import (
     Span,
     WindowRows,
     branch_below,
+    content_of,
     fixed_by,
     has_branch,
     ids_of,
@@ -346,6 +347,10 @@ class DelegatingRows:
         """As below."""
         return has_branch(self.rows, branch)
 
+    def content(self, span: Span) -> str:
+        """As below."""
+        return content_of(self.rows, span)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -406,6 +411,10 @@ class ReindexedRows(DelegatingRows):
     def branch_below(self, ends: Sequence[int]) -> Any:
         """That of all rows below: any of them may have any number."""
         return branch_below(self.rows, [end for _, end in self.rows.spans()])
+
+    def content(self, span: Span) -> str:
+        """That of all rows below: any of them may be in the span."""
+        return " ".join(content_of(self.rows, each) for each in self.rows.spans())
 
     def __len__(self) -> int:
         return self._n_rows

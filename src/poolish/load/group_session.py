@@ -1,0 +1,49 @@
+"""Where the steps of one rank begin, told to the other ranks of the process group, which begin theirs there too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from poolish.load.frozen import LOCAL, snapshot_rows
+from poolish.load.own_rows import InStep
+from poolish.load.peers import ComparedRows, Peers
+from poolish.load.planner import BatchPlanner, LoaderPosition, OrderPlanner
+from poolish.load.settings import LoaderSettings, is_in_memory
+from poolish.load.spot_check import spots_of
+
+
+class GroupSession:
+    """Compares the place, the settings and the rows of this rank with those of the others."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        settings: LoaderSettings,
+        planner: OrderPlanner | BatchPlanner,
+        compared: ComparedRows | None,
+    ) -> None:
+        self.peers, self._settings, self._planner, self._compared = peers, settings, planner, compared
+
+    def begin(self, place: LoaderPosition) -> None:
+        """Begin the steps behind a place; an error if other ranks begin theirs elsewhere, or on other rows."""
+        facts: dict[str, Any] = {"epoch": place.epoch, "step": place.step}
+        if isinstance(self._planner, InStep):
+            self.peers.begin({**facts, "shared": "own", "uneven": self._settings.uneven})
+            return
+        facts |= {"position": place.position, "drop_last": self._settings.drop_last}
+        if isinstance(self._planner, BatchPlanner):
+            facts |= {"batches": self._planner.n_batches_of(place.epoch), "draw": self._planner.checksum(place.epoch)}
+        else:
+            run = self._planner.run_from(place, "")
+            facts |= {"block": run.block, "offset": run.offset, "left": run.parts, "ends": list(run.ends)}
+        self.peers.begin({**facts, "rows": self._rows()})
+
+    def _rows(self) -> Any:
+        """What must be the same rows: by content in memory, by name on disk, by length and a few values otherwise."""
+        rows = snapshot_rows(self._settings.dataset)
+        if self._compared is not None and is_in_memory(self._settings.dataset):
+            content = self._compared.all(rows)
+            return [len(rows), *content] if rows.changes != LOCAL or any(content) else len(rows)
+        if self._compared is None:
+            return rows.uuid
+        return [len(rows), spots_of(self._settings.dataset)]
