@@ -217,14 +217,14 @@ class Loader:
             return
         check_shared(self._settings, share)
         check_no_shard(self.dataset, share)
-        state, epoch = self._restored or self.state_dict(), self.epoch
+        state, epoch, requested = self._restored or self.state_dict(), self.epoch, self._reader.requested
         self._build(share, snapshot_rows(self.dataset))
         if state["step"] or self._restored is not None:
             self._states.check(state)
             self._states.restore(state)
         if self.epoch != epoch:
             self._reader.begin_epoch(epoch)
-        self._restored = None
+        self._reader.requested, self._restored = requested, None
 
     def _make_peers(self, share: Share) -> Peers | None:
         settings, about = self._settings, self._about

@@ -73,7 +73,7 @@ class RankReader(Locked):
         #: The step from which batches of this epoch are delivered: its first, or the one behind a state.
         self._first_step = 0
         #: The epoch that the next iteration begins; None for the one that it comes to by itself.
-        self._requested: int | None = None
+        self.requested: int | None = None
 
     # -- before the first batch
 
@@ -92,7 +92,7 @@ class RankReader(Locked):
 
     def begin_iteration(self) -> None:
         """Where nothing grows, an iteration is an epoch: the next one, unless this one is untouched or restored."""
-        requested, self._requested = self._requested, None
+        requested, self.requested = self.requested, None
         place = self.progress.place
         if requested is not None:
             if requested != place.epoch or place.step > self._first_step:
@@ -116,7 +116,7 @@ class RankReader(Locked):
             self.begin_epoch(epoch)
         elif self._follow:
             return
-        self._requested = epoch
+        self.requested = epoch
 
     def prefetch(self) -> None:
         """Let the threads begin with the first batch, as if it were asked for.
@@ -299,7 +299,7 @@ class RankReader(Locked):
         self.flight.clear()
         self._leave()
         self.progress = self.progress._replace(place=place, n_skip=n_skip, dataset=dataset)
-        self._first_step, self._requested = place.step, None
+        self._first_step, self.requested = place.step, None
 
     @property
     def frontier(self) -> Progress:
