@@ -27,7 +27,7 @@ FLOORS: tuple[set[str], ...] = (
     {"printable"},
     {"concurrency", "errors", "fixed", "health"},
     {"arguments", "kernels", "html", "torch_bridge", "workers"},
-    {"seeds", "files", "prefetch", "versions"},
+    {"seeds", "files", "prefetch", "ragged", "versions"},
     {"schema", "runs", "ranks", "formats"},
     {"expressions", "columns", "fingerprints"},
     {"guards"},

@@ -40,6 +40,11 @@ def loaded() -> Any:
     return sys.modules.get("torch")
 
 
+def is_installed() -> bool:
+    """Return whether torch can be imported, without importing it."""
+    return loaded() is not None or importlib.util.find_spec("torch") is not None
+
+
 def is_torch_tensor(value: object) -> bool:
     """Return whether ``value`` is a ``torch.Tensor``, without importing torch.
 

@@ -379,7 +379,7 @@ def _batches(folder: Path) -> TableView:
 
 
 def _joined(arrays: list[Any]) -> Any:
-    """Arrays of all batches as one column; where their shapes differ, a list of arrays."""
-    if len({array.shape[1:] for array in arrays}) == 1:
+    """Arrays of all batches as one column; where their shapes differ, a list of arrays; of text a list."""
+    if all(isinstance(array, np.ndarray) and array.shape[1:] == arrays[0].shape[1:] for array in arrays):
         return np.concatenate(arrays)
     return [row for array in arrays for row in array]

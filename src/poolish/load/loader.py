@@ -207,8 +207,8 @@ class Loader:
         session = None if peers is None else GroupSession(peers, self._settings, planner, compared)
         fetcher, late = self._make_fetcher(planner, rows)
         self._reader = RankReader(self._settings, share.world_size, planner, ledger, fetcher, guard, session, late)
-        rank = (share.rank, share.world_size) if self._ranks.is_settled else None
-        self._states = StateKeeper(self._reader, self._settings, self._about, rank)
+        is_settled = self._ranks.is_settled or share.source == "arguments"
+        self._states = StateKeeper(self._reader, self._settings, self._about, share, is_settled=is_settled)
 
     def _settle(self) -> None:
         """From now on this is one rank of so many; where that was not known yet, begin as that rank."""
@@ -217,6 +217,8 @@ class Loader:
             return
         check_shared(self._settings, share)
         check_no_shard(self.dataset, share)
+        if share == self._share and share.source == "arguments":
+            return  # it was made as this rank
         state, epoch, requested = self._restored or self.state_dict(), self.epoch, self._reader.requested
         self._build(share, snapshot_rows(self.dataset))
         if state["step"] or self._restored is not None:
@@ -341,9 +343,9 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches of the next epoch; of the rest of this one behind a state, and where growth is followed."""
+        self._settle()
         if torch_bridge.loaded() is not None:
             self._reader.become_worker(*torch_bridge.worker_info())
-        self._settle()
         self._enter_run()
         self._reader.begin_iteration()
         if self._reader.fetcher.reads_ahead:
