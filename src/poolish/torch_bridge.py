@@ -67,11 +67,6 @@ def from_array(array: Array, dtype: str = "") -> torch.Tensor:
     return tensor.view(getattr(torch, dtype)) if dtype in CARRIED else tensor
 
 
-def is_installed() -> bool:
-    """Return whether torch could be imported."""
-    return importlib.util.find_spec("torch") is not None
-
-
 def to_bits(tensor: Any) -> tuple[Array, str]:
     """Return the values of a tensor on any device as NumPy stores them, and their dtype: the inverse of from_array."""
     import torch

@@ -22,6 +22,7 @@ from poolish.load.fetch import BatchReader
 from poolish.load.frozen import SnapshotRows
 from poolish.load.padding import Padded
 from poolish.load.planner import ReadRequest
+from poolish.ragged import Ragged
 from tests.effort import times
 from tests.load.loaders import load
 
@@ -460,14 +461,6 @@ def test_it_is_a_collate_fn_of_torch_too():
     assert batch["tokens"].tolist() == [[3, 1], [-1, 4]]
 
 
-class Offsets(NamedTuple):
-    """A ragged column as the queue has it."""
-
-    values: Any
-    offsets: Any
-    lengths: Any
-
-
 def test_the_columns_of_a_batch_are_padded():
     """As a transform, or of a batch from elsewhere: lists of arrays and values with offsets."""
     rows = DatasetBuffer()
@@ -477,7 +470,7 @@ def test_the_columns_of_a_batch_are_padded():
     assert (batch["text"], batch.ids.tolist()) == (["rye"] * 3, [0, 1, 2])
     values, offsets = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 3, 3, 4])
     for kind in (np.asarray, torch.as_tensor):
-        column = Offsets(kind(values), kind(offsets), kind(np.diff(offsets)))
+        column = Ragged(kind(values), kind(offsets))
         made = PaddedCollate()({"x": column, "n": kind(np.arange(3))})
         assert type(made["x"]) is type(made["n"])
         assert made["x"].tolist() == [values[:3].tolist(), [[0, 0]] * 3, [*values[3:].tolist(), [0, 0], [0, 0]]]

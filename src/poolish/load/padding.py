@@ -29,6 +29,7 @@ from poolish.fixed import fixed_parameters
 from poolish.load.batch import collate, column, tensors
 from poolish.load.ragged_rows import Int64, RaggedRows, is_ragged, rows_of, rows_of_values
 from poolish.load.structures import named_columns
+from poolish.ragged import Ragged
 from poolish.schema import numpy_dtype, readable
 from poolish.schema.types import exactly
 from poolish.torch_bridge import is_torch_tensor
@@ -150,7 +151,9 @@ class PaddedCollate(Locked):
 
     def _of_batch(self, batch: Mapping[str, Any]) -> Any:
         self.check_names(batch)
-        lists = {name: values for name, values in batch.items() if isinstance(values, list) or _is_offsets(values)}
+        lists = {
+            name: values for name, values in batch.items() if isinstance(values, list) or isinstance(values, Ragged)
+        }
         made = self._spread({name: self._column(name, values) for name, values in lists.items()}, batch)
         is_torch = any(is_torch_tensor(values) for _, values in named_columns(batch))
         both: Any = batch if isinstance(batch, dict) else dict(batch)
@@ -169,7 +172,7 @@ class PaddedCollate(Locked):
 
     def _column(self, name: str, values: Any) -> Any:
         """The values of all rows: padded, or as they are collated anyway."""
-        if _is_offsets(values):
+        if isinstance(values, Ragged):
             rows, is_torch = _of_offsets(values), is_torch_tensor(values.values)
         else:
             if self.columns is not None and name not in self.columns:
@@ -390,15 +393,10 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, list) or getattr(value, "ndim", None) == 1
 
 
-def _is_offsets(values: Any) -> bool:
-    """Whether this is a ragged column of values and offsets."""
-    return hasattr(values, "values") and hasattr(values, "offsets") and hasattr(values, "lengths")
-
-
-def _of_offsets(values: Any) -> RaggedRows:
+def _of_offsets(column: Ragged) -> RaggedRows:
     """The rows of a ragged column, on whatever device it is."""
-    flat, dtype = torch_bridge.to_bits(values.values) if is_torch_tensor(values.values) else (values.values, "")
-    offsets = np.asarray(torch_bridge.on_host(values.offsets), np.int64)
+    flat, dtype = torch_bridge.to_bits(column.values) if is_torch_tensor(column.values) else (column.values, "")
+    offsets = np.asarray(torch_bridge.on_host(column.offsets), np.int64)
     n_bytes, rest = flat.dtype.itemsize * math.prod(flat.shape[1:]), np.array(flat.shape[1:], np.int64)
     lengths = np.diff(offsets)[:, None]
     shapes = np.concatenate([lengths, np.tile(rest, (len(lengths), 1))], axis=1)
