@@ -40,7 +40,7 @@ def test_batches_come_to_the_device_with_the_rows_they_name(num_workers):
 
 
 def test_padded_texts_come_to_the_device():
-    """Gathered into pinned memory by a thread that nobody asked for, and right while the batch before is used."""
+    """Gathered into pinned memory by a thread, and right while the batch before is used."""
     import torch
 
     rows = DatasetBuffer()

@@ -151,9 +151,7 @@ class PaddedCollate(Locked):
 
     def _of_batch(self, batch: Mapping[str, Any]) -> Any:
         self.check_names(batch)
-        lists = {
-            name: values for name, values in batch.items() if isinstance(values, list) or isinstance(values, Ragged)
-        }
+        lists = {name: values for name, values in batch.items() if isinstance(values, (list, Ragged))}
         made = self._spread({name: self._column(name, values) for name, values in lists.items()}, batch)
         is_torch = any(is_torch_tensor(values) for _, values in named_columns(batch))
         both: Any = batch if isinstance(batch, dict) else dict(batch)
