@@ -214,12 +214,15 @@ class Loader:
         self._states = StateKeeper(self._reader, self._settings, self._about, share, is_settled=is_settled)
 
     def _settle(self) -> None:
-        """From now on the rank is fixed; where that was not known yet, begin as that rank."""
+        """Fix the rank; where it was not known when the loader was made, build the reader anew for it."""
         was_settled, share = self._ranks.is_settled, self._ranks.settle()
         if was_settled and share == self._share:
             return
         check_shared(self._settings, share)
         check_no_shard(self.dataset, share)
+        if share == self._share and share.source == "arguments":
+            self._restored = None
+            return  # it was made as this rank
         state, requested = self._restored or self.state_dict(), self._reader.requested
         epoch, position = self.epoch, self.position
         self._build(share, snapshot_rows(self.dataset))

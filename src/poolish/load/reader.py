@@ -103,7 +103,7 @@ class RankReader(Locked):
             return False  # one of several worker processes cannot know whether the others are at the end as well
         self.set_dataset_epoch(place.epoch)
         if isinstance(self.planner, InStep):
-            self.enter()  # the epoch ends where all ranks end it, not where this one's rows do
+            self.enter()  # where the epoch ends is for all ranks to say
         return self.planner.n_left(place) == 0
 
     def set_epoch(self, epoch: int) -> None:
