@@ -29,6 +29,7 @@ from poolish.load.settings import GROUP, LoaderSettings, check_worker_processes
 
 if TYPE_CHECKING:
     from poolish.load.guarding import LoaderGuard
+    from poolish.load.shaping import LateShaper
 
 #: Instead of a batch: the end of an epoch.
 _END = object()
@@ -49,6 +50,7 @@ class RankReader(Locked):
         fetcher: Fetcher,
         guard: LoaderGuard | None,
         session: GroupSession | None = None,
+        late: LateShaper | None = None,
     ) -> None:
         super().__init__()
         self.planner, self.ledger, self.fetcher, self.guard = planner, ledger, fetcher, guard
@@ -60,6 +62,8 @@ class RankReader(Locked):
         self.n_iterations = 0
         #: When the first row was due and not read.
         self.skipped_since: float | None = None
+        #: What is done to a batch that the guard has seen.
+        self._late = late
         self._dataset, self._follow, self._journal = settings.dataset, settings.follow, settings.journal
         self._is_explicit, self._keeps_workers = settings.is_explicit, settings.persistent_workers
         self._is_shared = world_size > 1 or isinstance(ledger, Journal)
@@ -190,22 +194,24 @@ class RankReader(Locked):
             self.begin_next_epoch()
             return _END
         plan, read, content = got
-        ids, n_dropped, missing = read.ids, 0, read.gone
+        ids, known, n_dropped, missing = read.ids, read.known, 0, read.gone
         if self.guard is not None:
             where = f"Loader, epoch {plan.place.epoch}, step {plan.place.step}"
-            kept = self.guard.kept(read.content, ids, where)
+            kept = self.guard.kept(read.seen, ids, where)
             if kept is not None:
                 content = chosen(content, kept) if len(kept) else None
                 missing, ids = np.concatenate([missing, np.delete(ids, kept)]), ids[kept]
-                n_dropped = len(read.ids) - len(ids)
+                known, n_dropped = ids, len(read.ids) - len(ids)
+        is_left_out = n_dropped > 0 and not len(ids)
+        if self._late is not None and not is_left_out:
+            content, known = self._late.shape(content, ids, plan.place)
         if len(missing):
             self.skipped_since = time.time() if self.skipped_since is None else self.skipped_since
             self.ledger.skip(Skipped(self._who, plan.place.epoch, plan.place.step, missing.tolist()))
-        is_left_out = n_dropped > 0 and not len(ids)
         origin = Origin(ids, plan.place.position, plan.place.step)
-        batch = _LEFT_OUT if is_left_out else labelled(content, origin)
+        batch = _LEFT_OUT if is_left_out else labelled(content, origin, known)
         if self._is_explicit and not is_left_out:
-            self.flight.track(batch, plan.place.step, before)
+            self.flight.track(batch, plan.place.step, before, ids if known is None else known)
         self.progress = Progress(
             plan.after,
             stride - 1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -10,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from poolish import seeds
+from poolish import seeds, torch_bridge
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError
 from poolish.files import check_name, local_path
@@ -64,6 +63,8 @@ class LoaderSettings:
     mesh: Any
     shared: str | None
     uneven: str
+    transform: Callable[..., Any] | None
+    ids: bool | str
 
     def arguments(self) -> dict[str, Any]:
         """The same as keyword arguments of a Loader."""
@@ -89,6 +90,8 @@ class LoaderSettings:
             faults=check_faults(self.faults),
             shared=check_choice(self.shared, "shared", (None, *SHARES)),
             uneven=check_choice(self.uneven, "uneven", UNEVEN),
+            transform=check_callable(self.transform, "transform"),
+            ids=check_ids(self.ids),
         )
         check_dataset_state(made.dataset, made.num_workers)
         check_batches(
@@ -98,20 +101,26 @@ class LoaderSettings:
             shuffle=made.shuffle,
             drop_last=made.drop_last,
         )
+        epochs = None if made.transform is not None else made.epochs
         check_sampling(
-            made.weights, made.sampler, made.epochs, follow=made.follow, shuffle=made.shuffle, batches=made.batches
+            made.weights, made.sampler, epochs, follow=made.follow, shuffle=made.shuffle, batches=made.batches
         )
         return made
 
     @property
     def shown_as(self) -> str:
         """What batches are made of: tensors where torch is installed, unless ``output`` says otherwise."""
-        return self.output or ("torch" if importlib.util.find_spec("torch") else "numpy")
+        return self.output or ("torch" if torch_bridge.is_installed() else "numpy")
 
     @property
     def sampled(self) -> str | None:
         """Which argument draws the rows of an epoch; None where none does."""
         return "weights" if self.weights is not None else "sampler" if self.sampler is not None else None
+
+    @property
+    def ids_name(self) -> str | None:
+        """The column that row ids are added as; None where they are not."""
+        return self.ids if isinstance(self.ids, str) else "ids" if self.ids else None
 
     @property
     def is_explicit(self) -> bool:
@@ -147,6 +156,13 @@ def check_callable(function: Any, what: str) -> Any:
     if function is not None and not callable(function):
         raise ConfigError(f"{what}={function!r}: a function, or None")
     return function
+
+
+def check_ids(ids: Any) -> bool | str:
+    """Whether row ids are a column of the batch, or the name that they have there."""
+    if not isinstance(ids, (bool, str)) or ids == "":
+        raise ConfigError(f'ids={ids!r}: True, the name of the column such as "row_id", or False')
+    return ids
 
 
 def check_choice(value: Any, name: str, choices: tuple[Any, ...]) -> Any:
@@ -188,7 +204,7 @@ def check_sampling(weights: Any, sampler: Any, epochs: Any, **others: Any) -> No
     """Weights, a sampler or neither; beside them, nothing else may say which rows an epoch has."""
     name = "weights" if weights is not None else "sampler"
     if epochs is not None and weights is None:
-        raise ConfigError("epochs= is how far weights= go; views have epochs= of their own")
+        raise ConfigError("epochs= is how far weights= and transform= go; views have epochs= of their own")
     if weights is None and sampler is None:
         return
     if weights is not None and sampler is not None:
