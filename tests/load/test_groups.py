@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 from poolish import DatasetBuffer, StreamStore
 from poolish.errors import ConfigError
@@ -404,8 +405,6 @@ def test_a_worker_process_reads_for_its_rank(tmp_path):
     """A forked worker of a DataLoader sees its parent's group, and does not talk to it."""
 
     def run(rank):
-        from torch.utils.data import DataLoader
-
         inner = Loader(rows(12), 2, shuffle=True)
         return [batch["n"].tolist() for batch in DataLoader(inner, batch_size=None, num_workers=2)]
 
@@ -429,6 +428,23 @@ def test_a_store_that_outlives_a_restart_says_nothing_old(tmp_path, monkeypatch)
     results = in_group(tmp_path, 2, run)
 
     assert [all_ids(result[attempt] for result in results) for attempt in range(2)] == [list(range(8)), list(range(9))]
+
+
+def test_a_worker_process_starts_where_the_loader_of_its_rank_is(tmp_path):
+    """Not at a state that was loaded earlier: its rows have been read since."""
+    first = load(rows(24), 2, rank=0, world_size=2)
+    next(iter(first))
+    state = first.state_dict()
+
+    def run(rank):
+        loader = load(rows(24), 2, rank=rank, world_size=2, output="torch")
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        next(batches), next(batches)
+        inside = [int(batch.step) for batch in DataLoader(loader, batch_size=None, num_workers=1)]
+        return [inside, [batch.step for batch in batches]]
+
+    assert in_group(tmp_path, 2, run) == [[[3, 4, 5], [3, 4, 5]]] * 2
 
 
 def test_a_group_may_end_and_begin_again(tmp_path):

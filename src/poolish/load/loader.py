@@ -226,6 +226,7 @@ class Loader:
         check_shared(self._settings, share)
         check_no_shard(self.dataset, share)
         if share == self._share and share.source == "arguments":
+            self._restored = None
             return  # it was made as this rank
         state, requested = self._restored or self.state_dict(), self._reader.requested
         epoch, position = self.epoch, self.position
