@@ -20,6 +20,8 @@ N_BATCHES = 120
 class Mixed(DataProviderBase):
     """Batches of all widths, of as many rows as their counter says, that tell their counter."""
 
+    variable_rows = True
+
     def build_meta(self) -> dict[str, Any]:
         fields = {"a": ("bfloat16", [3]), "b": ("float8_e4m3fn", [2]), "c": ("int64", []), "d": ("bool", [5])}
         named = [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape) in fields.items()]

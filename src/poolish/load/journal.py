@@ -32,6 +32,10 @@ from poolish.load.peers import ComparedRows
 #: 2 since journals name their run.
 _VERSION, _READS = 2, (1, 2)
 
+#: Blocks that one rank decides for all with each that it needs, in an epoch that does not grow. One at a time, eight
+#: ranks wait for each other's lock and lines more than they read (bench_cuda.py ranks).
+N_AHEAD = 15
+
 _LOCK_TIMEOUT_S = 60.0
 _KEPT_BLOCKS = 4096
 
@@ -40,9 +44,15 @@ class Journal:
     """Decisions in a directory, for any number of processes."""
 
     def __init__(
-        self, path: str | os.PathLike[str], about: dict[str, Any], compared: ComparedRows | None = None
+        self,
+        path: str | os.PathLike[str],
+        about: dict[str, Any],
+        compared: ComparedRows | None = None,
+        *,
+        n_ahead: int = 0,
     ) -> None:
-        self.path, self._compared = Path(path), compared
+        """``n_ahead`` blocks are decided with each one, where growth is not followed."""
+        self.path, self._compared, self._n_ahead = Path(path), compared, n_ahead
         self._about = {"format": "poolish journal", "block_rows": BLOCK_ROWS, **about}
         self._epochs: dict[int, _EpochFile] = {}
         self._check()
@@ -133,8 +143,8 @@ class Journal:
                     if block.is_empty and on_empty == "wait":
                         return None
                     content = [] if self._compared is None else self._compared.beyond(frozen, block.seen.spans)
-                    line = {"block": number, "before": mine, **block.seen.to_json()}
-                    file.write({**line, "content": content} if content else line)
+                    lines = [_line(each) for each in (block, *self._ahead(order, block, frozen))]
+                    file.write({**lines[0], "content": content} if content else lines[0], *lines[1:])
                     return block
         if line["before"] != mine:
             raise ResumeError(
@@ -145,6 +155,14 @@ class Journal:
         if self._compared is not None:
             self._compared.compare(frozen, seen.spans, line.get("content", []))
         return order.decide(number, before, frozen, seen)
+
+    def _ahead(self, order: Order, block: Block, frozen: FrozenRows) -> Iterator[Block]:
+        """The blocks that follow from a block; the end is left to the rank that comes to it."""
+        for _ in range(0 if order.follow else self._n_ahead):
+            block = order.decide(block.number + 1, block.after, frozen)
+            if block.is_empty:
+                return
+            yield block
 
     def seen(self, epoch: int, number: int) -> ObservedBounds | None:
         """What decided a block."""
@@ -206,6 +224,10 @@ class Journal:
 
     def _epoch_paths(self) -> list[Path]:
         return sorted(self.path.glob("epoch-*.jsonl"), key=lambda path: int(path.stem.removeprefix("epoch-")))
+
+
+def _line(block: Block) -> dict[str, Any]:
+    return {"block": block.number, "before": digest(block.before), **block.seen.to_json()}
 
 
 class _EpochFile:

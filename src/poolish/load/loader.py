@@ -27,7 +27,7 @@ from poolish.load.fetch import BatchReader, Fetcher, PrefetchingFetcher
 from poolish.load.frozen import SHARED, FrozenRows, choice_of, snapshot_rows
 from poolish.load.group_ledger import GroupLedger
 from poolish.load.group_session import GroupSession
-from poolish.load.journal import Journal
+from poolish.load.journal import N_AHEAD, Journal
 from poolish.load.ledger import Ledger, LedgerProtocol, shared_ledger
 from poolish.load.order import Order
 from poolish.load.own_rows import InStep, OwnBatchesPlanner, OwnRowsPlanner
@@ -258,7 +258,8 @@ class Loader:
                 return journal
             if settings.shared == "copy":  # each process made a buffer of its own; the rows in them are compared
                 about = {**about, "source": "copy"}
-            return Journal(journal, {**about, "follow": settings.follow}, compared)
+            n_ahead = N_AHEAD if share.world_size > 1 else 0
+            return Journal(journal, {**about, "follow": settings.follow}, compared, n_ahead=n_ahead)
         if self._dealt[1] == 1:
             return Ledger()
         if peers is not None:
