@@ -320,9 +320,9 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches of the next epoch; of the rest of this one behind a state, and where growth is followed."""
+        self._settle()  # first: the worker's part is of this rank's share
         if torch_bridge.loaded() is not None:
             self._reader.become_worker(*torch_bridge.worker_info())
-        self._settle()
         self._enter_run()
         self._reader.begin_iteration()
         if self._reader.fetcher.reads_ahead:
