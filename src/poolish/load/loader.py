@@ -384,8 +384,15 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
-        return self._reader.progress.place.epoch
+        """The epoch that the next batch belongs to, so that ``range(loader.epoch, n)`` continues behind any state.
+
+        >>> loader = Loader([1, 2, 3], 2)
+        >>> states = [loader.state_dict() for batch in loader]
+        >>> loader.load_state_dict(states[-1])
+        >>> loader.epoch
+        1
+        """
+        return self._reader.epoch
 
     @property
     def step(self) -> int:
