@@ -23,6 +23,7 @@ from poolish.errors import ConfigError
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.load.batch import Origin
+from poolish.load.callers import check_caller
 from poolish.load.fetch import BatchReader, Fetcher, PrefetchingFetcher
 from poolish.load.frozen import SHARED, FrozenRows, choice_of, snapshot_rows
 from poolish.load.group_ledger import GroupLedger
@@ -323,6 +324,7 @@ class Loader:
         self._settle()  # first: the worker's part is of this rank's share
         if torch_bridge.loaded() is not None:
             self._reader.become_worker(*torch_bridge.worker_info())
+        check_caller(self.world_size)
         self._enter_run()
         self._reader.begin_iteration()
         if self._reader.fetcher.reads_ahead:
