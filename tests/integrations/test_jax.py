@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.integrations import rows
 
 #: What stands before each program: torch is not there.
-WITHOUT_TORCH = '''
+WITHOUT_TORCH = """
 import sys
 
 class NoTorch:
@@ -23,9 +23,9 @@ import numpy as np
 from poolish import DatasetBuffer, DatasetConsumer, Loader
 from poolish.errors import SchemaError
 from poolish.integrations.jax import on_device
-'''
+"""
 
-PROGRAM = '''
+PROGRAM = """
 buffer = DatasetBuffer()
 buffer.append([{"n": n, "x": np.float32(n), "text": str(n)} for n in range(20)])
 loader = Loader(buffer, 8, shuffle=True, output="numpy")
@@ -59,7 +59,7 @@ with DatasetConsumer(sys.argv[1], output="numpy", timeout_s=10) as consumer:
 assert [n for batch in batches for n in batch["n"].tolist()] == list(range(12))
 assert all(isinstance(batch["x"], jax.Array) for batch in batches)
 assert "torch" not in sys.modules
-'''
+"""
 
 
 def test_loader_and_consumer_feed_jax_without_torch(tmp_path: Path):

@@ -29,7 +29,13 @@ def train(folder: str, checkpoint: Any = None, **options: Any) -> Any:
     """Three steps of GRPO, one epoch of six prompts; every completion is recorded."""
     torch.manual_seed(0)
     prompts, played = DatasetBuffer(), DatasetBuffer()
-    prompts.append([{"question": f"{one} and {two}", "id": 10 * i + j} for i, one in enumerate(WORDS[3:6]) for j, two in enumerate(WORDS[6:8])])
+    prompts.append(
+        [
+            {"question": f"{one} and {two}", "id": 10 * i + j}
+            for i, one in enumerate(WORDS[3:6])
+            for j, two in enumerate(WORDS[6:8])
+        ]
+    )
 
     def likes_bread(completions: list[str], **_: Any) -> list[float]:
         return [float(text.count("bread")) for text in completions]

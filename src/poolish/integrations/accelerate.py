@@ -1,8 +1,8 @@
 """Accelerate: ``prepare`` makes a Loader or a DatasetConsumer what ``accelerator.prepare`` makes of a DataLoader.
 
 ``accelerator.prepare(DataLoader(loader, batch_size=None))`` deals the batches out to the processes, although the loader
-has dealt out the rows already, so on several processes it is refused. ``prepare`` below leaves the dealing to the loader,
-moves batches to the device, tells ``accumulate`` where the epoch ends, and registers the state for checkpoints.
+has dealt out the rows already, so on several processes it is refused. ``prepare`` below leaves the dealing to the
+loader, moves batches to the device, tells ``accumulate`` where the epoch ends, and registers the state for checkpoints.
 """
 
 from __future__ import annotations
@@ -81,5 +81,5 @@ class PreparedLoader:
         self.feed.load_state_dict(state)
 
     def commit(self) -> None:
-        """Declare the last checkpoint safely stored, after ``save_state``: a consumer's queue may delete what it covers."""
+        """Declare the last checkpoint stored, after ``save_state``: a consumer's queue may delete what it covers."""
         self.feed.commit(self.state_dict())

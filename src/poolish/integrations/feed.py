@@ -1,4 +1,4 @@
-"""What a framework iterates over in place of a loader or a consumer: it may read ahead, count for itself, stop anywhere.
+"""What a framework iterates over in place of a loader or a consumer: it may read ahead, count, and stop anywhere.
 
 next()      source --> in flight --trained()--> trained        the state stays before the oldest batch in flight
 set_epoch   noted, and applied when the first batch of a pass is requested: frameworks call iter() long before
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from poolish.errors import ConfigError
 from poolish.load.batch import Origin, labelled
@@ -20,7 +20,7 @@ from poolish.serve.consumer import DatasetConsumer
 Source = Loader | DatasetConsumer
 
 
-def is_source(value: object) -> bool:
+def is_source(value: object) -> TypeGuard[Source]:
     """Return whether ``value`` makes batches: a ``Loader`` or a ``DatasetConsumer``."""
     return isinstance(value, Source)
 
@@ -28,16 +28,16 @@ def is_source(value: object) -> bool:
 def changed(change: Callable[[Any], Any], batch: Any) -> Any:
     """Return the batch with ``change`` applied to every value; a batch of a loader still knows its rows."""
     made = map_columns(change, batch)
-    known = [getattr(batch, name, None) for name in Origin._fields]
-    return made if known[0] is None else labelled(made, Origin(*known))
+    ids, position, step = (getattr(batch, name, None) for name in Origin._fields)
+    return made if ids is None or position is None or step is None else labelled(made, Origin(ids, position, step))
 
 
 class Feed:
     """The batches of a ``Loader``, or of one split of a ``DatasetConsumer``, for a framework's loop.
 
-    Its state is that of the last batch that ``trained`` was called for, however far the framework reads ahead. Each pass
-    of a fixed dataset is the epoch that ``set_epoch`` names, or the next one; with ``is_evaluation`` it is all rows from
-    the first, every time. A loader that follows, and a consumer, continue.
+    Its state is that of the last batch that ``trained`` was called for, however far the framework reads ahead. Each
+    pass of a fixed dataset is the epoch that ``set_epoch`` names, or the next one; with ``is_evaluation`` it is all
+    rows from the first, every time. A loader that follows, and a consumer, continue.
 
     >>> feed = Feed(Loader([1, 2, 3], batch_size=2, output="numpy"))
     >>> batches = iter(feed)
@@ -118,7 +118,7 @@ class Feed:
 
     @property
     def _is_explicit(self) -> bool:
-        return isinstance(self.source, Loader) and self.source.acknowledge == "explicit"
+        return isinstance(self.source, Loader) and vars(self.source)["acknowledge"] == "explicit"
 
     @property
     def continues(self) -> bool:
@@ -150,7 +150,7 @@ class Feed:
         n_promised, n_now = self._n_promised, len(loader)
         if n_promised is not None and n_now != n_promised:
             raise ConfigError(
-                f"{loader!r}: the epoch has {n_now} batches, but the trainer asked when there were {n_promised} and will "
-                "take that many: the dataset has changed in between. Let it ask again for each epoch (Lightning: "
+                f"{loader!r}: the epoch has {n_now} batches, but the trainer asked when there were {n_promised} and "
+                "will take that many: the dataset has changed in between. Let it ask again for each epoch (Lightning: "
                 "Trainer(reload_dataloaders_every_n_epochs=1)), or use follow=True and a number of steps (max_steps)"
             )

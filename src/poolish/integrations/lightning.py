@@ -1,8 +1,9 @@
 """Lightning: a data module and a callback that make a Loader or a DatasetConsumer exact in ``lightning.Trainer``.
 
-Lightning takes ``len`` batches an epoch, reads one ahead where there is no ``len``, and stores the state of its loaders in
-its checkpoints. The data module gives it feeds (``poolish.integrations.feed``), whose state is that of the last trained
-batch; the callback says which one that is. Fabric needs neither: ``fabric.setup_dataloaders(DataLoader(loader, None))``.
+Lightning takes ``len`` batches an epoch, reads one ahead where there is no ``len``, and stores the state of its loaders
+in its checkpoints. The data module gives it feeds (``poolish.integrations.feed``), whose state is that of the last
+trained batch; the callback says which one that is. Fabric needs neither of them:
+``fabric.setup_dataloaders(DataLoader(loader, batch_size=None))``.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class TrainerFeed(Feed):
 class LoaderDataModule(LightningDataModule):
     """Loaders or consumers for each stage of a ``lightning.Trainer``; all of ``val`` is read at each validation.
 
-    It brings its own ``LoaderCallback``. To make the loaders later, derive from it and assign ``train``, ``val``, ``test``
-    and ``predict`` in ``setup``. A ``DatasetConsumer`` gives its split of the same name, for ``val`` with
+    It brings its own ``LoaderCallback``. To make the loaders later, derive from it and assign ``train``, ``val``,
+    ``test`` and ``predict`` in ``setup``. A ``DatasetConsumer`` gives its split of the same name, for ``val`` with
     ``Trainer(limit_val_batches=n)``, because a queue has no length.
 
     >>> from poolish import Loader

@@ -1,8 +1,8 @@
-"""Hugging Face's Trainer: a mixin with which ``train_dataset=`` and ``eval_dataset=`` take a Loader or a DatasetConsumer.
+"""Hugging Face's Trainer: a mixin with which ``train_dataset=`` and ``eval_dataset=`` take a Loader or a consumer.
 
 The Trainer batches whatever it is given, and skips trained batches on resume by reading them again. The mixin gives it
-ready batches and restores the loader's state, which each checkpoint holds in ``poolish.json``. ``accelerate`` still skips:
-it is handed one placeholder for each batch that the state is behind.
+ready batches and restores the loader's state, which each checkpoint holds in ``poolish.json``. ``accelerate`` still
+skips: it is handed one placeholder for each batch that the state is behind.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class LoaderTrainerMixin(_Trainer):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._feed: Feed | None = None
-        if is_source(self.train_dataset):
-            self._feed = Feed(self.train_dataset)
+        source: object = self.train_dataset
+        if is_source(source):
+            self._feed = Feed(source)
             self.add_callback(_Acknowledge(self._feed))
 
     # -- training
@@ -56,7 +57,7 @@ class LoaderTrainerMixin(_Trainer):
         return super().train(resume_from_checkpoint, *arguments, **options)
 
     def _restore(self, feed: Feed, checkpoint: str | bool) -> None:
-        folder = get_last_checkpoint(self.args.output_dir) if checkpoint is True else str(checkpoint)
+        folder = get_last_checkpoint(self.args.output_dir) if checkpoint is True else checkpoint  # type: ignore[no-untyped-call]
         if folder is None:
             return  # the Trainer says so
         path = Path(folder) / STATE_FILE
@@ -83,6 +84,7 @@ class LoaderTrainerMixin(_Trainer):
     def _n_to_skip(self) -> int:
         """How many batches of this epoch the Trainer skips when it resumes, by its own count of steps."""
         assert self._feed is not None
+        source: Any = self._feed.source
         accumulation = self.args.gradient_accumulation_steps
         try:
             n_batches = len(self._feed)
@@ -90,12 +92,12 @@ class LoaderTrainerMixin(_Trainer):
             return int(self.state.global_step) * accumulation
         steps = max(-(-n_batches // accumulation), 1)
         n_skipped = self.state.global_step % steps * accumulation
-        n_trained = n_batches - self._feed.source.remaining
+        n_trained = n_batches - source.remaining
         if n_skipped != n_trained:
             raise ResumeError(
-                f"the checkpoint is of step {self.state.global_step}, by which the Trainer would skip {n_skipped} batches "
-                f"of the epoch, but the loader had trained {n_trained}: go on with the same gradient_accumulation_steps, "
-                "batch size, number of processes and rows"
+                f"the checkpoint is of step {self.state.global_step}, by which the Trainer would skip {n_skipped} "
+                f"batches of the epoch, but the loader had trained {n_trained}: go on with the same "
+                "gradient_accumulation_steps, batch size, number of processes and rows"
             )
         return n_skipped
 
@@ -103,7 +105,7 @@ class LoaderTrainerMixin(_Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """The batches to evaluate on."""
-        found = self.eval_dataset if eval_dataset is None else eval_dataset
+        found: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         found = self.eval_dataset[found] if isinstance(found, str) else found
         return self._evaluated(found, "val") if is_source(found) else super().get_eval_dataloader(eval_dataset)
 
@@ -118,13 +120,14 @@ class LoaderTrainerMixin(_Trainer):
             raise ConfigError(f"evaluation reads a whole dataset, {source!r} has no end; pass a Loader, follow=False")
         if self.args.world_size > 1:
             raise ConfigError(
-                "evaluation on several processes gathers batches of one size; pass the rows, which the Trainer deals out "
-                "and pads itself: eval_dataset=loader.dataset (of a DatasetBuffer: its snapshot())"
+                "evaluation on several processes gathers batches of one size; pass the rows, which the Trainer deals "
+                "out and pads itself: eval_dataset=loader.dataset (of a DatasetBuffer: its snapshot())"
             )
-        if source.batch_size != self.args.eval_batch_size:
+        batch_size = vars(source)["batch_size"]
+        if batch_size != self.args.eval_batch_size:
             raise ConfigError(
                 f"the Trainer weighs losses by per_device_eval_batch_size={self.args.eval_batch_size}, the loader has "
-                f"batch_size={source.batch_size}; make them equal"
+                f"batch_size={batch_size}; make them equal"
             )
         feed = Feed(source, split, is_evaluation=True)
         return PreparedLoader(feed, change=self._without_unused_columns("Evaluation"))

@@ -1,7 +1,7 @@
 """TRL: a buffer as the prompts of an online trainer, and reward functions that record what was generated and scored.
 
-TRL takes ``datasets.Dataset`` only, shuffles row numbers, and generates completions itself. What it generates exists for
-one step; ``recording`` keeps it in a buffer, which ranks, curricula and other trainers can read.
+TRL takes ``datasets.Dataset`` only, shuffles row numbers, and generates completions itself. What it generates exists
+for one step; ``recording`` keeps it in a buffer, which curricula and other trainers can read.
 """
 
 from __future__ import annotations

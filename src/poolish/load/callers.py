@@ -2,8 +2,8 @@
 
 A loader looks like an iterable dataset to torch, so ``DataLoader(loader, batch_size=8)`` makes batches of batches, and
 ``accelerator.prepare(DataLoader(loader, None))`` hands each process a share of one process's share. Neither fails by
-itself: rows are lost or stacked silently. Neither says so to the loader either, but both are on the stack when they call
-``iter``.
+itself: rows are lost or stacked silently. Neither says so to the loader either, but both are on the stack when they
+call ``iter``.
 """
 
 from __future__ import annotations
