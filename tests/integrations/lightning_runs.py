@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -126,12 +124,7 @@ def fit_queue(path: str, checkpoint: str | None = None, *, acknowledge: str = "o
     consumer = DatasetConsumer(path, acknowledge=acknowledge, timeout_s=10)
     report = trained_on(LoaderDataModule(consumer), checkpoint, **options)
     consumer.close()
-    return {
-        **report,
-        "left": sorted(
-            int(name.split(".")[0]) for name in os.listdir(Path(path) / "queue" / "train") if name[0].isdigit()
-        ),
-    }
+    return {**report, "left": rows.left_in(path)}
 
 
 def fit_bare(**options: Any) -> None:

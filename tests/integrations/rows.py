@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,9 @@ def queue(folder: Path, n_batches: int, *, is_finished: bool = True) -> Path:
         if is_finished:
             made.run()
     return folder
+
+
+def left_in(path: str) -> list[int]:
+    """The numbers of the batches that a queue still holds."""
+    names = os.listdir(Path(path) / "queue" / "train")
+    return sorted(int(name.split(".")[0]) for name in names if name[0].isdigit())

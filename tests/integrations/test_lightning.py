@@ -98,7 +98,7 @@ def test_two_processes_share_each_epoch_and_resume_in_step(in_lightning, tmp_pat
 
 
 def test_a_queue_is_trained_once_and_deleted_behind_the_checkpoints(in_lightning, tmp_path):
-    """The batch that Lightning has read ahead when it stops comes first in the next run; the end of the queue ends it."""
+    """The batch that Lightning had read ahead comes first in the next run; the end of the queue ends it."""
     path, checkpoints = str(rows.queue(tmp_path / "data", 8)), tmp_path / "checkpoints"
     first = in_lightning.run("fit_queue", path=path, folder=str(checkpoints), max_steps=5, max_epochs=-1)
     last = str(checkpoints / "step=5.ckpt")
@@ -118,7 +118,7 @@ def test_fabric_takes_a_loader_in_a_dataloader(in_lightning, ranks):
     whole = in_lightning.run("fabric", **options)
     whole = whole if ranks > 1 else [whole]
     seen = [epochs_of(report) for report in whole]
-    assert [sorted(sum((each[epoch] for each in seen), [])) for epoch in (0, 1)] == [EPOCH, EPOCH]
+    assert [sorted(n for each in seen for n in each[epoch]) for epoch in (0, 1)] == [EPOCH, EPOCH]
     states = whole[0]["states"]
     for step, state in list(enumerate(states, 1))[:: 1 if IS_SOAK else 4]:
         rest = in_lightning.run("fabric", **options, state=state)

@@ -20,8 +20,8 @@ def test_grpo_trains_on_a_buffer_and_records_each_completion(in_trl, tmp_path):
     assert whole["steps"] == 3
     assert whole["reward"] == ["likes_bread"]
     played = whole["played"]
-    assert sorted(played["id"]) == [0, 0, 1, 1, 10, 10, 11, 11, 20, 20, 21, 21]
-    assert {*zip(played["id"], played["prompt"], strict=True)} > {(0, "flour and rye"), (21, "salt and bread")}
+    assert sorted(played["id"]) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert {*zip(played["id"], played["prompt"], strict=True)} > {(0, "flour and rye"), (5, "salt and bread")}
     assert played["reward"] == [float(text.count("bread")) for text in played["completion"]]
     assert len(played["reward"]) == 12
     assert rest["played"] == {name: values[4:] for name, values in played.items()}

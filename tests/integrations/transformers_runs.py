@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,13 +43,13 @@ class Model(PreTrainedModel):
 class LoaderTrainer(LoaderTrainerMixin, Trainer):
     """Also computes what the loss of each evaluation should be, row by row."""
 
-    losses: list[float] = []
+    losses: tuple[float, ...] = ()
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
         batch = next(iter(Loader(rows.VALIDATION, 100)))
         with torch.no_grad():
             loss = (self.model.layer(batch["x"]) - batch["labels"]).square().mean().item()
-        self.losses = [*self.losses, loss]
+        self.losses = (*self.losses, loss)
         return super().evaluate(*arguments, **options)
 
 
@@ -103,8 +101,7 @@ def train(
     report = {"trained": model.trained, "evaluated": model.evaluated, "weights": weights}
     report |= {"logs": [log for log in trainer.state.log_history if "eval_loss" in log], "losses": trainer.losses}
     if queue is not None:
-        names = os.listdir(Path(queue) / "queue" / "train")
-        report["left"] = sorted(int(name.split(".")[0]) for name in names if name[0].isdigit())
+        report["left"] = rows.left_in(queue)
     return report
 
 

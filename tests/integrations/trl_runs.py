@@ -29,13 +29,8 @@ def train(folder: str, checkpoint: Any = None, **options: Any) -> Any:
     """Three steps of GRPO, one epoch of six prompts; every completion is recorded."""
     torch.manual_seed(0)
     prompts, played = DatasetBuffer(), DatasetBuffer()
-    prompts.append(
-        [
-            {"question": f"{one} and {two}", "id": 10 * i + j}
-            for i, one in enumerate(WORDS[3:6])
-            for j, two in enumerate(WORDS[6:8])
-        ]
-    )
+    pairs = [(one, two) for one in WORDS[3:6] for two in WORDS[6:8]]
+    prompts.append([{"question": f"{one} and {two}", "id": i} for i, (one, two) in enumerate(pairs)])
 
     def likes_bread(completions: list[str], **_: Any) -> list[float]:
         return [float(text.count("bread")) for text in completions]

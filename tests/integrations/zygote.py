@@ -1,8 +1,8 @@
 """Frameworks take seconds to import: one interpreter a framework imports it once, and forks a child for each run.
 
-A run is a function of a module in this folder, called with keyword arguments; its result comes back as JSON. Runs of several ranks
-are forked together, with the environment that torchrun would give them. The test processes themselves load no
-framework, so they stay small to fork.
+A run is a function of a module in this folder, called with keyword arguments; its result comes back as JSON. Ranks are
+forked together, with the environment that torchrun would give them. The test processes themselves load no framework, so
+they stay small to fork.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Zygote:
     ) -> list[dict[str, Any]]:
         """What became of each rank: its ``value``, its ``error``, or the ``signal`` that killed it."""
         request = {"name": name, "ranks": ranks, "environment": environment or {}, "options": options}
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())

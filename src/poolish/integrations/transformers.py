@@ -57,7 +57,8 @@ class LoaderTrainerMixin(_Trainer):
         return super().train(resume_from_checkpoint, *arguments, **options)
 
     def _restore(self, feed: Feed, checkpoint: str | bool) -> None:
-        folder = get_last_checkpoint(self.args.output_dir) if checkpoint is True else checkpoint  # type: ignore[no-untyped-call]
+        output: str | None = self.args.output_dir
+        folder: Any = get_last_checkpoint(output) if checkpoint is True else checkpoint  # type: ignore[no-untyped-call]
         if folder is None:
             return  # the Trainer says so
         path = Path(folder) / STATE_FILE
@@ -106,7 +107,8 @@ class LoaderTrainerMixin(_Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """The batches to evaluate on."""
         found: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        found = self.eval_dataset[found] if isinstance(found, str) else found
+        named: Any = self.eval_dataset
+        found = named[found] if isinstance(found, str) else found
         return self._evaluated(found, "val") if is_source(found) else super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
