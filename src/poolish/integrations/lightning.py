@@ -63,30 +63,30 @@ class LoaderDataModule(LightningDataModule):
         if self.train is None:
             raise ConfigError("LoaderDataModule has nothing to train on; pass a Loader or a DatasetConsumer as train=")
         feed = TrainerFeed(self.train)
+        _ensure_callback(self.trainer)
         if self.trainer is not None:
-            _ensure_callback(self.trainer)
             feed.set_epoch(self.trainer.current_epoch)
         return feed
 
     def val_dataloader(self) -> Any:
         """Return the batches to validate on."""
-        return _evaluated(self.val, "val")
+        return self._evaluated(self.val, "val")
 
     def test_dataloader(self) -> Any:
         """Return the batches to test on."""
-        return _evaluated(self.test, "test")
+        return self._evaluated(self.test, "test")
 
     def predict_dataloader(self) -> Any:
         """Return the batches to predict."""
-        return _evaluated(self.predict, "predict")
+        return self._evaluated(self.predict, "predict")
 
-
-def _evaluated(source: Source | None, split: str) -> Any:
-    return [] if source is None else TrainerFeed(source, split, is_evaluation=True)
+    def _evaluated(self, source: Source | None, split: str) -> Any:
+        _ensure_callback(self.trainer)
+        return [] if source is None else TrainerFeed(source, split, is_evaluation=True)
 
 
 def _ensure_callback(trainer: Any) -> None:
-    if not any(isinstance(callback, LoaderCallback) for callback in trainer.callbacks):
+    if trainer is not None and not any(isinstance(callback, LoaderCallback) for callback in trainer.callbacks):
         trainer.callbacks.insert(0, LoaderCallback())  # before those that store checkpoints
 
 
@@ -134,8 +134,21 @@ class LoaderCallback(Callback):
         self._stored = [(feed, feed.state_dict()) for feed in _feeds(trainer)]
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The last checkpoint is stored."""
+        """The last checkpoint is stored; rank 0, whose store the ranks agree through, waits for the others."""
         self._commit()
+        trainer.strategy.barrier("poolish: fitted")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Wait for the ranks that still read."""
+        trainer.strategy.barrier("poolish: validated")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Wait for the ranks that still read."""
+        trainer.strategy.barrier("poolish: tested")
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Wait for the ranks that still read."""
+        trainer.strategy.barrier("poolish: predicted")
 
     def _commit(self) -> None:
         for feed, state in self._stored:
