@@ -1,7 +1,7 @@
 """Batches from one process to another: how many, how soon, and what the waiting ones cost.
 
     python -m benchmarks.bench_serve                    # all that this machine can
-    python -m benchmarks.bench_serve throughput wake    # some: throughput, wake, read, backlog, cuda
+    python -m benchmarks.bench_serve throughput wake    # some: throughput, ragged, wake, read, backlog, cuda
 
 Provider and consumer are two processes, as they are for users. Files lie in the system's temporary folder (TMPDIR);
 nothing is synced, every batch is checksummed.
@@ -121,14 +121,114 @@ def throughput() -> None:
     )
 
 
-def rate(batches: Any) -> float:
+TEXT_ROWS, LONGEST = 64, 2048
+
+
+@cache
+def documents() -> dict[str, Any]:
+    """Tokens of 64 documents and their texts; most are short, so that padded they take three times the space."""
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.geometric(1 / 600, TEXT_ROWS), LONGEST)
+    tokens = [rng.integers(50_000, size=n).astype(np.int32) for n in lengths]
+    return {"tokens": tokens, "text": ["rye bread " * (n // 2) for n in lengths]}
+
+
+def padded() -> dict[str, np.ndarray]:
+    """The same as plain arrays: tokens and UTF-8 bytes, padded with zeros, and their lengths."""
+    found, columns = {}, documents()
+    rows = {"tokens": columns["tokens"], "text": [np.frombuffer(text.encode(), np.uint8) for text in columns["text"]]}
+    for name, values in rows.items():
+        found[name] = np.zeros((TEXT_ROWS, max(map(len, values))), values[0].dtype)
+        for i, row in enumerate(values):
+            found[name][i, : len(row)] = row
+        found[f"{name}_length"] = np.array([len(row) for row in values])
+    return found
+
+
+class Documents(DataProviderBase):
+    """The same documents again and again, ragged or padded."""
+
+    def setup(self) -> None:
+        """Make the batch."""
+        self.batch = documents() if self.is_ragged else padded()
+
+    def build_meta(self) -> dict[str, Any]:
+        """Ragged tokens and text, or arrays as they are."""
+        ragged = [{"name": "tokens", "dtype": "int32", "shape": [None]}, {"name": "text", "dtype": "string"}]
+        if self.is_ragged:
+            return {"batch_schema": ragged}
+        fixed = [{"name": n, "dtype": a.dtype.name, "shape": list(a.shape[1:])} for n, a in self.batch.items()]
+        return {"batch_schema": fixed}
+
+    def sample_batch(self, split: str, rng: np.random.Generator) -> dict[str, Any]:
+        """What was made before."""
+        return self.batch
+
+
+def ragged() -> None:
+    """Batches of 64 documents a second, tokens and text, one process to another; readers end with tokens and texts."""
+    fresh = folders()
+
+    def served(*, is_ragged: bool) -> Measure:
+        def make(folder: Path) -> Documents:
+            names = {"dataset": "documents", "batch_size": TEXT_ROWS, "block_size": LONGEST, "splits": ("train",)}
+            return Documents({**names, "is_ragged": is_ragged}, path=folder)
+
+        def measure() -> float:
+            folder = next(fresh)
+            make(folder).open().close()
+            reading = DatasetConsumer(folder, output="numpy", timeout_s=30)
+            with child(lambda: make(folder).run()), reading as consumer:
+                return rate(consumer if is_ragged else map(unpadded, consumer), look=look_at)
+
+        return measure
+
+    def pickled() -> float:
+        lane = peers.Queue(next(fresh))
+        with child(lambda: lane.fill(documents())):
+            return rate(lane.batches(), look=look_at)
+
+    def official(_: object) -> Measure:
+        def measure() -> float:
+            lane = peers.safetensors_files(next(fresh))
+            with child(lambda: lane.fill(padded())):
+                return rate(map(unpadded, lane.batches()), look=look_at)
+
+        return measure
+
+    compare(
+        "serve, 64 documents a batch, ragged tokens and text",
+        "batches/s",
+        served(is_ragged=True),
+        {
+            "the same queue, padded": served(is_ragged=False),
+            "multiprocessing.Queue of lists": pickled,
+            "safetensors files, padded, polled": needs("safetensors", official),
+        },
+    )
+
+
+def unpadded(batch: Any) -> dict[str, Any]:
+    """Texts of padded bytes; the tokens stay padded."""
+    texts = [row[:n].tobytes().decode() for row, n in zip(batch["text"], batch["text_length"], strict=True)]
+    return {"tokens": batch["tokens"], "text": texts}
+
+
+def look_at(batch: Any) -> None:
+    """Look at every row of the tokens, and at the texts."""
+    for row in batch["tokens"]:
+        int(row[::512].sum())
+    len(batch["text"][-1])
+
+
+def rate(batches: Any, look: Callable[[Any], None] = peers.touch) -> float:
     """How many batches a second come, once the first few have."""
     batches = iter(batches)
     for _ in range(50):
-        peers.touch(next(batches))
+        look(next(batches))
     begin = time.perf_counter()
     for _ in range(N_BATCHES):
-        peers.touch(next(batches))
+        look(next(batches))
     return N_BATCHES / (time.perf_counter() - begin)
 
 
@@ -438,7 +538,7 @@ def fill(folder: Path, n_batches: int, n_providers: int) -> None:
             time.sleep(0.05)
 
 
-PARTS = {"throughput": throughput, "wake": wake, "read": read, "backlog": backlog, "cuda": cuda}
+PARTS = {"throughput": throughput, "ragged": ragged, "wake": wake, "read": read, "backlog": backlog, "cuda": cuda}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:

@@ -66,7 +66,7 @@ SLOW_MODULES = {
         "test_breaks",
     ),
     *("test_journal", "test_identity", "test_file_sources", "test_sources", "test_canary", "test_engine"),
-    *("test_alignment", "test_verify_resume"),
+    *("test_alignment", "test_verify_resume", "test_lazy_sources", "test_storage_options"),
 }
 
 

@@ -21,10 +21,12 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish import tabular
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.schema import canonical, describe, dtype_and_shape, is_tensor, readable, tensor_type
-from poolish.schema.types import NATIVE, TENSOR_DTYPES, carrier, carriers_per_value, empty_array, is_list, numpy_dtype
+from poolish.schema.tensors import build_ragged, tensor_array
+from poolish.schema.types import NATIVE, TENSOR_DTYPES, carriers_per_value, empty_array, is_list, numpy_dtype
 from poolish.torch_bridge import is_torch_tensor
 
 Array = NDArray[Any]
@@ -344,14 +346,14 @@ def _columns(rows: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _table(rows: Any) -> pa.Table | None:
-    """Rows as an Arrow table; None if they are none. Buffers and other libraries' tables come by their methods."""
+    """Rows as an Arrow table; None if they are none. Buffers come by their method, other libraries' tables as Arrow."""
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
     if not isinstance(rows, pa.Table) and callable(getattr(rows, "to_arrow", None)):
         rows = rows.to_arrow()
-    if isinstance(rows, pa.Table) or not hasattr(rows, "__arrow_c_stream__"):
-        return rows if isinstance(rows, pa.Table) else None
-    return pa.table(rows)
+    if isinstance(rows, pa.Table):
+        return rows
+    return None if isinstance(rows, (pa.Array, pa.ChunkedArray)) else tabular.table_of(rows)
 
 
 #: NumPy's codes of bool, integers, floats and complex numbers that are columns as they are.
@@ -435,22 +437,6 @@ def _stacked(values: list[Array | None], present: list[Array]) -> Any:
     return build_ragged(type_, shapes, flat.view(np.uint8), pa.py_buffer(is_there))
 
 
-def build_ragged(
-    type_: pa.DataType, shapes: Sequence[Sequence[int]] | Int64, data: Any, valid: pa.Buffer | None = None
-) -> pa.Array:
-    """A ragged tensor array from the shapes of its rows and all their values, one behind the other."""
-    storage = type_.storage_type
-    carried, n = storage.field("data").type.value_type, len(shapes)
-    sizes = np.array(shapes, np.int64).reshape(n, len(type_.shape))
-    per_value = numpy_dtype(type_.dtype).itemsize * 8 // carried.bit_width
-    offsets = np.concatenate(([0], np.cumsum(sizes.prod(axis=1, dtype=np.int64) * per_value)))
-    items = pa.Array.from_buffers(carried, int(offsets[-1]), [None, pa.py_buffer(data)])
-    values = pa.Array.from_buffers(storage.field("data").type, n, [None, pa.py_buffer(offsets)], children=[items])
-    shape = pa.Array.from_buffers(storage.field("shape").type, n, [None], children=[pa.array(sizes.ravel())])
-    struct = pa.Array.from_buffers(storage, n, [valid], children=[values, shape])
-    return pa.ExtensionArray.from_storage(type_, struct)
-
-
 def _are_mixed_ranks(values: list[Any]) -> bool:
     """Whether this is a list that ``_stacked`` left as it was."""
     ranks = {each.ndim if isinstance(each, np.ndarray) else 0 for each in values if each is not None}
@@ -464,15 +450,6 @@ def to_arrow(values: Any) -> pa.Array:
     if values.ndim == 1 and values.dtype.kind != "c":
         return pa.array(values)
     return tensor_array(values.dtype.name, values)
-
-
-def tensor_array(dtype: str, rows: Array) -> pa.Array:
-    """An Arrow array of tensors of this dtype, one per entry of the first dimension; contiguous rows are not copied."""
-    type_ = tensor_type(dtype, rows.shape[1:])
-    data = pa.py_buffer(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
-    items = pa.Array.from_buffers(carrier(dtype), rows.size * carriers_per_value(dtype), [None, data])
-    storage = pa.Array.from_buffers(type_.storage_type, len(rows), [None], children=[items])
-    return pa.ExtensionArray.from_storage(type_, storage)
 
 
 def _torch_values(tensor: Any) -> Array:

@@ -33,8 +33,10 @@ from __future__ import annotations
 
 import errno as codes
 import os
+from collections.abc import Sequence
+from typing import Self
 
-from poolish.printable import printable
+from poolish.printable import nearest, printable
 
 __all__ = [
     "BadText",
@@ -108,6 +110,11 @@ class BadText(SchemaError, UnicodeError):
 
 class UnknownColumn(SchemaError, KeyError):
     """A column was asked for that the schema does not have."""
+
+    @classmethod
+    def of(cls, name: object, known: Sequence[str]) -> Self:
+        """The error that names the columns there are, and the nearest of them."""
+        return cls(f"no column {name!r}; there are {list(known)}{nearest(name, known)}")
 
 
 class DataRefused(PoolishError, ValueError):

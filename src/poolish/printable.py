@@ -7,8 +7,10 @@ line or add one that poolish never wrote. Whatever is put into text for people g
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
+from difflib import get_close_matches
 
-__all__ = ["counted", "printable"]
+__all__ = ["counted", "nearest", "printable"]
 
 
 def printable(text: object, keep: str = "") -> str:
@@ -32,6 +34,16 @@ def counted(n: int, noun: str) -> str:
     ('1 check', '2,000 rows')
     """
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def nearest(name: object, known: Iterable[object]) -> str:
+    """``; did you mean 'x'?`` with the known name that is most alike; empty if none is.
+
+    >>> nearest("rewrad", ["reward", "text"])
+    "; did you mean 'reward'?"
+    """
+    near = get_close_matches(str(name), [str(each) for each in known], n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _is_visible(character: str) -> bool:

@@ -40,12 +40,21 @@ class Share(NamedTuple):
     peers: str = ""
 
     @property
-    def is_one_of_several_processes(self) -> bool:
-        """Whether the ranks are known to be processes: each has a memory of its own."""
+    def was_found(self) -> bool:
+        """Whether the process was found to be one of several, and not called a rank by the arguments."""
         return self.world_size > 1 and self.source != "arguments"
 
 
 ALONE = Share(0, 1, "nothing")
+
+
+def is_launched() -> bool:
+    """Whether this process is one of several that a launcher started, whatever the arguments say."""
+    try:
+        found = _of_torch() or _of_environment()
+    except ConfigError:
+        return True
+    return found.world_size > 1
 
 
 class Ranks:
@@ -73,7 +82,8 @@ class Ranks:
         named = [name for name, value in given.items() if value is not None]
         if len(named) > 1:
             raise ConfigError(f"{'= and '.join(named)}=: each of them says which rank this is; pass one of them")
-        self._given = None if rank is None or world_size is None else _checked(rank, world_size)
+        #: The rank and world size that the arguments name, as plain numbers.
+        self.given = None if rank is None or world_size is None else _checked(rank, world_size)
         self._group, self._mesh, self._what = group, mesh, what
         self._settled: Share | None = None
         #: What the process that this object was copied from had found.
@@ -108,8 +118,8 @@ class Ranks:
         return found if torch_bridge.is_worker() else self._settled
 
     def _found(self) -> Share:
-        if self._given is not None:
-            rank, world_size = self._given
+        if self.given is not None:
+            rank, world_size = self.given
             return Share(rank, world_size, "arguments", _peers_of(rank, world_size))
         if torch_bridge.is_worker():
             return self._of_worker()
@@ -139,7 +149,7 @@ class Ranks:
 
     def __getstate__(self) -> dict[str, Any]:
         """Groups belong to a process; a copy elsewhere knows what they said."""
-        given = self._given or (None, None)
+        given = self.given or (None, None)
         return {"rank": given[0], "world_size": given[1], "what": self._what, "inherited": self.now()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

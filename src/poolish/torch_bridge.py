@@ -12,6 +12,7 @@ The trainer's stream waits for the copy on the device, so the caller's thread wa
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
 import threading
 from collections import deque
@@ -37,6 +38,11 @@ _ROUND = 2**20
 def loaded() -> Any:
     """Return torch if the program has imported it, else None: no tensor exists before that."""
     return sys.modules.get("torch")
+
+
+def is_installed() -> bool:
+    """Return whether torch can be imported, without importing it."""
+    return loaded() is not None or importlib.util.find_spec("torch") is not None
 
 
 def is_torch_tensor(value: object) -> bool:

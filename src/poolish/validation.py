@@ -202,8 +202,9 @@ def _matches(pattern: str) -> list[Source]:
 
 def _in_memory(data: Any) -> Source:
     """Rows that a program holds: nothing to open on the level ``file``; the format is that they are rows."""
+    view = None
     try:
-        TableView.of(data)
+        view = TableView.of(data)
     except NotTabular:
         raise  # the caller's mistake
     except SchemaError:
@@ -212,7 +213,7 @@ def _in_memory(data: Any) -> Source:
     def parsed() -> TableView:
         if isinstance(data, pa.Table):
             data.validate(full=True)
-        return TableView.of(data)
+        return TableView.of(data) if view is None else view  # a query is computed once
 
     return Source(type(data).__name__, "in memory", lambda: Findings(notes=["in memory"]), parsed)
 
@@ -379,7 +380,7 @@ def _batches(folder: Path) -> TableView:
 
 
 def _joined(arrays: list[Any]) -> Any:
-    """Arrays of all batches as one column; where their shapes differ, a list of arrays."""
-    if len({array.shape[1:] for array in arrays}) == 1:
+    """Arrays of all batches as one column; where their shapes differ, a list of arrays; of text a list."""
+    if all(isinstance(array, np.ndarray) and array.shape[1:] == arrays[0].shape[1:] for array in arrays):
         return np.concatenate(arrays)
     return [row for array in arrays for row in array]

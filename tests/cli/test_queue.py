@@ -46,10 +46,11 @@ def test_status_is_a_table(dataset: Path):
     done = command("queue", "status", dataset)
 
     assert done.exit_code == 0
-    header, row, provider = done.output.splitlines()[1:4]
+    header, row, fields, provider = done.output.splitlines()[1:5]
     shown = ["split", "published", "read", "acknowledged", "waiting", "on", "disk", "size", "dead", "quarantined"]
     assert header.split() == shown
     assert row.split()[:6] == ["train", "3", "1", "1", "2", "2"]
+    assert fields == "fields of train: n int64"
     assert provider == "provider w0, ended: made train 3"
 
 

@@ -97,12 +97,13 @@ def test_two_processes_share_each_epoch_and_resume_in_step(in_lightning, tmp_pat
         assert [report["weights"] for report in rest] == [report["weights"] for report in whole]
 
 
-def test_a_queue_is_trained_once_and_deleted_behind_the_checkpoints(in_lightning, tmp_path):
+@pytest.mark.parametrize("acknowledge", ["on_checkpoint", "explicit"])
+def test_a_queue_is_trained_once_and_deleted_behind_the_checkpoints(in_lightning, tmp_path, acknowledge):
     """The batch that Lightning had read ahead comes first in the next run; the end of the queue ends it."""
-    path, checkpoints = str(rows.queue(tmp_path / "data", 8)), tmp_path / "checkpoints"
-    first = in_lightning.run("fit_queue", path=path, folder=str(checkpoints), max_steps=5, max_epochs=-1)
-    last = str(checkpoints / "step=5.ckpt")
-    rest = in_lightning.run("fit_queue", path=path, folder=str(checkpoints), checkpoint=last, max_steps=99)
+    checkpoints = tmp_path / "checkpoints"
+    options = {"path": str(rows.queue(tmp_path / "data", 8)), "folder": str(checkpoints), "acknowledge": acknowledge}
+    first = in_lightning.run("fit_queue", **options, max_steps=5, max_epochs=-1)
+    rest = in_lightning.run("fit_queue", **options, checkpoint=str(checkpoints / "step=5.ckpt"), max_steps=99)
 
     numbers = [number for report in (first, rest) for _, batch in report["trained"] for number in batch]
     assert numbers == list(range(32))

@@ -116,11 +116,11 @@ def test_an_empty_shard_is_a_shard():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"rank": 4, "world_size": 4}, "rank must be from 0 to 3 in a world of 4, got 4"),
-        ({"rank": -1, "world_size": 4}, "got -1"),
-        ({"rank": 0, "world_size": 0}, "world_size must be at least 1"),
-        ({"rank": 0.0, "world_size": 4}, "rank must be a whole number, got float"),
-        ({"rank": True, "world_size": 4}, "rank must be a whole number, got bool"),
+        ({"rank": 4, "world_size": 4}, "rank=4 of world_size=4: ranks count from 0"),
+        ({"rank": -1, "world_size": 4}, "rank=-1: give a whole number, 0 or more"),
+        ({"rank": 0, "world_size": 0}, "world_size=0: give a whole number, 1 or more"),
+        ({"rank": 0.0, "world_size": 4}, "rank=0.0: give a whole number"),
+        ({"rank": True, "world_size": 4}, "rank=True: give a whole number"),
         ({"rank": 0, "world_size": 4, "uneven": "shrt"}, "'short', 'pad' or 'drop', got 'shrt'"),
     ],
 )
@@ -130,6 +130,29 @@ def test_bad_ranks_are_refused(settings, match):
         HorizontalShard(**settings)
     with pytest.raises(ConfigError, match=match):
         HybridShard(**settings, columns=["x"])
+
+
+def test_a_shard_without_a_rank_is_that_of_the_process(monkeypatch):
+    """RANK and WORLD_SIZE are looked up when a row or the length is asked for, not when the shard is made."""
+    horizontal, hybrid = HorizontalShard(), HybridShard(columns=["x"])
+    early, rows = horizontal(range(7)), [{"x": i, "y": -i} for i in range(7)]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+
+    assert list(early) == list(horizontal(range(7))) == [1, 4]
+    assert list(hybrid(rows)) == [{"x": 1}, {"x": 4}]
+    assert early.version == HorizontalShard(1, 3)(range(7)).version
+
+
+def test_a_shard_is_not_dealt_out_again(monkeypatch):
+    """A loader that finds its own rank would read a third of a third; what the arguments say counts."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    shard = HorizontalShard()(list(range(9)))
+
+    with pytest.raises(ConfigError, match=r"RowShard is the share of rank 1 of 3.*deals rows to 3 ranks again"):
+        iter(Loader(shard, 2))
+    assert [batch.tolist() for batch in Loader(shard, 3, rank=0, world_size=1, output="numpy")] == [[1, 4, 7]]
 
 
 @given(counts, worlds, st.integers(1, 9))

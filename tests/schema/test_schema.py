@@ -373,19 +373,33 @@ def test_a_batch_schema_is_a_list(not_a_list):
 
 @pytest.mark.parametrize(
     "field",
-    [Field("x", "string"), Field("x", pa.list_(pa.int64())), Field("x", pa.struct([("a", pa.int8())]))],
+    [Field("x", pa.date32()), Field("x", pa.list_(pa.int64())), Field("x", pa.struct([("a", pa.int8())]))],
     ids=repr,
 )
 def test_what_has_no_place_in_a_batch_is_refused(field):
-    """Batches hold numbers with a shape."""
+    """Batches hold numbers with a shape, and text."""
     with pytest.raises(SchemaError, match=r"'x'.*batch"):
         Schema([field]).to_batch_schema()
+
+
+def test_text_in_a_batch_schema_comes_back():
+    """Text and bytes have a dtype and no shape."""
+    schema = Schema([Field("text", "string", role="input"), Field("raw", "binary"), Field("ids", "int32", (None, 4))])
+
+    promise = schema.to_batch_schema()
+
+    assert promise[0] == {"name": "text", "dtype": "string", "role": "input"}
+    assert Schema.from_batch_schema(promise) == schema
+    with pytest.raises(SchemaError, match="string has no shape"):
+        Schema.from_batch_schema([{"name": "text", "dtype": "string", "shape": [3]}])
 
 
 def test_a_nullable_field_has_no_place_in_a_batch():
     """A tensor has no null, so a promise that allows one could not be kept."""
     with pytest.raises(SchemaError, match=r"'x'.*null"):
         Schema([Field("x", "int64", nullable=True)]).to_batch_schema()
+    with pytest.raises(SchemaError, match=r"'x'.*null"):
+        Schema([Field("x", "string", nullable=True)]).to_batch_schema()
 
 
 # -- fingerprints

@@ -11,6 +11,7 @@ import torch
 
 from poolish import DataProviderBase, DatasetConsumer
 from poolish.errors import Starved
+from poolish.guards import Suite
 
 pytestmark = pytest.mark.cuda
 N_BATCHES = 120
@@ -97,6 +98,65 @@ def test_a_batch_that_does_not_come_is_told(queue: Path):
             consumer.get_batch("train")
         with pytest.raises(Starved, match=f"batch {N_BATCHES}"):
             consumer.get_batch("train")
+
+
+class Documents(DataProviderBase):
+    """Ragged rows, text and an array, of as many rows as the counter says."""
+
+    variable_rows = True
+
+    def build_meta(self) -> dict[str, Any]:
+        fields = {"tokens": ("int32", [None]), "boxes": ("bfloat16", [None, 4]), "x": ("float32", [2])}
+        named = [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape) in fields.items()]
+        return {"batch_schema": [*named, {"name": "text", "dtype": "string"}]}
+
+    def sample_batch(self, split: str, rng: np.random.Generator) -> dict[str, Any]:
+        return documents(self.batch_number(split))
+
+
+def documents(k: int) -> dict[str, Any]:
+    lengths = [(k + i) % 5 for i in range(k % 7 + 1)]
+    return {
+        "tokens": [torch.full((n,), 100 * k + n, dtype=torch.int32) for n in lengths],
+        "boxes": [torch.full((n, 4), k, dtype=torch.bfloat16) for n in lengths],
+        "x": torch.full((len(lengths), 2), float(k)),
+        "text": [f"{k} é " * n for n in lengths],
+    }
+
+
+def check_documents(batch: dict[str, Any], k: int) -> None:
+    wanted = documents(k)
+    assert list(batch) == list(wanted)
+    assert batch["text"] == wanted["text"]
+    assert torch.equal(batch["x"].cpu(), wanted["x"])
+    for name in ("tokens", "boxes"):
+        column = batch[name]
+        assert column.values.is_cuda
+        assert column.offsets.is_cuda
+        assert column.values.dtype == wanted[name][0].dtype
+        assert [row.tolist() for row in column.to("cpu")] == [row.tolist() for row in wanted[name]]
+        longest = max(len(row) for row in wanted[name])
+        padded = column.padded(0)
+        assert padded.is_cuda
+        assert padded.shape[:2] == (len(wanted[name]), longest)
+        assert padded.float().sum().item() == sum(row.float().sum().item() for row in wanted[name])
+
+
+@pytest.mark.parametrize("prefetch", [1, 3, 12])
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_ragged_rows_and_text_arrive_with_everything_else(tmp_path: Path, prefetch: int, is_guarded: bool):
+    """Values and offsets on the device, text on the CPU, although the memory it was read into is used again."""
+    config = {"dataset": "documents", "batch_size": 1, "block_size": 1, "splits": ("train",), "max_backlog": 1000}
+    with Documents(config, path=tmp_path) as provider:
+        for _ in range(N_BATCHES):
+            provider.publish("train")
+    guard = Suite().expect("text", max_length=100).expect("tokens", at_least=0) if is_guarded else None
+
+    with DatasetConsumer(tmp_path, device="cuda", prefetch=prefetch, guard=guard, timeout_s=10) as consumer:
+        batches = [consumer.get_batch("train") for _ in range(N_BATCHES)]
+
+    for k, batch in enumerate(batches):
+        check_documents(batch, k)
 
 
 def test_pinned_memory_is_what_is_copied_from(queue: Path):

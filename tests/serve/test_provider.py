@@ -582,7 +582,7 @@ def test_splits_have_their_own_rows(path):
         ([{"x": 1}], {"worker": 2, "n_workers": 2}, ConfigError, "worker=2 of n_workers=2"),
         ([{"x": 1}], {"batch_size": 0}, ConfigError, "batch_size: should be greater than or equal to 1"),
         ([1, 2], {}, SchemaError, r"a row is a dict or a pair \(x, y\), got int"),
-        ([{"x": "one"}], {}, SchemaError, "column 'x': .*leave .* out with columns="),
+        ([{"x": {"y": 1}}], {}, SchemaError, "column 'x': .*leave .* out with columns="),
         ([{"x": None}], {}, SchemaError, "column 'x': .*leave .* out with columns="),
         ({"train": [{"x": 1}], "val": [{"x": 1.5}]}, {}, SchemaError, "split 'val' has .*serve them apart"),
     ],
@@ -597,7 +597,9 @@ def test_what_cannot_be_served_is_refused_at_once(path, datasets, options, error
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"x": [1, 2]}, {"x": [1, 2, 3]}], "column 'x'"),
+        ([{"x": np.arange(2)}, {"x": np.arange(3)}], "column 'x'"),
+        ([{"x": [[1, 2]]}, {"x": [[1, 2, 3]]}], "column 'x'"),
+        ([{"x": "one"}, {"x": 1}], "field 'x', row 1"),
         ([{"x": 1}, {"x": 1.5}], "column 'x'|field 'x'"),
         ([{"x": 1}, {"x": True}], "column 'x'|field 'x'"),
         ([{"x": 1.5}, {"x": 1}], "column 'x'|field 'x'"),

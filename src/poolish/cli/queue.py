@@ -41,7 +41,7 @@ def show_status(path: Path, *, as_json: bool = False) -> None:
     console = _console()
     console.print(one_line(f"queue of {path}", "bold"), soft_wrap=True)  # a long path is not cut into lines
     console.print(table)
-    for line in _providers(status):
+    for line in (*_fields(status), *_providers(status)):
         console.print(line, soft_wrap=True)
     for problem in Health.joined(health).problems:
         console.print(one_line(str(problem), "red"), soft_wrap=True)
@@ -56,6 +56,14 @@ def _row(found: SplitStatus) -> list[Text]:
         Text(f"{found.dead:,}", style="bold red" if found.dead else ""),
         Text(f"{found.quarantined:,}", style="yellow" if found.quarantined else ""),
     ]
+
+
+def _fields(status: dict[str, SplitStatus]) -> list[Text]:
+    """What the batches hold, a line for all splits that hold the same."""
+    splits: dict[str, list[str]] = {}
+    for split, found in status.items():
+        splits.setdefault(", ".join(f"{name} {type_}" for name, type_ in found.fields.items()), []).append(split)
+    return [one_line(f"fields of {', '.join(names)}: {fields}", "dim") for fields, names in splits.items()]
 
 
 def _providers(status: dict[str, SplitStatus]) -> list[Text]:

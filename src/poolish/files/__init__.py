@@ -7,6 +7,7 @@
     documents    small JSON files, names, paths and sizes that come from outside
     lines        append-only files of JSON lines with checksums; imported by name
     membership   permanent numbers for the members of a dataset; imported by name
+    storage_options  secrets of file systems behind URLs, shown to no one
     yaml_toml    files that people write, read strictly; imported by name, because PyYAML takes long to load
 
 All of it works on paths and descriptors alone and knows nothing of rows, tokens or queues.
@@ -15,21 +16,25 @@ All of it works on paths and descriptors alone and knows nothing of rows, tokens
 from __future__ import annotations
 
 from poolish.files.checksums import CHECKSUM, checksum, checksum_hex, is_rewritten, local_stamp
-from poolish.files.documents import check_name, local_path, parse_bytes, parse_json, read_json, write_json
+from poolish.files.documents import check_name, is_url, local_path, parse_bytes, parse_json, read_json, write_json
 from poolish.files.locks import Lock
 from poolish.files.publishing import Partial, publish, publish_directory, sweep, sync, sync_directory
 from poolish.files.space import allocate, grow, open_regular, punch, raising_store_full, write_all, write_at
+from poolish.files.storage_options import StorageOptions, concealing
 
 __all__ = [
     "CHECKSUM",
     "Lock",
     "Partial",
+    "StorageOptions",
     "allocate",
     "check_name",
     "checksum",
     "checksum_hex",
+    "concealing",
     "grow",
     "is_rewritten",
+    "is_url",
     "local_path",
     "local_stamp",
     "open_regular",

@@ -47,6 +47,15 @@ def check_name(name: str, what: str = "name") -> str:
     raise ConfigError(f"{what} {shorten(repr(name))}: use 1 to 128 of A-Z a-z 0-9 . _ - and no dot at the start")
 
 
+def is_url(text: str) -> bool:
+    """Whether a text names a place by a URL.
+
+    >>> is_url("s3://bucket/runs"), is_url("user/dataset")
+    (True, False)
+    """
+    return _URL.match(text) is not None
+
+
 def local_path(path: str | os.PathLike[str], what: str, *, instead: str) -> Path:
     """``path`` as a ``Path``, if it names a place on this machine; a URL would silently become a directory ``s3:``.
 

@@ -94,8 +94,10 @@ class Feed:
         """Acknowledge the oldest batch in flight."""
         if not self._in_flight:
             raise ConfigError("no batch is in flight: every batch that was handed out is acknowledged already")
-        if self._is_explicit:
-            self.source.mark_trained()  # type: ignore[union-attr]
+        if self._is_explicit and isinstance(self.source, DatasetConsumer):
+            self.source.mark_trained(split=self.split)
+        elif self._is_explicit:
+            self.source.mark_trained()
         self._in_flight.popleft()
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,7 +120,7 @@ class Feed:
 
     @property
     def _is_explicit(self) -> bool:
-        return isinstance(self.source, Loader) and vars(self.source)["acknowledge"] == "explicit"
+        return bool(vars(self.source)["acknowledge"] == "explicit")
 
     @property
     def continues(self) -> bool:

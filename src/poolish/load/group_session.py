@@ -1,4 +1,4 @@
-"""Where the steps of one rank begin, told to the other ranks of the process group, which begin theirs there too."""
+"""The place where the steps of one rank begin, compared with that of the other ranks of the process group."""
 
 from __future__ import annotations
 

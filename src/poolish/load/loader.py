@@ -203,16 +203,18 @@ class Loader:
         session = None if peers is None else GroupSession(peers, self._settings, planner, compared)
         fetcher = self._make_fetcher(planner, rows)
         self._reader = RankReader(self._settings, share.world_size, planner, ledger, fetcher, guard, session)
-        rank = (share.rank, share.world_size) if self._ranks.is_settled else None
-        self._states = StateKeeper(self._reader, self._settings, self._about, rank)
+        is_settled = self._ranks.is_settled or share.source == "arguments"
+        self._states = StateKeeper(self._reader, self._settings, self._about, share, is_settled=is_settled)
 
     def _settle(self) -> None:
-        """From now on this is one rank of so many; where that was not known yet, begin as that rank."""
+        """Fix the rank; where it was not known when the loader was made, build the reader anew for it."""
         was_settled, share = self._ranks.is_settled, self._ranks.settle()
         if was_settled and share == self._share:
             return
         check_shared(self._settings, share)
         check_no_shard(self.dataset, share)
+        if share == self._share and share.source == "arguments":
+            return  # it was made as this rank
         state, epoch = self._restored or self.state_dict(), self.epoch
         self._build(share, snapshot_rows(self.dataset))
         if state["step"] or self._restored is not None:
@@ -321,7 +323,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches of the next epoch; of the rest of this one behind a state, and where growth is followed."""
-        self._settle()  # first: the worker's part is of this rank's share
+        self._settle()
         if torch_bridge.loaded() is not None:
             self._reader.become_worker(*torch_bridge.worker_info())
         check_caller(self.world_size)

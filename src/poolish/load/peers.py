@@ -86,7 +86,7 @@ class Peers:
         return agreed
 
     def _arrive(self, store: Any, name: str) -> None:
-        """Whoever reads a key last deletes it."""
+        """Delete a key that every process has read."""
         if store.add(f"{name}/n", 1) == self._n_processes:
             store.delete_key(name)
             store.delete_key(f"{name}/n")

@@ -102,6 +102,8 @@ class RankReader(Locked):
         if place.step == place.first_step:
             return False
         self.set_dataset_epoch(place.epoch)
+        if isinstance(self.planner, InStep):
+            self.enter()  # where the epoch ends is for all ranks to say
         return self.planner.n_left(place) == 0
 
     @property

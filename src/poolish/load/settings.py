@@ -19,7 +19,7 @@ from poolish.load.dataset_state import below, has_state
 from poolish.load.frozen import FIXED, LOCAL, SHARED, FrozenRows, fixed_by, snapshot_rows
 from poolish.load.ledger import LedgerProtocol
 from poolish.load.own_rows import UNEVEN
-from poolish.ranks import Share
+from poolish.ranks import Share, is_launched
 from poolish.rows.snapshot import Snapshot
 from poolish.tokens.store import StreamStore
 
@@ -236,7 +236,7 @@ def check_shared(settings: LoaderSettings, share: Share) -> None:
                 "through a process group; call torch.distributed.init_process_group first, and read in the trainer's "
                 "process (num_workers of the Loader are threads)"
             )
-    if settings.shared is None and share.is_one_of_several_processes and is_in_memory(settings.dataset):
+    if settings.shared is None and share.was_found and is_in_memory(settings.dataset):
         raise ConfigError(
             f"{type(settings.dataset).__name__} is in the memory of this process, and {share.source} says that it is "
             f"rank {share.rank} of {share.world_size}: pass shared='copy' if every process holds the same rows, and "
@@ -291,7 +291,7 @@ def check_journal(
             )
         return kept
     # Several loaders of one process may read a buffer that grows, without anything between them.
-    is_seen_alike = changes == FIXED or (changes == LOCAL and not (follow and share.is_one_of_several_processes))
+    is_seen_alike = changes == FIXED or (changes == LOCAL and not (follow and is_launched()))
     if share.world_size > 1 and not share.peers and not is_seen_alike:
         raise ConfigError(
             f"world_size={share.world_size} on a dataset that grows: ranks in different processes would see an "

@@ -11,7 +11,6 @@ does not come. ``"pad"`` and ``"drop"`` make all shards equally long, and say wh
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.load.batch import Batch
 from poolish.load.frozen import FrozenRows
 from poolish.load.views.view import DelegatingRows, ReindexedView, SampleView
+from poolish.ranks import Ranks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,18 +48,21 @@ class HorizontalShard:
     ``uneven`` says what happens when rows cannot be dealt out evenly: ``"short"`` leaves some shards one row shorter,
     ``"pad"`` repeats rows from the start, ``"drop"`` leaves rows out; the last two warn with the numbers.
 
+    Without ``rank`` and ``world_size`` they are looked up when the first row or the length is asked for, as
+    ``poolish.ranks`` describes.
+
     >>> shard = HorizontalShard(rank=1, world_size=3)
     >>> list(shard(["rye", "wheat", "spelt", "oat", "corn"]))
     ['wheat', 'corn']
     """
 
-    rank: int
-    world_size: int
+    rank: int | None = None
+    world_size: int | None = None
     uneven: Uneven = "short"
 
     def __post_init__(self) -> None:
         # Plain values, because the text of a shard is part of a loader's state.
-        rank, world_size = _check_rank(self.rank, self.world_size)
+        rank, world_size = Ranks(self.rank, self.world_size).given or (None, None)
         object.__setattr__(self, "rank", rank)
         object.__setattr__(self, "world_size", world_size)
         if self.uneven not in get_args(Uneven):
@@ -69,11 +72,16 @@ class HorizontalShard:
     def __call__(self, dataset: Any) -> RowShard:
         return RowShard(dataset, self)
 
+    def share(self) -> tuple[int, int]:
+        """The rank and the world size, looked up where they were not given."""
+        return Ranks(self.rank, self.world_size, what="HorizontalShard").settle()[:2]
+
     def n_rows(self, n: int) -> int:
         """How many of ``n`` rows this shard has."""
+        rank, world_size = self.share()
         if self.uneven == "short":
-            return len(range(self.rank, n, self.world_size))
-        return n // self.world_size if self.uneven == "drop" else n_steps(n, self.world_size, 1)
+            return len(range(rank, n, world_size))
+        return n // world_size if self.uneven == "drop" else n_steps(n, world_size, 1)
 
 
 @dataclass(frozen=True)
@@ -128,9 +136,9 @@ class HybridShard:
     [{'y': 0}, {'y': -2}, {'y': -4}]
     """
 
-    rank: int
-    world_size: int
-    columns: Sequence[str]
+    rank: int | None = None
+    world_size: int | None = None
+    columns: Sequence[str] = ()
     uneven: Uneven = "short"
 
     def __post_init__(self) -> None:
@@ -152,14 +160,24 @@ class RowShard(ReindexedView):
 
     def __init__(self, dataset: Any, shard: HorizontalShard) -> None:
         super().__init__(dataset)
-        self.shard = shard
-        self._shard_order = _ShardOrder(shard, n_below := len(dataset), shard.n_rows(n_below))
-        if cost := _cost(n_below, shard):
-            # Each shard says so itself: ranks are processes, and none reads the log of another.
-            warnings.warn(f"{cost} (shard of rank {shard.rank})", stacklevel=3)
+        self._given, self._n_below = shard, len(dataset)
+        self._shard_order: _ShardOrder | None = None
+        if shard.rank is not None:
+            self._order(stacklevel=4)
 
-    def _order(self, n_below: int | None = None) -> _ShardOrder:
+    @property
+    def shard(self) -> HorizontalShard:
+        """The shard, with its rank."""
+        return self._order().shard
+
+    def _order(self, n_below: int | None = None, *, stacklevel: int = 2) -> _ShardOrder:
         """Of as many rows as there were when the shard was made."""
+        if self._shard_order is None:
+            shard = HorizontalShard(*self._given.share(), self._given.uneven)
+            if cost := _cost(self._n_below, shard):
+                # Each shard says so itself: ranks are processes, and none reads the log of another.
+                warnings.warn(f"{cost} (shard of rank {shard.rank})", stacklevel=stacklevel)
+            self._shard_order = _ShardOrder(shard, self._n_below, shard.n_rows(self._n_below))
         return self._shard_order
 
     @property
@@ -170,7 +188,7 @@ class RowShard(ReindexedView):
     @property
     def version(self) -> str:
         """That of the dataset, and which rows of it."""
-        return f"{super().version}|{self.shard} of {self._shard_order.n_below}"
+        return f"{super().version}|{self.shard} of {self._n_below}"
 
 
 @dataclass(frozen=True)
@@ -186,7 +204,8 @@ class _ShardOrder:
 
     def __getitem__(self, numbers: Any) -> Any:
         # Only padding goes beyond the end, and begins again at the first row.
-        return (self.shard.rank + numbers * self.shard.world_size) % max(self.n_below, 1)
+        rank, world_size = self.shard.share()
+        return (rank + numbers * world_size) % max(self.n_below, 1)
 
 
 class ColumnShard(SampleView):
@@ -228,13 +247,14 @@ class _ColumnRows(DelegatingRows):
 
 def _cost(n: int, shard: HorizontalShard) -> str:
     """What making the shards equally long repeats or leaves out, in words; empty if nothing."""
-    n_over = n % shard.world_size
+    _, world_size = shard.share()
+    n_over = n % world_size
     if shard.uneven == "short" or not n_over:
         return ""
-    dealt = f"{n:,} rows on {shard.world_size} ranks, uneven={shard.uneven!r}"
+    dealt = f"{n:,} rows on {world_size} ranks, uneven={shard.uneven!r}"
     if shard.uneven == "drop":
         return f"{dealt}: {_named(n - n_over, n)} left out"
-    n_more = shard.world_size - n_over
+    n_more = world_size - n_over
     again = ", the first ones more than once" if n_more > n else ""
     return f"{dealt}: {_named(0, min(n_more, n))} repeated{again}, {n_more:,} in all"
 
@@ -269,18 +289,6 @@ def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"columns must be a list of different names, at least one, got {columns!r}")
     return tuple(map(str, names))
-
-
-def _check_rank(rank: int, world_size: int) -> tuple[int, int]:
-    for name, value in (("rank", rank), ("world_size", world_size)):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise ConfigError(f"{name} must be a whole number, got {type(value).__name__} {value!r}")
-    rank, world_size = operator.index(rank), operator.index(world_size)
-    if world_size < 1:
-        raise ConfigError(f"world_size must be at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank must be from 0 to {world_size - 1} in a world of {world_size}, got {rank}")
-    return rank, world_size
 
 
 def _description(batch: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:

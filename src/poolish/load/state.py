@@ -35,6 +35,7 @@ from poolish.load.progress import Progress
 from poolish.load.reader import RankReader
 from poolish.load.settings import LoaderSettings
 from poolish.load.spot_check import check_spots, kept_spots, spots_of
+from poolish.ranks import Share
 
 #: 2 since states know their run, a dataset's own state and where their epoch begins and ends; 1 is that of 0.1.0.
 VERSION = 2
@@ -48,9 +49,10 @@ class StateKeeper:
     """Takes the states of one reader, and restores them."""
 
     def __init__(
-        self, reader: RankReader, settings: LoaderSettings, about: Mapping[str, Any], rank: tuple[int, int] | None
+        self, reader: RankReader, settings: LoaderSettings, about: Mapping[str, Any], share: Share, *, is_settled: bool
     ) -> None:
-        self._reader, self._dataset, self._about, self._rank = reader, settings.dataset, about, rank
+        self._reader, self._dataset, self._about = reader, settings.dataset, about
+        self._rank, self._is_settled = (share.rank, share.world_size), is_settled
         self._faults, self._first_spots = settings.faults, spots_of(settings.dataset)
 
     def take(self, run: str | None) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class StateKeeper:
         if spots:
             state["spots"] = spots
         if isinstance(reader.planner, InStep):
-            state["own_of"] = list(self._rank or (0, 1))
+            state["own_of"] = list(self._rank)
         if reader.worker[1] > 1:
             state["skip"] = frontier.n_skip
         return sealed(state | self._own_states(frontier))
@@ -89,7 +91,7 @@ class StateKeeper:
             found["faults"] = self._faults.state_dict()
         if self._reader.dataset.has_state:
             found["dataset"] = json.loads(frontier.dataset or dataset_state.to_json(self._dataset))
-            found["dataset_of"] = list(self._rank or (0, 1))
+            found["dataset_of"] = list(self._rank)
         if self._reader.guard is not None:
             found |= self._reader.guard.state_of(frontier.guard)
         return found
@@ -97,8 +99,8 @@ class StateKeeper:
     def check(self, state: Mapping[str, Any]) -> None:
         """Refuse a state of something else."""
         check_belongs(state, self._about)
-        dataset_state.check_same(self._dataset, state, self._rank)
-        if self._rank is not None:
+        dataset_state.check_same(self._dataset, state, self._rank if self._is_settled else None)
+        if self._is_settled:
             check_own(state, self._rank, is_own=isinstance(self._reader.planner, InStep))
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -245,7 +247,7 @@ def _advice(name: str, state: Mapping[str, Any]) -> str:
 
 def check_own(state: Mapping[str, Any], rank: tuple[int, int], *, is_own: bool) -> None:
     """Refuse a state of another rank's own rows."""
-    of = state.get("own_of")
+    of = state.get("own_of") if state["step"] else None
     if of is not None and (not is_own or of != list(rank)):
         raise ResumeError(
             f"the state is of rank {of[0]} of {of[1]}, which had rows of its own; this is rank {rank[0]} of {rank[1]}: "

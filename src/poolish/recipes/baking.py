@@ -157,7 +157,7 @@ class Bake(RecipeRun[BakingState]):
     def add(self, ingredient: AddIngredient, quota: int | None) -> None:
         """Open its source and select rows; they are read when a barrier or the end needs them."""
         what = f"ingredient {ingredient.name!r}"
-        source = as_source(ingredient.source, what)
+        source = as_source(ingredient.source, what, ingredient.storage)
         line = InstructionStats(ingredient.name, "ingredient", asked=quota if quota is not None else ingredient.take)
         self._lines.append(line)
         if isinstance(source, RecipeSource):
@@ -174,9 +174,10 @@ class Bake(RecipeRun[BakingState]):
         """The fragments of a source; files that several ingredients are made of are looked at once."""
         if not isinstance(source, FileSource):
             return fragments_of(source, what)
-        if source.paths not in self._looked_at:
-            self._looked_at[source.paths] = source, fragments_of(source, what)
-        first, fragments = self._looked_at[source.paths]
+        looked_at = source.paths, source.options
+        if looked_at not in self._looked_at:
+            self._looked_at[looked_at] = source, fragments_of(source, what)
+        first, fragments = self._looked_at[looked_at]
         source.look_like(first)
         return fragments
 

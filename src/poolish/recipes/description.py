@@ -68,6 +68,8 @@ class Key:
     written: Callable[[Any, Writing], Any] | None = field(default=None, kw_only=True)
     meaning: Callable[[Any, Unknown], Any] | None = field(default=None, kw_only=True)
     text: Callable[[Any], str] | None = field(default=None, kw_only=True)
+    #: Whether another key describes it.
+    is_part: bool = field(default=False, kw_only=True)
 
     def value(self, each: Any) -> Any:
         """What an instruction holds."""
@@ -114,6 +116,22 @@ def _written_source(each: AddIngredient, writing: Writing) -> Any:
     return None
 
 
+def _written_storage(each: AddIngredient, writing: Writing) -> Any:
+    options = each.storage
+    assert options is not None
+    if options.unwritable:
+        writing.refuse(
+            f" has storage_options that may be secret ({', '.join(options.unwritable)}); keep them in the environment "
+            "or in the configuration of fsspec, or write them into the file by hand"
+        )
+        return None
+    try:
+        return plain(dict(options))
+    except TypeError as error:
+        writing.refuse(f": storage_options have {error}; a file holds text, numbers, true, false, lists and tables")
+        return None
+
+
 def _source_meaning(each: AddIngredient, unknown: Unknown) -> Any:
     source = each.source
     if is_recipe(source):
@@ -123,16 +141,18 @@ def _source_meaning(each: AddIngredient, unknown: Unknown) -> Any:
     if not is_path(source) and not are_paths(source):
         return "in memory"
     # Files are read in the order of their names, each once, however they were listed.
-    return sorted({_absolute(os.fsdecode(path)) for path in ([source] if is_path(source) else source)})
+    paths = sorted({_absolute(os.fsdecode(path)) for path in ([source] if is_path(source) else source)})
+    return paths if each.storage is None else {"paths": paths, "store": each.storage.identity}
 
 
 def _source_text(each: AddIngredient) -> str:
     source = each.source
     if is_recipe(source):
         return f"recipe {source.name!r}"
-    if are_paths(source):
-        return ", ".join(map(str, source))
-    return str(source) if is_path(source) else type(source).__name__
+    if not is_path(source) and not are_paths(source):
+        return type(source).__name__
+    text = str(source) if is_path(source) else ", ".join(map(str, source))
+    return text if each.storage is None else f"{text} ({each.storage!r})"
 
 
 def _absolute(path: str) -> str:
@@ -288,6 +308,11 @@ INGREDIENT = (
         meaning=_source_meaning,
         text=_source_text,
     ),
+    Key(
+        *("storage_options", "options of the file system behind a URL, shown nowhere; better kept in the environment"),
+        written=_written_storage,
+        is_part=True,
+    ),
     _where_key("which rows of the source"),
     Key("take", "a number of rows, or with a dot a fraction of them", word="quantity", text=_quantity),
     Key("weight", "its share of the recipe's total", word="quantity", text=_quantity),
@@ -409,6 +434,8 @@ def _described(keys: Sequence[Key], each: Any, unknown: Unknown) -> dict[str, De
     """What each word says; the first key is the name, by which instructions are compared."""
     found: dict[str, Described] = {}
     for key in keys[1:]:
+        if key.is_part:
+            continue
         said, word = key.describe(each, unknown), key.word or key.name
         found[word] = said if word not in found else Described(said.text, [*found[word].meaning, *said.meaning])
     return found

@@ -108,7 +108,7 @@ class DryRun(RecipeRun[SampledState]):
         line = ExplainedLine("ingredient", ingredient.name)
         self._lines.append(line)
         inner: Recipe | None = ingredient.source if hasattr(ingredient.source, "instructions") else None
-        pipeline = self.pipeline_of(ingredient, as_source(ingredient.source, what))
+        pipeline = self.pipeline_of(ingredient, as_source(ingredient.source, what, ingredient.storage))
         started = time.perf_counter()
         fragments: Sequence[Fragment] = [] if inner is not None else fragments_of(pipeline.source, what)
         line.seconds += time.perf_counter() - started  # whatever is cached, the bake lists the files

@@ -28,6 +28,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, WithJsonSchema, create_m
 
 from poolish import seeds
 from poolish.errors import PoolishError, RecipeError
+from poolish.files import StorageOptions
 from poolish.recipes.description import INGREDIENT, RECIPE, STEP
 from poolish.recipes.file_values import (
     COUNT,
@@ -171,11 +172,23 @@ Picked = _amount("pick", or_null(*_PICKS))
 OnShort = _amount("on_short", {"enum": [*ON_SHORT, None]})
 
 
+def _storage(value: Any, info: ValidationInfo) -> Any:
+    """Options of a file system, whose values no problem shows."""
+    try:
+        return StorageOptions.of(value, "ingredient")
+    except PoolishError:
+        raise wrong(f"a table of options of the file system, got a {type(value).__name__}") from None
+
+
+Storage = kind_of(_storage, or_null(TABLE))
+
+
 class Ingredient(Entry):
     """Rows of a source."""
 
     ingredient: Annotated[Any, *named(INGREDIENT[0].about)] = described(INGREDIENT, "ingredient")
     source: Annotated[Any, *Source] = described(INGREDIENT, "source")
+    storage_options: Annotated[Any, *Storage] = described(INGREDIENT, "storage_options")
     where: Annotated[Any, *Where] = described(INGREDIENT, "where")
     take: Annotated[Any, *Take] = described(INGREDIENT, "take")
     weight: Annotated[Any, *Weight] = described(INGREDIENT, "weight")

@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
+from poolish.files import StorageOptions
 from poolish.recipes.filters import as_filter, reject_of
 from poolish.recipes.fragment_rows import Fragment, FragmentRows, Int64, Mask, selected_rows
 from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, prepared
@@ -73,7 +74,7 @@ def stratified(column: str) -> Pick:
 
 @dataclass(frozen=True)
 class AddIngredient:
-    """Rows of a source, filtered, and as many as are asked for."""
+    """Rows of a source, filtered, and as many as are asked for; ``storage_options`` are for the store behind a URL."""
 
     name: str
     source: Any
@@ -82,6 +83,17 @@ class AddIngredient:
     weight: float | None = None
     pick: Pick = field(default_factory=Pick)
     on_short: str = "error"
+    storage_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        # From here on no repr, error or report shows their values.
+        options = StorageOptions.of(self.storage_options, f"ingredient {self.name!r}")
+        object.__setattr__(self, "storage_options", options)
+
+    @property
+    def storage(self) -> StorageOptions | None:
+        """The options of the store, if there are any."""
+        return StorageOptions.of(self.storage_options, f"ingredient {self.name!r}")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from poolish import seeds
 from poolish.errors import BadText, ConfigError, RecipeError
-from poolish.files import local_path, publish
+from poolish.files import StorageOptions, local_path, publish
 from poolish.fingerprints import check_attributes
 from poolish.guards.checks.guard import check_guard
 from poolish.guards.checks.suite import Suite
@@ -40,7 +40,7 @@ from poolish.recipes.plan import (
     taken_name,
 )
 from poolish.recipes.report import BakeResult
-from poolish.recipes.sources import materialize
+from poolish.recipes.sources import check_storage, materialize
 from poolish.recipes.steps.registry import is_registered, is_suite
 from poolish.rows import DatasetBuffer
 
@@ -107,12 +107,17 @@ class DatasetRecipe:
         weight: float | None = None,
         pick: Pick | str = "hash",
         on_short: str = "error",
+        *,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Self:
         """Rows of ``source``: all, ``take`` of them (a count, or a fraction), or its share of the recipe's total.
 
         A recipe as a source is taken as it is now: changing it afterwards does not change this one.
+        ``storage_options`` reach the file system of a URL (fsspec) and are shown nowhere.
         """
         what = f"ingredient {name!r}"
+        options = StorageOptions.of(storage_options, what)
+        check_storage(source, what, options)
         if source is self:
             raise RecipeError(f"{what}: recipe {self.name!r} cannot be made of itself; pass another, or a copy()")
         if any(isinstance(each, AddIngredient) and each.name == name for each in self.instructions):
@@ -121,7 +126,7 @@ class DatasetRecipe:
         check_pick(what, take, weight, picked)
         as_filter(where, what)  # an error now rather than in the bake
         kept = source.copy() if isinstance(source, DatasetRecipe) else materialize(source)
-        self.instructions.append(AddIngredient(name, kept, where, take, weight, picked, on_short))
+        self.instructions.append(AddIngredient(name, kept, where, take, weight, picked, on_short, options))
         return self
 
     def prepare_step(

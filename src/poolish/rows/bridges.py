@@ -23,10 +23,12 @@ from poolish.printable import counted, printable
 from poolish.rows.access import number_rows, reader, tensor_rows
 from poolish.rows.cast import validity
 from poolish.schema import Schema, describe, dtype_and_shape, is_tensor, numpy_dtype, offsets_of, readable
-from poolish.schema.features import without_arrays
+from poolish.schema.features import PAIRS, WIDENED, without_arrays
 
 if TYPE_CHECKING:
     import datasets
+    import pandas
+    import polars
     import torch
 
     from poolish.rows.snapshot import Snapshot
@@ -52,6 +54,82 @@ class Conversions(ABC):
 
     def __arrow_c_schema__(self) -> object:
         return self.snapshot().schema.to_arrow().__arrow_c_schema__()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        # Without this, NumPy and pandas.DataFrame(...) make an array of one-row tables.
+        raise TypeError(
+            f"{type(self).__name__} is a table, not one array; write buffer.to_pandas() for a data frame, "
+            "buffer.to_numpy() for an array of each column, or buffer['name'] for one column"
+        )
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a column of this name, as in a data frame."""
+        if not isinstance(name, str):
+            raise TypeError(
+                f"'name in buffer' asks for a column, got {name!r:.100}; to look for a value write "
+                "value in buffer.to_pydict()['name'], for a row id write id in buffer.ids"
+            )
+        return name in self.snapshot().schema
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns, in order; none before the first append."""
+        return self.snapshot().schema.names
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows: ``len(buffer)``, under the name that tables and datasets have for it."""
+        return self.shape[0]
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns."""
+        return self.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of rows and columns."""
+        rows = self.snapshot()
+        return len(rows), len(rows.schema)
+
+    @property
+    def features(self) -> datasets.Features:
+        """The columns as Hugging Face describes them."""
+        return self.snapshot().schema.to_features()
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> pandas.DataFrame:
+        """A pandas data frame that shares no memory with the buffer and holds every value exactly.
+
+        Numbers, booleans and times without nulls have NumPy's dtypes; text has pandas' own; arrays and tensors of a
+        row are NumPy arrays in an object column (None for null). Everything else, and every column of numbers with
+        nulls, has the Arrow dtype (``int64[pyarrow]``), which keeps a null apart from NaN and integers exact.
+
+        >>> from poolish import DatasetBuffer
+        >>> buffer = DatasetBuffer()
+        >>> buffer.append([{"label": 1, "votes": 2**53 + 1}, {"label": 0, "votes": None}])
+        >>> frame = buffer.to_pandas()
+        >>> [str(dtype) for dtype in frame.dtypes], frame["votes"][0] == 2**53 + 1
+        (['int64', 'int64[pyarrow]'], True)
+        """
+        from poolish.rows.pandas_frame import frame_of
+
+        rows = self.snapshot()
+        return frame_of(dict(rows._chosen(columns)), len(rows), to_array)
+
+    def to_polars(self, columns: Sequence[str] | None = None) -> polars.DataFrame:
+        """A polars data frame; arrays and tensors become ``Array`` columns of their shape, ragged ones nested lists.
+
+        ``polars.DataFrame(buffer)`` shows tensors as they are stored: flat, and bfloat16 by its bits.
+
+        >>> from poolish import DatasetBuffer
+        >>> buffer = DatasetBuffer()
+        >>> buffer.append({"image": np.zeros((2, 3), np.uint8), "label": 7})
+        >>> dict(buffer.to_polars().schema)
+        {'image': Array(UInt8, shape=(2, 3)), 'label': Int64}
+        """
+        from poolish.rows.polars_frame import frame_of
+
+        return frame_of({name: without_tensors(array) for name, array in self._chosen(columns)})
 
     def to_pydict(self) -> dict[str, list[Any]]:
         """Columns as lists of the values that ``snapshot[i]`` would give."""
@@ -85,7 +163,7 @@ class Conversions(ABC):
         names = rows.schema.names if columns is None else list(columns)
         unknown = [name for name in names if name not in rows.schema]
         if unknown:
-            raise UnknownColumn(f"no column {unknown[0]!r}; there are {rows.schema.names}")
+            raise UnknownColumn.of(unknown[0], rows.schema.names)
         table = rows.to_arrow()
         return [(name, one_chunk(table.column(name))) for name in names]
 
@@ -334,6 +412,28 @@ def _of_one_size(array: pa.Array, offsets: Any, elements: pa.Array, type_: pa.Da
         places = offsets[:-1, None] + np.arange(size)
         elements = elements.take(pa.array(places.reshape(-1), mask=np.repeat(is_null, size)))
     return pa.Array.from_buffers(type_, len(array), [validity(array)], children=[elements])
+
+
+def without_tensors(array: pa.Array) -> pa.Array:
+    """A column for libraries that do not know our tensors: lists of their shape, in dtypes that Arrow has."""
+    return _column(array, None, _without_tensors(array.type))
+
+
+def _without_tensors(type_: pa.DataType) -> pa.DataType:
+    if is_tensor(type_):
+        dtype, shape = dtype_and_shape(type_)
+        values = WIDENED.get(dtype, dtype)
+        if dtype in PAIRS:
+            values, shape = PAIRS[dtype], (*shape, 2)
+        nested = pa.array(np.empty(0, values)).type
+        for size in reversed(shape):
+            nested = pa.large_list(nested) if None in shape else pa.list_(nested, size)
+        return nested
+    if kinds.is_struct(type_):
+        return pa.struct([part.with_type(_without_tensors(part.type)) for part in type_])
+    if kinds.is_large_list(type_):
+        return pa.large_list(_without_tensors(type_.value_type))
+    return type_
 
 
 def _tensor(array: pa.Array, type_: pa.DataType) -> pa.Array:

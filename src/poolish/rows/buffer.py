@@ -434,7 +434,18 @@ class DatasetBuffer(SnapshotReads):
             return snapshot
 
     def __getitem__(self, index: Any) -> Any:
-        """One row as a dict for a number; a ``pa.Table`` for a slice, an array of numbers or a boolean mask."""
+        """Rows or columns, by the kind of ``index``.
+
+        a number                            one row as a dict
+        a slice, array of numbers, mask     rows as a ``pa.Table``
+        a name                              a column as a ``pa.ChunkedArray``: that of ``to_arrow()``
+        a list of names                     columns as a ``pa.Table``
+
+        >>> buffer = DatasetBuffer()
+        >>> buffer.append([{"flour": "rye", "stars": 4}, {"flour": "wheat", "stars": 5}])
+        >>> buffer[0], buffer["stars"].to_pylist(), buffer[["flour"]].num_rows
+        ({'flour': 'rye', 'stars': 4}, [4, 5], 2)
+        """
         state, shown = self._state, self._shown  # the call of ``snapshot`` would cost a tenth of the row
         if shown is not None and shown[0] is state and not state.pending:
             return shown[1][index]

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
-from poolish.columns import build_ragged, one_chunk, tensor_array
+from poolish.columns import one_chunk
 from poolish.errors import SchemaError, UnknownColumn
 from poolish.rows.access import tensor_rows
 from poolish.rows.encode import encoder_of, shape_advice
@@ -36,6 +36,7 @@ from poolish.schema import (
     numpy_dtype,
     offsets_of,
 )
+from poolish.schema.tensors import build_ragged, tensor_array
 from poolish.schema.types import carrier, check_names, is_hf_array
 
 
@@ -355,7 +356,7 @@ def cast_columns(columns: Mapping[str, Any], n_rows: int, schema: Schema, limits
     fitted = {}
     for name, values in columns.items():
         if name not in schema:
-            raise UnknownColumn(f"no column {name!r}; there are {schema.names}")
+            raise UnknownColumn.of(name, schema.names)
         field = schema[name]
         try:
             array = cast_exact(_column(name, values, {name: field.type}, limits), field.type)

@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from poolish.columns import build_ragged
 from poolish.errors import BadText, NumberTooLarge
 from poolish.kernels.reference import Step
 from poolish.rows.validate import Limits, ValueRejected, too_large
 from poolish.rows.values import as_dict, as_list, encode_png, is_array, is_bytes_view, is_image, scalar, stored
 from poolish.schema import describe, dtype_and_shape, is_tensor, numpy_dtype
+from poolish.schema.tensors import build_ragged
 from poolish.schema.types import exactly
 
 #: A validated value that can no longer change, ready for ``build``.

@@ -18,11 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from poolish import tabular
 from poolish.errors import SchemaError
 from poolish.rows.validate import shown
 from poolish.rows.values import as_dict, copy_mutable, is_array, is_dataclass, is_image, is_named_tuple
-from poolish.schema import features
-from poolish.schema.types import no_rows
 from poolish.torch_bridge import is_torch_tensor
 
 Row = Mapping[str, Any]
@@ -236,7 +235,7 @@ def _normalized(sample: Any, normalize: Normalizer, i: int, kind: str) -> Row | 
         if isinstance(made, (list, tuple, Iterator)):  # which may hand out the same row again and again
             made = [copy_mutable(dict(row)) if isinstance(row, Mapping) else row for row in made]
         else:
-            batches = _tabular(made)
+            batches = tabular.batches_of(made)
             if batches is not None:
                 return [Part(kind, [], batch, [i]) for batch in batches]
     except Exception as error:
@@ -259,63 +258,4 @@ def batches_of(value: Any) -> Iterable[pa.RecordBatch] | None:
     """The Arrow batches of anything tabular; None for anything else."""
     if type(value) is dict or _registered_for(type(value)) is not None:
         return None
-    return _tabular(value)
-
-
-def _tabular(value: Any) -> Iterable[pa.RecordBatch] | None:
-    if isinstance(value, pa.Table):
-        return _kept_empty(value.to_batches(), value.schema)
-    if isinstance(value, pa.RecordBatch):
-        return [value]
-    if features.is_dataset(value):
-        return features.batches(value)
-    if isinstance(value, pa.StructArray):
-        return [pa.RecordBatch.from_struct_array(value)]
-    if is_image(value):
-        return None  # images export Arrow arrays too, of their pixels
-    if hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__"):
-        return _imported(value)
-    return None
-
-
-def _imported(value: Any) -> Iterator[pa.RecordBatch]:
-    """The batches of another library's table, as they come; a failed export becomes our error."""
-    _refuse_addresses(value)
-    try:
-        value = _with_index(value)
-        if hasattr(value, "__arrow_c_stream__"):
-            reader = pa.RecordBatchReader.from_stream(value)
-            batches, schema = iter(reader), reader.schema
-        else:
-            batches, schema = iter([pa.record_batch(value)]), None
-        first = next(batches, None)
-        yield no_rows(schema) if first is None and schema is not None else first
-        yield from batches
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise SchemaError(
-            f"{type(value).__name__} cannot be read as a table through Arrow ({error}); "
-            "convert the column in question, or pass a table instead of a single column"
-        ) from error
-
-
-def _refuse_addresses(value: Any) -> None:
-    """Polars exports Python objects as addresses in memory, which are invalid once it frees them."""
-    polars = sys.modules.get("polars")
-    if polars is None or not isinstance(value, polars.DataFrame):
-        return
-    for name, dtype in value.schema.items():
-        if dtype == polars.Object:
-            raise SchemaError(f"column {name!r}: Arrow cannot carry polars' Object; convert the column first")
-
-
-def _with_index(value: Any) -> Any:
-    """A pandas frame whose index is a column if it has a name; left to itself, pandas decides by the index's values."""
-    pandas = sys.modules.get("pandas")
-    if pandas is None or not isinstance(value, pandas.DataFrame):
-        return value
-    return value.reset_index(drop=all(name is None for name in value.index.names))
-
-
-def _kept_empty(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
-    """A table without rows still has columns, and they decide the schema."""
-    return batches or [no_rows(schema)]
+    return tabular.batches_of(value)

@@ -214,7 +214,13 @@ class Snapshot(SnapshotReads):
         return self._n_rows
 
     def __getitem__(self, index: Any) -> Any:
-        """One row as a dict for a number; a ``pa.Table`` for a slice, an array of numbers or a boolean mask."""
+        """Rows or columns, by the kind of ``index``.
+
+        a number                            one row as a dict
+        a slice, array of numbers, mask     rows as a ``pa.Table``
+        a name                              a column as a ``pa.ChunkedArray``: that of ``to_arrow()``
+        a list of names                     columns as a ``pa.Table``
+        """
         if type(index) is int:
             i = index
         else:
@@ -242,7 +248,21 @@ class Snapshot(SnapshotReads):
             return self.get_batch(np.arange(first, last, step))
         if isinstance(index, tuple):
             raise TypeError(f"rows are chosen by whole numbers, got {index!r}; for several rows write [[...]]")
+        if isinstance(index, str):
+            return self._columns_named([index]).column(0)
+        if isinstance(index, list) and index and all(isinstance(name, str) for name in index):
+            return self._columns_named(index)
         return self.get_batch(index)
+
+    def _columns_named(self, names: Sequence[str]) -> pa.Table:
+        """All rows of these columns; where rows have left, the other columns are not gathered."""
+        chosen = Schema([self.schema[name] for name in names]).to_arrow()
+        self.check_file()
+        if self._live is None or "_table" in self.__dict__:
+            table = self.to_arrow()
+            return pa.Table.from_arrays([table.column(name) for name in names], schema=chosen)
+        places = self.places(np.arange(self._n_rows))
+        return pa.Table.from_arrays([gather_fn(self._columns[name])(places) for name in names], schema=chosen)
 
     def places(self, indices: ArrayLike) -> Int64:
         """Where in the stored columns the rows with these numbers are; every gather begins with this question."""

@@ -139,14 +139,14 @@ def _value_name(type_: pa.DataType) -> str:
 
 #: dtypes that ``datasets`` does not know, and the smallest one it knows that holds every value of them.
 WIDENED = {"bfloat16": "float32", "float8_e4m3fn": "float32", "float8_e5m2": "float32"}
-_PAIRS = {"complex64": "float32", "complex128": "float64"}
+PAIRS = {"complex64": "float32", "complex128": "float64"}
 
 
 def _tensor_feature(dtype: str, shape: Shape, name: str) -> Any:
     import datasets
 
-    if dtype in _PAIRS:
-        dtype, shape = _PAIRS[dtype], (*shape, 2)
+    if dtype in PAIRS:
+        dtype, shape = PAIRS[dtype], (*shape, 2)
     dtype = WIDENED.get(dtype, dtype)
     value = datasets.Value(dtype.replace("datetime64", "timestamp").replace("timedelta64", "duration"))
     if len(shape) == 0:

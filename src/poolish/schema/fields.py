@@ -180,7 +180,7 @@ class Schema:
 
     def __getitem__(self, name: str) -> Field:
         if name not in self._by_name:
-            raise UnknownColumn(f"no column {name!r}; there are {self.names}")
+            raise UnknownColumn.of(name, self.names)
         return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
@@ -337,12 +337,13 @@ def _shaped(word: str, shape: Any, name: str) -> pa.DataType:
 
 
 def _batch_field(field: Field) -> dict[str, Any]:
-    if field.dtype not in TENSOR_DTYPES:
+    is_text = field.dtype in ("string", "binary")
+    if not is_text and field.dtype not in TENSOR_DTYPES:
         held = describe(field.type)
-        raise SchemaError(f"field {field.name!r}: batches cannot hold {held}; use numbers with a shape")
+        raise SchemaError(f"field {field.name!r}: batches cannot hold {held}; use text, or numbers with a shape")
     if field.nullable:
         raise SchemaError(f"field {field.name!r}: a batch has no nulls; declare it nullable=False")
-    entry = {"name": field.name, "dtype": field.dtype, "shape": list(field.shape or ())}
+    entry = {"name": field.name, "dtype": field.dtype} | ({} if is_text else {"shape": list(field.shape or ())})
     return entry if field.role is None else {**entry, "role": field.role}
 
 

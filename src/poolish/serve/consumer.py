@@ -19,21 +19,24 @@ from poolish.files.checksums import MAX_COUNTER
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.printable import printable
+from poolish.ranks import Ranks, Share
 from poolish.runs import run_id
+from poolish.serve.appearing import NoSuchSplit, QueueDeadline
+from poolish.serve.in_flight import InFlight
 from poolish.serve.inspection import health_at
 from poolish.serve.ranks import Assignment
 from poolish.serve.reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.reading_ahead import CudaStage, ReadingAhead
-from poolish.torch_bridge import from_array
+from poolish.torch_bridge import from_array, has_process_group, is_installed
 from poolish.transports import Place, has_transport, place_to_read
-from poolish.transports.batch_file import numpy_columns
+from poolish.transports.batch_columns import converted, numpy_columns
 from poolish.transports.meta import QueueMeta, not_found
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
     from poolish.serve.guarding import ConsumerGuard
 
-ACKNOWLEDGE = ("on_read", "on_step", "on_checkpoint")
+ACKNOWLEDGE = ("on_read", "on_step", "on_checkpoint", "explicit")
 ON_CORRUPT = ("raise", "cached")
 OUTPUT = ("torch", "numpy")
 _AHEAD_ON_CUDA = 3
@@ -46,7 +49,9 @@ class DatasetConsumer:
     ``path`` is the dataset's directory (``data/<dataset>``) or its ``queue``, or ``memory://NAME`` for a provider in
     this process. ``get_batch`` returns ``(X, Y)`` where the schema is x and y, else a dict of tensors
     (``output="numpy"``: arrays), whose memory is yours to change. Rank r of ``world_size`` gets every
-    ``world_size``-th batch; both come from RANK and WORLD_SIZE if they are not given.
+    ``world_size``-th batch; they come from ``rank=`` and ``world_size=``, else from ``group=`` (a process group) or
+    ``mesh=`` (its data-parallel dimension), else from ``torch.distributed`` where it is initialised, else from RANK and
+    WORLD_SIZE: when the first batch is requested, and fixed from then on.
 
     All ranks of one training share a ``run`` id, which the state carries through restarts: pass it, or start them with
     torchrun or after ``torch.distributed`` is initialised. One rank needs none. While ranks of a run read, those of
@@ -58,6 +63,10 @@ class DatasetConsumer:
     - ``"on_read"``: when it is handed out. A killed trainer loses the one in flight.
     - ``"on_checkpoint"``: when ``commit(state)`` says that a checkpoint holds it. A killed trainer that loads its
       checkpoint gets exactly the batches that followed it, on any ``world_size``: nothing lost, nothing twice.
+    - ``"explicit"``: the same, where the state is that of the batches which ``mark_trained()`` said are trained, not
+      of those handed out. For frameworks that ask for batches before they train them.
+
+    ``wait_for_queue_s`` is how long to wait for a provider that has yet to make the queue, or a split of it.
 
     ``guard`` checks every batch before it is handed out: a ``Suite``, or an object with its interface. A rejected batch
     is a ``DataRefused``, and the next call gets the same batch again; with ``Suite.on(error="skip")`` the
@@ -82,21 +91,30 @@ class DatasetConsumer:
         output: str = "torch",
         rank: int | None = None,
         world_size: int | None = None,
+        group: Any = None,
+        mesh: Any = None,
         acknowledge: str = "on_step",
         on_corrupt: str = "raise",
         timeout_s: float | None = None,
+        wait_for_queue_s: float = 0.0,
         prefetch: int | None = None,
         guard: Guard | None = None,
         run: str | None = None,
     ) -> None:
-        self._place = place_to_read(path)
+        self.output = _output(output)
+        self.wait_for_queue_s = _wait(wait_for_queue_s)
+        self._appearing = QueueDeadline(self.wait_for_queue_s)
+        self._place = self._appearing.find(lambda: place_to_read(path))
         self.path: Path | str = str(self._place) if has_transport(path) else Path(str(self._place))
         self.guard, self._given_run = guard, None if run is None else check_name(run, "run")
         self._run: str | None = None
-        self.rank, self.world_size = _rank(rank, world_size)
+        self._ranks = Ranks(rank, world_size, group=group, mesh=mesh, what="DatasetConsumer")
+        self.rank, self.world_size = self._ranks.now()[:2]
+        self.group, self.mesh = group, mesh
+        self._had_group = False  # a process group, when the rank was looked up last
         self.acknowledge = _one_of(acknowledge, ACKNOWLEDGE, "acknowledge")
+        self._is_explicit = acknowledge == "explicit"
         self.on_corrupt = _one_of(on_corrupt, ON_CORRUPT, "on_corrupt")
-        self.output = _one_of(output, OUTPUT, "output")
         self.timeout_s = _timeout(timeout_s)
         self.device = _device(device, output)
         is_cuda = self.device is not None and self.device.type == "cuda"
@@ -107,6 +125,7 @@ class DatasetConsumer:
         self._deleting = ThreadPoolExecutor(1, "poolish-delete") if self._is_ahead else None
         self._readers: dict[str, SplitReader] = {}
         self._ahead: dict[str, ReadingAhead] = {}
+        self._in_flight: dict[str, InFlight] = {}
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._is_closed = False
@@ -139,6 +158,7 @@ class DatasetConsumer:
 
     def _next(self, split: str) -> Any:
         with self._lock:
+            self._settle()
             reader = self._reader(split)
             if not reader.has_begun:
                 reader.begin(self._run_id())
@@ -150,13 +170,18 @@ class DatasetConsumer:
                 if self._guard is not None:
                     kept = self._guard.kept(batch.columns, f"{reader.log.place}, batch {batch.number}", split)
                 arrays = self._arrays_of(batch, made)
-                source.handed_out(batch)
-                if kept is None:
-                    return _as_pair(arrays)
-                reader.n_dropped += len(kept) - int(kept.sum())
-                if kept.any():
+                is_left_out = kept is not None and not kept.any()
+                if kept is not None and not is_left_out:
                     chosen = np.flatnonzero(kept)
-                    return _as_pair({name: array[chosen] for name, array in arrays.items()})
+                    arrays = {name: _rows(column, chosen) for name, column in arrays.items()}
+                handed_out = _as_pair(arrays)
+                if self._is_explicit and not is_left_out:
+                    self._in_flight.setdefault(split, InFlight()).track(handed_out, reader.position)
+                source.handed_out(batch)
+                if kept is not None:
+                    reader.n_dropped += len(kept) - int(kept.sum())
+                if not is_left_out:
+                    return handed_out
                 reader.n_skipped += 1  # the guard leaves it out: it is done with, and not handed out
 
     # -- what the batches are
@@ -186,7 +211,8 @@ class DatasetConsumer:
     def stats(self) -> dict[str, dict[str, float]]:
         """By split: the position, how many corrupt batches were replaced, and how long this waited for batches.
 
-        With a guard also how many batches it left out, and how many rows.
+        With a guard also how many batches it left out, and how many rows; with ``acknowledge="explicit"`` how many
+        batches are in flight.
         """
         found: dict[str, dict[str, float]] = {
             split: {"position": reader.position, "replaced": reader.n_replaced, "waited_s": reader.waited_s}
@@ -195,6 +221,8 @@ class DatasetConsumer:
         if self._guard is not None:
             for split, reader in self._readers.items():
                 found[split] |= {"skipped": reader.n_skipped, "dropped_rows": reader.n_dropped}
+        for split, flights in self._in_flight.items():
+            found[split]["in_flight"] = flights.n_waiting(self._readers[split].position)
         return found
 
     def health(self) -> Health:
@@ -207,9 +235,12 @@ class DatasetConsumer:
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this is, after the batch that was handed out last: small, JSON, the same on every rank in step."""
+        """Where this is, after the batch that was handed out last: small, JSON, the same on every rank in step.
+
+        With ``acknowledge="explicit"``: before the oldest batch that is not marked as trained.
+        """
         with self._lock:
-            splits = {split: _state_of(reader) for split, reader in self._readers.items()}
+            splits = {split: _state_of(reader, self._done(split)) for split, reader in self._readers.items()}
             return {"version": 2, "run": self._run, "splits": splits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -221,9 +252,11 @@ class DatasetConsumer:
             }
             for reader, assignment in positions.items():
                 reader.check_start(assignment.start)
-            self._run_id(state.get("run"))
+            if state.get("run") is not None:
+                self._run_id(state["run"])
             for split in self._ahead:
                 self._ahead[split].forget()
+            self._in_flight.clear()
             for reader, assignment in positions.items():
                 reader.restore(assignment)
 
@@ -248,6 +281,29 @@ class DatasetConsumer:
                 if split in self._readers:
                     self._readers[split].commit(entry["position"])
 
+    def mark_trained(self, batch: Any = None, *, split: str = "train") -> None:
+        """A batch is trained, so ``state_dict`` and ``commit`` may include it; for ``acknowledge="explicit"``.
+
+        Without ``batch`` it is the oldest in flight. A ``batch`` is what ``get_batch`` returned, or a dict or tuple of
+        the same columns. Where later batches are marked before earlier ones, the state stays before the earliest that
+        is not. Any thread may mark.
+        """
+        if not self._is_explicit:
+            raise ConfigError(
+                f"mark_trained is for acknowledge='explicit', this consumer has {self.acknowledge!r}; make it with "
+                "acknowledge='explicit'"
+            )
+        if split not in self._in_flight:
+            raise ConfigError(
+                f"mark_trained: no batch of split {split!r} was handed out; call get_batch({split!r}) first"
+            )
+        self._in_flight[split].mark(batch, self._readers[split].position)
+
+    def _done(self, split: str) -> int:
+        """The position that a state says: of what was handed out, or of what was trained."""
+        position = self._readers[split].position
+        return self._in_flight[split].position(position) if split in self._in_flight else position
+
     def close(self) -> None:
         """Acknowledge by the rule that was chosen, and let another process be this rank."""
         self._close(is_clean=True)
@@ -259,7 +315,7 @@ class DatasetConsumer:
         with self._lock, ExitStack() as closing:
             self._is_closed = True
             readers, ahead = list(self._readers.values()), list(self._ahead.values())
-            self._readers, self._ahead = {}, {}
+            self._readers, self._ahead, self._in_flight = {}, {}, {}
             for reader in readers:
                 closing.callback(reader.close)
             if self._deleting is not None:
@@ -284,6 +340,20 @@ class DatasetConsumer:
 
     # -- inside
 
+    def _settle(self) -> None:
+        """Fix which rank this is; where it was not known yet, read as that rank from here on."""
+        has_group = has_process_group()
+        if self._ranks.is_settled and has_group == self._had_group:
+            return
+        share = self._ranks.settle()
+        _check_mesh(self.mesh, share)
+        self._had_group = has_group
+        if share[:2] != (self.rank, self.world_size):
+            vars(self).update(rank=share.rank, world_size=share.world_size)
+            for reader in self._readers.values():
+                reader.become(share.rank, share.world_size)
+            self._guard = None if self.guard is None else _guard(self.guard, share.rank, share.world_size)
+
     def _reader(self, split: str) -> SplitReader:
         self._check_usable()
         if split not in self._readers:
@@ -292,7 +362,7 @@ class DatasetConsumer:
                 self._place.open(split),
                 self.rank,
                 self.world_size,
-                acknowledge=self.acknowledge,
+                acknowledge="on_checkpoint" if self._is_explicit else self.acknowledge,
                 on_corrupt=self.on_corrupt,
                 later=self._deleting.submit if self._deleting else None,
             )
@@ -312,8 +382,12 @@ class DatasetConsumer:
     def _meta(self, split: str) -> QueueMeta:
         if split in self._readers:
             return self._readers[split].log.meta
-        if split not in self.splits and self.splits:
-            raise ConfigError(f"{self._place}: no split {split!r}; there are {self.splits}")
+        return self._appearing.find(lambda: self._meta_now(split))
+
+    def _meta_now(self, split: str) -> QueueMeta:
+        splits = self.splits
+        if splits and split not in splits:
+            raise NoSuchSplit(f"{self._place}: no split {split!r}; there are {splits}")
         return self._place.meta(split)
 
     def _checked(self, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -333,6 +407,10 @@ def _as_pair(arrays: dict[str, Any]) -> Any:
     return (arrays["x"], arrays["y"]) if list(arrays) == ["x", "y"] else arrays
 
 
+def _rows(column: Any, numbers: Any) -> Any:
+    return [column[number] for number in numbers] if isinstance(column, list) else column[numbers]
+
+
 def _arrays_of(stage: CudaStage | None, output: str, device: Any) -> Callable[[Batch, Any], dict[str, Any]]:
     """The function that turns a batch, and what its stage made of it, into what the trainer gets."""
     if stage is not None:
@@ -340,10 +418,8 @@ def _arrays_of(stage: CudaStage | None, output: str, device: Any) -> Callable[[B
     if output == "numpy":
         return lambda batch, _: numpy_columns(batch.columns)
     if device is None:
-        return lambda batch, _: {name: from_array(array, dtype) for name, (dtype, array) in batch.columns.items()}
-    return lambda batch, _: {
-        name: from_array(array, dtype).to(device) for name, (dtype, array) in batch.columns.items()
-    }
+        return lambda batch, _: converted(batch.columns, from_array)
+    return lambda batch, _: converted(batch.columns, lambda array, dtype: from_array(array, dtype).to(device))
 
 
 def _guard(guard: Guard, rank: int, world_size: int) -> ConsumerGuard:
@@ -355,26 +431,35 @@ def _guard(guard: Guard, rank: int, world_size: int) -> ConsumerGuard:
     return ConsumerGuard(checked, rank, world_size)
 
 
-def _rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    r = _whole(os.environ.get("RANK", 0) if rank is None else rank, "rank")
-    w = _whole(os.environ.get("WORLD_SIZE", 1) if world_size is None else world_size, "world_size")
-    if not 0 <= r < w:
-        raise ConfigError(f"rank {r} of world_size {w}: a rank is from 0 to world_size - 1; check RANK and WORLD_SIZE")
-    return r, w
-
-
-def _whole(value: object, name: str) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    if type(value) is not int:
-        raise ConfigError(f"{name} must be a whole number, got {value!r}")
-    return value
+def _check_mesh(mesh: Any, share: Share) -> None:
+    """Raise where several processes of a mesh would be one rank: a queue hands each batch to one of them."""
+    if mesh is not None and mesh.size() > share.world_size:
+        raise ConfigError(
+            f"mesh= has {mesh.size()} processes for {share.world_size} data-parallel ranks, and a queue hands each "
+            "batch to one process; make a consumer on one process of each rank, with rank= and world_size=, and "
+            "broadcast its batches to the others"
+        )
 
 
 def _one_of(value: str, known: tuple[str, ...], name: str) -> str:
     if value not in known:
         raise ConfigError(f"{name}={value!r}: one of {', '.join(map(repr, known))}")
     return value
+
+
+def _output(output: str) -> str:
+    if _one_of(output, OUTPUT, "output") == "torch" and not is_installed():
+        raise ConfigError(
+            "output='torch' is the default and needs torch, which is not installed here; pass output='numpy' "
+            "(jax: jnp.asarray of each array), or install torch"
+        )
+    return output
+
+
+def _wait(wait_s: float) -> float:
+    if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or not wait_s >= 0:
+        raise ConfigError(f"wait_for_queue_s={wait_s!r}: seconds to wait for a queue, 0 not to wait")
+    return float(wait_s)
 
 
 def _timeout(timeout_s: float | None) -> float | None:
@@ -406,8 +491,7 @@ def _device(device: Any, output: str) -> Any:
         raise ConfigError(f"device={device!r}: {why}; use one that this machine has, or None for the CPU") from None
 
 
-def _state_of(reader: SplitReader) -> dict[str, Any]:
-    position = reader.position
+def _state_of(reader: SplitReader, position: int) -> dict[str, Any]:
     state = {"queue": reader.log.meta.queue, "position": position}
     skip = reader.assignment.skip(position)
     return {**state, "skip": skip} if skip else state

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish import torch_bridge
@@ -23,7 +24,7 @@ from poolish.schema import Field, Schema
 from poolish.seeds import KeyedPermutation, key
 from poolish.serve.provider import DataProviderBase
 from poolish.tokens.window_dataset import WindowDataset
-from poolish.transports.batch_file import CARRIED
+from poolish.transports.batch_columns import CARRIED, is_variable
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
@@ -39,7 +40,7 @@ class MapStyle(Protocol):
 
 
 class DatasetProvider(DataProviderBase):
-    """Serves the rows of map-style datasets: dicts of numbers and arrays, or ``(x, y)`` pairs.
+    """Serves the rows of map-style datasets: dicts of numbers, arrays, lists and text, or ``(x, y)`` pairs.
 
     ``datasets`` is one dataset (the split ``train``) or ``{split: dataset}``. ``order``:
 
@@ -49,8 +50,11 @@ class DatasetProvider(DataProviderBase):
 
     ``epochs`` ends the first two after that many passes. ``worker`` of ``n_workers`` serves every ``n_workers``-th
     batch, under the name ``w<worker>``. A restart must serve the same rows: a digest of them is kept in the queue,
-    except for ``"random"`` and for datasets that cannot be fingerprinted (of these, the length). All columns must be
-    numbers or arrays of one shape; choose them with ``columns``.
+    except for ``"random"`` and for datasets that cannot be fingerprinted (of these, the length).
+
+    A column holds numbers, arrays of one shape, text, bytes, or rows of different lengths, which arrive as a
+    ``Ragged``: those that ``ragged`` names, those that the schema of a buffer or snapshot says, and lists that differ
+    in length among 100 evenly spaced rows. Choose columns with ``columns``.
 
     >>> rows = [{"x": np.full(3, i), "label": i % 2} for i in range(10)]
     >>> with DatasetProvider({"train": rows}, path=folder, batch_size=4, epochs=1) as provider:
@@ -68,6 +72,7 @@ class DatasetProvider(DataProviderBase):
         order: str = "shuffle",
         epochs: int | None = None,
         columns: Sequence[str] | None = None,
+        ragged: Sequence[str] = (),
         worker: int = 0,
         n_workers: int = 1,
         guard: Guard | None = None,
@@ -83,7 +88,7 @@ class DatasetProvider(DataProviderBase):
         self._lengths = {split: len(each) for split, each in self._datasets.items()}
         # Before a row is read: some datasets remember that one was.
         self._digests = {} if order == "random" else self._digests_now()
-        self._order, self._epochs, self._columns = order, epochs, columns
+        self._order, self._epochs, self._columns, self._ragged = order, epochs, columns, frozenset(ragged)
         self._worker, self._n_workers = worker, n_workers
         known = {"dataset": os.path.basename(os.path.abspath(path)), "batch_size": batch_size, "block_size": 1}
         names = {**known, **settings, "splits": tuple(self._datasets)}
@@ -93,8 +98,7 @@ class DatasetProvider(DataProviderBase):
 
     def build_meta(self) -> dict[str, Any]:
         """The schema of the rows; for orders by epoch also how many there are and how they are assigned to workers."""
-        samples = {split: _stacked([0], self._rows(split, [0]), self._columns) for split in self._datasets}
-        schemas = {split: _schema_of(sample) for split, sample in samples.items()}
+        schemas = {split: self._schema_of(split) for split in self._datasets}
         first, *others = schemas.items()
         for split, schema in others:
             if schema != first[1]:
@@ -114,7 +118,7 @@ class DatasetProvider(DataProviderBase):
     def sample_batch(self, split: str, rng: np.random.Generator) -> Mapping[str, Any]:
         """The rows of this worker's next batch, stacked."""
         numbers = self._numbers(split, rng).tolist()
-        return _stacked(numbers, self._rows(split, numbers), self._columns or self.schema.names)
+        return _stacked(numbers, self._rows(split, numbers), self.schema)
 
     def _row_limits(self) -> dict[str, int]:
         return {"min_rows": 1 if self.guard is None else 0, "max_rows": self.config.batch_size}
@@ -142,6 +146,27 @@ class DatasetProvider(DataProviderBase):
             return np.arange(*rows.indices(n_rows))
         return KeyedPermutation(n_rows, key(self.config.seed, "serve", split, "epoch", epoch))[rows]
 
+    def _schema_of(self, split: str) -> Schema:
+        """The schema of a split's rows, from the first, or from several where it holds lists."""
+        rows = self._named(split, [0])
+        names = list(rows[0]) if self._columns is None else list(self._columns)
+        unknown = sorted(self._ragged.difference(names))
+        if unknown:
+            raise ConfigError(f"ragged={unknown}: split {split!r} serves {names}; name columns that are served")
+        _check_names([0], rows, names)
+        if any(isinstance(rows[0][name], list) for name in names):
+            numbers = _spaced(self._lengths[split], _SAMPLED_ROWS).tolist()
+            rows = self._named(split, numbers)
+            _check_names(numbers, rows, names)
+        known = getattr(self._datasets[split], "schema", None)
+        schema = known if isinstance(known, Schema) else None
+        return Schema(
+            _field(name, [row[name] for row in rows], schema, is_ragged=name in self._ragged) for name in names
+        )
+
+    def _named(self, split: str, numbers: list[int]) -> list[Mapping[str, Any]]:
+        return [_named(row) for row in self._rows(split, numbers)]
+
     def _batches_per_epoch(self, split: str) -> int:
         return -(-self._lengths[split] // self.config.batch_size)
 
@@ -168,26 +193,60 @@ def _named(row: Any) -> Mapping[str, Any]:
     raise SchemaError(f"a row is a dict or a pair (x, y), got {type(row).__name__}; wrap the dataset")
 
 
-def _schema_of(batch: Mapping[str, Any]) -> Schema:
-    return Schema(_field(name, array) for name, array in batch.items())
+#: From how many rows the schema of columns of lists is taken.
+_SAMPLED_ROWS = 100
 
 
-def _field(name: str, array: Any) -> Field:
+def _field(name: str, values: Sequence[Any], schema: Schema | None, *, is_ragged: bool) -> Field:
+    """The field of a column whose first value is the first of these."""
+    known = schema[name] if schema is not None and name in schema else None
+    if isinstance(values[0], (str, bytes)):
+        return Field(name, "string" if isinstance(values[0], str) else "binary")
+    if known is not None and known.shape is not None and is_variable(known):
+        return Field(name, known.dtype, known.shape)
+    if not is_ragged and not _differ(values):
+        dtype, array = _read(name, values[0])
+        return Field(name, dtype, tuple(array.shape) or None)
+    listed = None if known is None or not kinds.is_large_list(known.type) else known.type.value_type
+    present = next((value for value in values if not hasattr(value, "__len__") or len(value)), None)
+    if present is None and listed is None:
+        raise SchemaError(
+            f"column {name!r}: the rows looked at are empty, which says nothing of their dtype; make them arrays, or "
+            "leave it out with columns="
+        )
+    dtype, array = ("", np.empty(0)) if present is None else _read(name, present)
+    if array.ndim == 0:
+        raise SchemaError(f"column {name!r}: a row is the number {present!r}; leave it out of ragged=")
+    return Field(name, dtype if listed is None else str(Field(name, listed).dtype), (None, *array.shape[1:]))
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    """Whether these are lists of different lengths."""
+    return all(isinstance(value, list) for value in values) and len(set(map(len, values))) > 1
+
+
+def _read(name: str, value: Any) -> tuple[str, NDArray[Any]]:
     try:
-        dtype, values = stored(array)
-    except ValueRejected as error:
+        return stored(value)
+    except (ValueRejected, ValueError) as error:
         raise SchemaError(f"column {name!r}: {error}; leave it out with columns=") from None
-    return Field(name, dtype, tuple(values.shape[1:]) or None)
 
 
-def _stacked(numbers: Sequence[int], rows: Sequence[Any], columns: Sequence[str] | None) -> dict[str, Any]:
-    """Columns of rows, whose numbers are for messages; all rows must be alike."""
-    named = [_named(row) for row in rows]
-    names = list(named[0]) if columns is None else list(columns)
-    for i, row in zip(numbers, named, strict=True):
-        if any(name not in row for name in names) or row.keys() != named[0].keys():
+def _check_names(numbers: Sequence[int], rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    for i, row in zip(numbers, rows, strict=True):
+        if any(name not in row for name in names) or row.keys() != rows[0].keys():
             raise SchemaError(f"row {i}: has {list(row)}, expected {names}; all rows have the same columns")
-    return {name: _column(numbers, [row[name] for row in named], name) for name in names}
+
+
+def _stacked(numbers: Sequence[int], rows: Sequence[Any], schema: Schema) -> dict[str, Any]:
+    """Columns of rows, whose numbers are for messages; all rows must be alike, but for what the schema leaves open."""
+    named = [_named(row) for row in rows]
+    _check_names(numbers, named, schema.names)
+    columns = {field.name: [row[field.name] for row in named] for field in schema}
+    return {
+        field.name: columns[field.name] if is_variable(field) else _column(numbers, columns[field.name], field.name)
+        for field in schema
+    }
 
 
 def _column(numbers: Sequence[int], values: Sequence[Any], name: str) -> Any:
@@ -195,9 +254,10 @@ def _column(numbers: Sequence[int], values: Sequence[Any], name: str) -> Any:
     dtype, first = parts[0]
     for i, (other, part) in zip(numbers, parts, strict=True):
         if other != dtype or part.shape != first.shape:
+            advice = f"pass ragged=[{name!r}]" if other == dtype and part.ndim == first.ndim else "make them alike"
             raise SchemaError(
                 f"row {i}, column {name!r}: the rows before it have {dtype}{list(first.shape)}, got "
-                f"{other}{list(part.shape)}; make them alike, or leave it out with columns="
+                f"{other}{list(part.shape)}; {advice}, or leave it out with columns="
             )
     stacked = np.stack([part for _, part in parts])
     if dtype not in CARRIED:

@@ -26,7 +26,9 @@ from poolish.files import parse_json, publish, raising_store_full, sweep, write_
 from poolish.guards.checks.guard import Guard, ask, passed, refusal
 from poolish.guards.checks.verdicts import Result
 from poolish.guards.faults.budget import check_budget, n_allowed
-from poolish.transports.batch_file import Array, BatchMetadata, Columns, encode, numpy_columns
+from poolish.ragged import Ragged
+from poolish.transports.batch_columns import Columns, arrow_column, numpy_columns
+from poolish.transports.batch_file import BatchMetadata, encode
 
 
 class Quarantined(DataRefused):
@@ -93,12 +95,14 @@ class ConsumerGuard:
         return None if kept is None or kept.all() else kept
 
 
-def seen(columns: Columns) -> dict[str, Array]:
-    """The arrays of a batch as a guard sees them: numbers that NumPy can calculate with."""
-    found = {name: array.view() for name, array in numpy_columns(columns).items()}
+def seen(columns: Columns) -> dict[str, Any]:
+    """The columns of a batch as a guard sees them: numbers that NumPy can calculate with, Arrow where rows differ."""
+    variable = {name: arrow_column(each, dtype) for name, (dtype, each) in columns.items() if isinstance(each, Ragged)}
+    fixed = {name: column for name, column in columns.items() if name not in variable}
+    found = {name: array.view() for name, array in numpy_columns(fixed).items()}
     for array in found.values():
         array.flags.writeable = False  # what a guard wrote here would be published
-    return found
+    return {name: variable[name] if name in variable else found[name] for name in columns}
 
 
 def check_max_rejected(max_rejected: float) -> float:

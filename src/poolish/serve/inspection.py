@@ -8,20 +8,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from poolish.errors import CorruptDataError, PoolishError, QueueError, SchemaError
 from poolish.health import Health, Problem
+from poolish.schema import Field
 from poolish.serve.ranks import AttemptProgress
 from poolish.transports import Place, queues_at
-from poolish.transports.batch_file import BatchVerifier, TombstoneError, numpy_columns
+from poolish.transports.batch_columns import numpy_columns, type_text
+from poolish.transports.batch_file import BatchVerifier, TombstoneError
 from poolish.transports.protocols import Log
 
 
 @dataclass(frozen=True)
 class SplitStatus:
-    """One split: ``published`` batches of which ``read`` were handed out and ``acknowledged`` are done for ever."""
+    """One split: ``published`` batches of which ``read`` were handed out and ``acknowledged`` are done for ever.
+
+    ``fields`` says what each row of a field is.
+    """
 
     split: str
     queue: str
@@ -35,6 +40,7 @@ class SplitStatus:
     made: dict[str, int]
     alive: list[str]
     quarantined: int = 0
+    fields: dict[str, str] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
@@ -84,7 +90,13 @@ def status_of(log: Log) -> SplitStatus:
         made={name: record.counter for name, (record, _) in known.items()},
         alive=[name for name, (_, is_alive) in known.items() if is_alive],
         quarantined=len(log.quarantined()),
+        fields={each.name: _type_of(each) for each in log.meta.schema},
     )
+
+
+def _type_of(field: Field) -> str:
+    """What each row of a field is, in words: ``int32[any, 4]`` or ``string``."""
+    return str(field.dtype) if field.shape is None else type_text(str(field.dtype), field.shape)
 
 
 def verify_queue(path: str | os.PathLike[str], *, on_file: Callable[[], object] = lambda: None) -> dict[str, list[str]]:

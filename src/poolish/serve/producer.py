@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from poolish.errors import ConfigError, QueueError, SchemaError, StoreFull, StoreLocked
 from poolish.files import check_name
+from poolish.ragged import Ragged
 from poolish.serve.ranks import AttemptProgress
-from poolish.transports.batch_file import BatchMetadata, Columns, encode
+from poolish.transports.batch_columns import Array, Columns, is_variable
+from poolish.transports.batch_file import BatchMetadata, encode
 from poolish.transports.protocols import Log, ProviderRecord, Waker
 
 _EVERY_S = 1.0
@@ -82,6 +84,8 @@ class SplitProducer:
 
     def __init__(self, log: Log, name: str, limits: Limits) -> None:
         self.log, self.limits, self._row_limits = log, limits, log.meta.row_limits
+        # An open size in a queue of 0.1.0.
+        self._are_alike = not log.meta.has_ragged and any(map(is_variable, log.meta.schema))
         self._registry = ProviderRegistry(log, name)
         self._registry.claim()
         self._progress = AttemptProgress(log)
@@ -140,7 +144,7 @@ class SplitProducer:
                 "the queue is opened"
             )
         counter = self.counter
-        buffers = encode(columns, self.metadata(rows))
+        buffers = encode(self._alike(columns) if self._are_alike else columns, self.metadata(rows))
         # If this is interrupted, it is unknown whether the batch is out; then the log decides.
         self._counter = None
         number = self.log.publish(buffers, self._registry.name)
@@ -150,6 +154,23 @@ class SplitProducer:
         with suppress(StoreFull, FileNotFoundError):  # the record only saves time; a missing queue is reported later
             self._is_recorded = self._registry.write(self._counter, self._number, now=False)
         return number
+
+    def _alike(self, columns: Columns) -> Columns:
+        """For a queue of 0.1.0: the columns as arrays, where all rows of a batch have one length."""
+        return {name: (dtype, self._dense(name, column)) for name, (dtype, column) in columns.items()}
+
+    def _dense(self, name: str, column: Array | Ragged) -> Array:
+        if not isinstance(column, Ragged):
+            return column
+        lengths = set(column.lengths.tolist())
+        if len(lengths) > 1:
+            raise SchemaError(
+                f"{self.log.place}, field {name!r}: this queue was made by poolish 0.1.0, in which all rows of a batch "
+                f"have one length, got {min(lengths)} to {max(lengths)}; make it anew for rows that differ: "
+                f"poolish queue purge {self.log.place}"
+            )
+        dense: Array = column.values.reshape(len(column), *lengths, *column.values.shape[1:])
+        return dense
 
     def metadata(self, rows: int) -> BatchMetadata:
         """The metadata of this provider's next batch."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from poolish.schema import Schema
     from poolish.serve.config import SharedConfig
     from poolish.serve.guarding import ProviderGuard
-    from poolish.transports.batch_file import Columns
+    from poolish.transports.batch_columns import Columns
     from poolish.transports.protocols import Waker
 
 _WAIT_S = 0.5
@@ -125,6 +125,8 @@ class DataProviderBase:
     def sample_batch(self, split: str, rng: np.random.Generator) -> Mapping[str, Any]:
         """The next batch: arrays or tensors by name, each with ``batch_size`` rows of its schema's shape.
 
+        Where rows differ in length (``shape`` begins with None): a list of arrays, a pair ``(values, offsets)``, a
+        ``Ragged`` or an Arrow list array. Of text and bytes (dtype string, binary): a list, or an Arrow array.
         Take all randomness from ``rng``, which is this very batch's own, and the batch can be made again.
         """
         raise ConfigError(f"{type(self).__name__} has no sample_batch(split, rng); return arrays by name from it")

@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from poolish.errors import CorruptDataError, QueueError, ResumeError, SchemaError, Starved, StoreFull
+from poolish.ragged import Ragged
 from poolish.serve.ranks import Assignment, RankProgress, rest
+from poolish.transports.batch_columns import Array
 from poolish.transports.batch_file import (
     LOST,
     Allocate,
-    Array,
     BatchMetadata,
     BatchVerifier,
     TombstoneError,
@@ -60,7 +61,7 @@ class Batch(NamedTuple):
 
     number: int
     metadata: BatchMetadata
-    columns: dict[str, tuple[str, Array]]
+    columns: dict[str, tuple[str, Array | Ragged]]
     data: mmap.mmap | Array
     n_bytes: int
     kept: Array | None = None
@@ -107,6 +108,13 @@ class SplitReader:
         if self._waker is None:
             self._waker = self.log.waker()
         return self._waker
+
+    def become(self, rank: int, world_size: int) -> None:
+        """Read as another rank than was known when this was made; before it has begun."""
+        assert not self.has_begun
+        self.rank, self.world_size = rank, world_size
+        self._progress = RankProgress(self.log, rank, world_size, self._acknowledge)
+        self._assignment = self._progress.assignment
 
     # -- where we are
 

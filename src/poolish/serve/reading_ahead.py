@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from poolish.prefetch import Prefetcher
+from poolish.ragged import Ragged
 from poolish.serve.reader import IDLE_S, Batch, SplitReader, Staged
 from poolish.torch_bridge import DeviceStage, PinnedMemory, from_array, view_of
+from poolish.transports.batch_columns import TEXT, Array, converted
 from poolish.transports.protocols import Waker
 from poolish.workers import Workers
 
@@ -117,21 +119,27 @@ class CudaStage:
     def begin(self, batch: Batch) -> Staged:
         """Start copying a batch that was read into memory of ``allocate``."""
         assert isinstance(batch.data, np.ndarray)
-        kept = batch
+        kept, columns = batch, batch.columns
         if self._keeps_columns:  # before its memory is another batch's
-            kept = batch._replace(
-                columns={name: (dtype, array.copy()) for name, (dtype, array) in batch.columns.items()}
-            )
+            kept = batch._replace(columns={name: (dtype, _copied(each)) for name, (dtype, each) in columns.items()})
+        # Text stays here, so it is decoded before its memory is another batch's.
+        texts = converted({name: column for name, column in columns.items() if column[0] in TEXT}, from_array)
         staged = self._stage.begin(from_array(batch.data))
         self._pinned.give_back(batch.data, staged[1])
-        return kept, (batch, staged)
+        return kept, (batch, texts, staged)
 
     def finish(self, begun: Any) -> dict[str, Any]:
-        """Return the tensors on the device, for use on the current stream."""
-        batch, staged = begun
+        """Return the tensors on the device, for use on the current stream; text is a list as on the CPU."""
+        batch, texts, staged = begun
         assert isinstance(batch.data, np.ndarray)
         copied, first = self._stage.finish(staged), batch.data.ctypes.data
-        return {
-            name: view_of(copied, array.ctypes.data - first, array, dtype)
-            for name, (dtype, array) in batch.columns.items()
-        }
+
+        def view(array: Array, dtype: str) -> Any:
+            return view_of(copied, array.ctypes.data - first, array, dtype)
+
+        moved = converted({name: column for name, column in batch.columns.items() if name not in texts}, view)
+        return {name: texts[name] if name in texts else moved[name] for name in batch.columns}
+
+
+def _copied(column: Array | Ragged) -> Array | Ragged:
+    return Ragged(column.values.copy(), column.offsets.copy()) if isinstance(column, Ragged) else column.copy()

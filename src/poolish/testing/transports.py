@@ -83,9 +83,9 @@ class TransportBehaviour:
                 return allocated[-1]
 
             for data in (log.read(0), log.read(0, allocate)):
-                columns = decode(data, "a batch")[1]
-                assert columns["x"][1].tolist() == [[7, 7, 7]]
-                columns["x"][1][:] = 0
+                x: Any = decode(data, "a batch")[1]["x"][1]
+                assert x.tolist() == [[7, 7, 7]]
+                x[:] = 0
             assert len(allocated) == 1
             assert counter_at(log, 0) == 7
 

@@ -18,6 +18,7 @@ import pyarrow.types as kinds
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, CorruptDataError, SchemaError, UnknownColumn
+from poolish.files import StorageOptions, concealing, is_url
 from poolish.schema import column_name
 from poolish.schema.features import batches, is_dataset, without_arrays
 from poolish.tokens.directory import keep_temporary
@@ -134,17 +135,23 @@ class DatasetConversions(StreamReads):
         step: str = "step",
         breaks: str = "break",
         missing: str = "error",
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append a split of a dataset on the Hub, sorted if asked.
+        """Append a split of a dataset on the Hub, or of one that ``save_dataset`` wrote to a URL, sorted if asked.
 
         ``step`` and ``breaks`` are the columns that ``save_dataset`` added, and are used where they are there;
-        ``missing`` as in ``from_dataset``.
+        ``missing`` as in ``from_dataset``. ``storage_options`` reach the file system of a URL and are shown nowhere.
         """
         import datasets
 
         check_missing(missing)
+        options = _options(name, storage_options, "load_dataset")
         self._writer()  # a stream that cannot be written is known before anything is downloaded
-        dataset = datasets.load_dataset(name, split=split)
+        if is_url(name):
+            with concealing(options):
+                dataset = datasets.load_from_disk(_place(name, split), storage_options=_as_dict(options))
+        else:
+            dataset = datasets.load_dataset(name, split=split)
         if sort_by is not None:
             dataset = dataset.sort(sort_by)
         steps, broken = (
@@ -153,8 +160,21 @@ class DatasetConversions(StreamReads):
         )
         self.from_dataset(dataset, step=steps, breaks=broken, missing=missing)
 
-    def save_dataset(self, name: str, split: str = "train", *, step: str = "step", breaks: str = "break") -> None:
-        """Push the stream to the Hub as a split of a dataset, with the numbers of its steps and its breaks."""
+    def save_dataset(
+        self,
+        name: str,
+        split: str = "train",
+        *,
+        step: str = "step",
+        breaks: str = "break",
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Push the stream to the Hub as a split of a dataset, with the numbers of its steps and its breaks.
+
+        A URL of an object store instead of a name writes the split below it, as Hugging Face's ``save_to_disk``;
+        ``storage_options`` reach its file system and are shown nowhere.
+        """
+        options = _options(name, storage_options, "save_dataset")
         if step in self.field_to_type:
             raise SchemaError(
                 f"step={step!r} is a field of this stream; choose another name for the numbers of the steps"
@@ -163,7 +183,29 @@ class DatasetConversions(StreamReads):
             raise SchemaError(
                 f"breaks={breaks!r} is a field of this stream; choose another name for the column of breaks"
             )
-        self.to_dataset(step=step, breaks=breaks).push_to_hub(name, split=split)
+        dataset = self.to_dataset(step=step, breaks=breaks)
+        if not is_url(name):
+            dataset.push_to_hub(name, split=split)
+            return
+        with concealing(options):
+            dataset.save_to_disk(_place(name, split), storage_options=_as_dict(options))
+
+
+def _options(name: str, given: Any, what: str) -> StorageOptions | None:
+    options = StorageOptions.of(given, what)
+    if options is not None and not is_url(name):
+        raise ConfigError(
+            f"{what} {name!r}: storage_options are for URLs, and this is a dataset on the Hub; leave them out"
+        )
+    return options
+
+
+def _as_dict(options: StorageOptions | None) -> dict[str, Any] | None:
+    return None if options is None else dict(options)
+
+
+def _place(url: str, split: str) -> str:
+    return f"{url.rstrip('/')}/{split}"
 
 
 # To a dataset --------------------------------------------------------------------------------------------------

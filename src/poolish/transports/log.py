@@ -40,11 +40,11 @@ from typing import TYPE_CHECKING, Any
 from poolish.errors import CorruptDataError, QueueError
 from poolish.files import Lock, Partial, publish, raising_store_full, sweep, sync_directory, write_all, write_json
 from poolish.files.checksums import MAX_COUNTER, SLOT_BYTES, ChecksummedCounters, DoubleBufferedJson
+from poolish.transports.batch_columns import Array
 from poolish.transports.batch_file import (
     COPIED_BYTES,
     LOST,
     Allocate,
-    Array,
     BatchMetadata,
     read_file,
     read_metadata,

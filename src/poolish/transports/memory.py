@@ -18,7 +18,8 @@ import numpy as np
 
 from poolish.errors import CorruptDataError, QueueError, StoreLocked
 from poolish.files import check_name
-from poolish.transports.batch_file import Allocate, Array, BatchMetadata, as_bytes, decode, tombstone
+from poolish.transports.batch_columns import Array
+from poolish.transports.batch_file import Allocate, BatchMetadata, as_bytes, decode, tombstone
 from poolish.transports.meta import QueueMeta, not_found
 from poolish.transports.protocols import (
     Claim,

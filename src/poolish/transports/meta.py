@@ -1,12 +1,15 @@
 """The description of a queue, ``meta.json``, written once; only limits may change.
 
-    {"format": "poolish.queue", "version": 1, "queue": random id, "split": ..., "fingerprint": ...,
+    {"format": "poolish.queue", "version": 1 or 2, "queue": random id, "split": ..., "fingerprint": ...,
      "schema": fingerprint of the batch_schema, "batch_schema": [...], "meta": from build_meta(), "limits": {...},
      "content": what else decides which batches come, "checksum": of all that}
 
 The fingerprint covers the schema and the rest of the meta data: a new vocabulary makes batches just as stale as a
 new shape does. The content (seed, batch size, how rows are assigned, a digest of them) is what a provider must not
 change at a restart: half an epoch in one order and half in another is no epoch. Queues of 0.1.0 have none, and gain it.
+
+Version 2 has fields whose rows may differ in length. A queue stays in the version that it was made in: in one of 0.1.0
+an open first size is that of all rows of a batch.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 from poolish.errors import ConfigError, CorruptDataError, QueueNotFound, SchemaError
 from poolish.files import checksum_hex
 from poolish.schema import Schema
+from poolish.transports.batch_columns import OFFSETS, TEXT, is_variable
 from poolish.transports.batch_file import NAMES
 
 #: Limits of the rows of a batch, and which of two is the wider one.
@@ -43,6 +47,7 @@ class QueueMeta:
     meta: dict[str, Any]
     limits: dict[str, int] = field(default_factory=dict)
     content: dict[str, Any] = field(default_factory=dict)
+    version: int = 1
 
     @classmethod
     def of(
@@ -55,7 +60,12 @@ class QueueMeta:
         """The description of a new queue; ``meta`` is from ``build_meta()``, consumers check the ``limits``."""
         schema = batch_schema_of(meta)
         parts = (dict(meta), dict(limits or {}), dict(content or {}))
-        return cls(secrets.token_hex(8), split, fingerprint(schema, meta), schema, *parts)
+        return cls(secrets.token_hex(8), split, fingerprint(schema, meta), schema, *parts, _version_of(schema))
+
+    @property
+    def has_ragged(self) -> bool:
+        """Whether rows of a batch may differ in length, where the schema leaves the first size open."""
+        return self.version > 1
 
     @property
     def is_durable(self) -> bool:
@@ -77,7 +87,7 @@ class QueueMeta:
         """The description as plain JSON values."""
         return {
             "format": "poolish.queue",
-            "version": 1,
+            "version": self.version,
             "queue": self.queue,
             "split": self.split,
             "fingerprint": self.fingerprint,
@@ -118,18 +128,29 @@ class QueueMeta:
 
     @classmethod
     def _from(cls, record: Mapping[str, Any], place: str) -> QueueMeta:
-        if record["format"] != "poolish.queue" or record["version"] != 1:
-            raise CorruptDataError(
-                f"{place}: format {record['format']!r} version {record['version']!r} is not known here; "
-                "read it with the poolish that wrote it"
-            )
+        version = record["version"]
+        if record["format"] != "poolish.queue" or type(version) is not int or version not in (1, 2):
+            raise _unknown(record, place)
         schema, meta = Schema.from_batch_schema(record["batch_schema"]), dict(record["meta"])
+        if version > _version_of(schema) or (version == 1 and any(each.dtype in TEXT for each in schema)):
+            raise _unknown(record, place)
         limits, content = dict(record["limits"]), dict(record.get("content", {}))
         if record["fingerprint"] != fingerprint(schema, meta) or record["schema"] != schema.fingerprint:
             raise CorruptDataError(f"{place}: its fingerprint does not fit its content; restore it, or purge the queue")
         if not isinstance(record["queue"], str) or not all(type(limit) is int for limit in limits.values()):
             raise TypeError("the queue's id is text, its limits are numbers")
-        return cls(record["queue"], record["split"], record["fingerprint"], schema, meta, limits, content)
+        return cls(record["queue"], record["split"], record["fingerprint"], schema, meta, limits, content, version)
+
+
+def _version_of(schema: Schema) -> int:
+    return 2 if any(map(is_variable, schema)) else 1
+
+
+def _unknown(record: Mapping[str, Any], place: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"{place}: format {record['format']!r} version {record['version']!r} with such fields is not known here; read "
+        "it with the poolish that wrote it"
+    )
 
 
 def batch_schema_of(meta: Mapping[str, Any]) -> Schema:
@@ -143,9 +164,14 @@ def batch_schema_of(meta: Mapping[str, Any]) -> Schema:
     if not len(schema):
         raise SchemaError("batch_schema is empty; a batch needs at least one field")
     for entry in schema:
-        if entry.dtype not in NAMES or entry.name == "__metadata__":
-            known = ", ".join(NAMES)
+        if (entry.dtype not in NAMES and entry.dtype not in TEXT) or entry.name == "__metadata__":
+            known = ", ".join([*NAMES, *TEXT])
             raise SchemaError(f"batch_schema, field {entry.name!r}: batches cannot hold {entry.dtype}; use {known}")
+        if is_variable(entry) and entry.name + OFFSETS in schema:
+            raise SchemaError(
+                f"batch_schema, field {entry.name + OFFSETS!r}: the offsets of {entry.name!r} have this name; "
+                "rename one of the two"
+            )
     return schema
 
 

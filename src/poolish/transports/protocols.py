@@ -36,7 +36,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from poolish.errors import CorruptDataError, StaleSchema
-from poolish.transports.batch_file import Allocate, Array, BatchMetadata
+from poolish.transports.batch_columns import Array
+from poolish.transports.batch_file import Allocate, BatchMetadata
 from poolish.transports.meta import QueueMeta
 
 if TYPE_CHECKING:

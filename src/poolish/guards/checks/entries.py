@@ -48,6 +48,7 @@ from poolish.guards.checks.distributions import (
 from poolish.guards.checks.verdicts import ACTIONS, SEVERITIES, Action, Severity
 from poolish.guards.stats.detectors import DETECTOR_OPTIONS, DETECTORS, Detector
 from poolish.guards.stats.outliers import OUTLIER_METHODS
+from poolish.printable import nearest
 from poolish.schema import describe, dtype_and_shape, is_resolved, is_tensor
 
 Entry = dict[str, Any]
@@ -413,7 +414,7 @@ def read_entry(kind: Kind, given: Mapping[str, Any]) -> Entry:
 
 def unknown_key(name: object, known: Iterable[str]) -> str:
     """What is wrong with a key that nothing has, with the nearest one."""
-    hint = values.nearest(name, known) or f"; known are {', '.join(known)}"
+    hint = nearest(name, known) or f"; known are {', '.join(known)}"
     return f"unknown key {str(name)!r}{hint}"
 
 

@@ -22,10 +22,9 @@ from poolish.concurrency import Locked
 from poolish.errors import ConfigError, DataRefused
 from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.suite import Suite
-from poolish.guards.checks.values import nearest
 from poolish.guards.checks.verdicts import ACTIONS, Action, Result, Verdict
 from poolish.health import Health, Problem
-from poolish.printable import printable
+from poolish.printable import nearest, printable
 from poolish.schema.types import unsliced
 
 logger = logging.getLogger("poolish.guards")

@@ -6,7 +6,6 @@ import datetime
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import zip_longest
 from typing import Any
 
@@ -19,6 +18,7 @@ from poolish.expressions import parse
 from poolish.guards.checks.checks import FAMILIES, Number, whole_text
 from poolish.guards.checks.custom import check_named
 from poolish.guards.stats.distances import DISTANCES
+from poolish.printable import nearest
 from poolish.schema import Field, describe
 
 
@@ -33,12 +33,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def nearest(name: object, known: Iterable[object]) -> str:
-    """``; did you mean 'x'?`` with the known name that is most alike; empty if none is."""
-    near = get_close_matches(str(name), [str(each) for each in known], n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def one_of(value: Any, known: Sequence[Any]) -> Any:

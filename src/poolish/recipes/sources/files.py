@@ -24,14 +24,15 @@ import posixpath
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from poolish.errors import CorruptDataError, PoolishError, RecipeError
-from poolish.files import checksum_hex, local_stamp
+from poolish.files import StorageOptions, checksum_hex, concealing, local_stamp
 from poolish.formats import (
     FORMATS,
     check_exact,
@@ -64,9 +65,11 @@ GROUPED_ROWS = 131_072
 class FileSource:
     """All files that paths, globs and directories name, each once."""
 
-    def __init__(self, paths: Any, what: str) -> None:
+    def __init__(self, paths: Any, what: str, options: StorageOptions | None = None) -> None:
         listed = list(paths) if isinstance(paths, (list, tuple)) else [paths]
         self.paths = tuple(os.fsdecode(path) for path in listed)
+        self.options = options
+        check_options(self.paths, what, options)
         self._what = what
         self._found: list[tuple[str, str]] | None = None
         self._schema: pa.Schema | None = None
@@ -82,7 +85,8 @@ class FileSource:
     def _files(self) -> list[tuple[str, str]]:
         """Path and name below the root of every file, in the order of names."""
         if self._found is None:
-            self._found = named_files(self.paths, self._what)
+            with concealing(self.options):
+                self._found = named_files(self.paths, self._what, self.options)
         return self._found
 
     def schema(self) -> pa.Schema:
@@ -90,7 +94,8 @@ class FileSource:
         if self._schema is None:
             found = pa.schema([])
             for path, _ in self._files():
-                schema, has_rows = _data_file(path, self._what).look()
+                with concealing(self.options):
+                    schema, has_rows = self._file(path).look()
                 found = schema if has_rows or not len(found) else found
                 if has_rows:
                     break
@@ -102,15 +107,28 @@ class FileSource:
 
         A text without rows does not say what its columns hold, so it counts only if there is nothing else.
         """
-        readers = [(_data_file(path, self._what), name) for path, name in self._files()]
-        found = [fragment for reader, name in readers for fragment in reader.fragments(name)]
+        with concealing(self.options):
+            readers = [(self._file(path), name) for path, name in self._files()]
+            found = [self._stored(fragment) for reader, name in readers for fragment in reader.fragments(name)]
         return [each for each in found if each.n_rows != 0 or "groups" in each.place] or found[:1]
+
+    def _stored(self, fragment: Fragment) -> Fragment:
+        """The fragment as that of a store, which another one of the same paths is not."""
+        if self.options is None or "://" not in fragment.place["path"]:
+            return fragment
+        store = self.options.identity
+        place = {**fragment.place, "store": store}
+        return replace(fragment, fingerprint=f"{fragment.fingerprint}:{store}", place=place)
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """The rows of a fragment; a file that changed since the plan was made is refused."""
+        with concealing(self.options):
+            yield from self._read(fragment, columns, where)
+
+    def _read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         path, stamp = fragment.place["path"], fragment.place["stamp"]
         changed = RecipeError(f"{self._what}: {path} changed while it was read; bake again when it is complete")
-        reader = _data_file(path, self._what)
+        reader = self._file(path)
         try:
             yield from reader.read(fragment, columns, where)
         except (PoolishError, OSError, IndexError) as error:
@@ -121,25 +139,40 @@ class FileSource:
         if reader.stamp(fresh=True) != stamp:
             raise changed
 
-
-def _data_file(path: str, what: str) -> DataFile:
-    kind = format_of(path)
-    if kind is None:
-        raise RecipeError(
-            f"{what}: {path}: its ending is none of {', '.join(FORMATS)}; convert it, or read it yourself"
-        )
-    return (ParquetFile if kind == "parquet" else WholeFile)(path, kind, what)
+    def _file(self, path: str) -> DataFile:
+        kind = format_of(path)
+        if kind is None:
+            raise RecipeError(
+                f"{self._what}: {path}: its ending is none of {', '.join(FORMATS)}; convert it, or read it yourself"
+            )
+        return (ParquetFile if kind == "parquet" else WholeFile)(path, kind, self._what, self.options)
 
 
 # One file -----------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def located_errors(what: str, path: str, kind: str) -> Iterator[None]:
+    """Name the file in errors. An error of the system keeps its type, as reading again may help."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise RecipeError(f"{what}: {path} is gone; bring it back, or leave it out") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            error.add_note(f"while reading {path} for {what}")
+            raise
+        raise CorruptDataError(
+            f"{what}: {path} cannot be read as {kind}: {error}; repair it or leave it out"
+        ) from error
+
+
 class DataFile(ABC):
     """One file: its stamp, its fragments, its rows; errors name it."""
 
-    def __init__(self, path: str, kind: str, what: str) -> None:
+    def __init__(self, path: str, kind: str, what: str, options: StorageOptions | None = None) -> None:
         self.path, self.kind, self.what = path, kind, what
-        self._fs, self._inner, _ = file_system(path, what)
+        self._fs, self._inner, _ = file_system(path, what, options)
         self._is_local = "://" not in path
 
     def stamp(self, *, fresh: bool = False) -> str:
@@ -151,20 +184,8 @@ class DataFile(ABC):
                 self._fs.invalidate_cache(self._inner)
             return remote_stamp(self._fs, self._inner)
 
-    @contextmanager
-    def _located_errors(self) -> Iterator[None]:
-        """Name the file in errors. An error of the system keeps its type, as reading again may help."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise RecipeError(f"{self.what}: {self.path} is gone; bring it back, or leave it out") from error
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                error.add_note(f"while reading {self.path} for {self.what}")
-                raise
-            raise CorruptDataError(
-                f"{self.what}: {self.path} cannot be read as {self.kind}: {error}; repair it or leave it out"
-            ) from error
+    def _located_errors(self) -> AbstractContextManager[None]:
+        return located_errors(self.what, self.path, self.kind)
 
     @abstractmethod
     def look(self) -> tuple[pa.Schema, bool]:
@@ -259,16 +280,9 @@ class ParquetFile(DataFile):
                 fingerprint = checksum_hex(_footer(raw), stamp.encode())
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         found: list[Fragment] = []
-        groups: list[int] = []
-        first = n_rows = 0
-        for group, size in enumerate(sizes):
-            groups.append(group)
-            n_rows += size
-            next_size = sizes[group + 1] if group + 1 < len(sizes) else 2 * GROUPED_ROWS
-            if n_rows + next_size // 2 >= GROUPED_ROWS:  # it would be further from it with the next
-                place = {"path": self.path, "stamp": stamp, "groups": tuple(groups), "first": first}
-                found.append(Fragment(name, len(found), n_rows, f"{fingerprint}:{groups[0]}-{groups[-1]}", place))
-                groups, first, n_rows = [], first + n_rows, 0
+        for groups, first, n_rows in row_group_ranges(sizes):
+            place = {"path": self.path, "stamp": stamp, "groups": groups, "first": first}
+            found.append(Fragment(name, len(found), n_rows, f"{fingerprint}:{groups[0]}-{groups[-1]}", place))
         nothing = {"path": self.path, "stamp": stamp, "groups": (), "first": 0}
         return found or [Fragment(name, 0, 0, fingerprint, nothing)]
 
@@ -298,6 +312,23 @@ class ParquetFile(DataFile):
                             table.column(name).validate(full=True)  # Arrow checks indices only where it decodes
                     yield table, np.arange(first, first + metadata.num_rows)
                 first += metadata.num_rows
+
+
+def row_group_ranges(sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Row groups that are read together, the number of their first row, and how many rows they have.
+
+    >>> list(row_group_ranges([100_000, 30_000, 200_000]))
+    [((0, 1), 0, 130000), ((2,), 130000, 200000)]
+    """
+    groups: list[int] = []
+    first = n_rows = 0
+    for group, size in enumerate(sizes):
+        groups.append(group)
+        n_rows += size
+        next_size = sizes[group + 1] if group + 1 < len(sizes) else 2 * GROUPED_ROWS
+        if n_rows + next_size // 2 >= GROUPED_ROWS:  # it would be further from it with the next
+            yield tuple(groups), first, n_rows
+            groups, first, n_rows = [], first + n_rows, 0
 
 
 def _footer(raw: Any) -> bytes:
@@ -350,15 +381,31 @@ SAMPLED_BYTES = 1 << 20
 _GLOB = re.compile(r"[*?\[]")
 
 
-def named_files(paths: tuple[str, ...], what: str) -> list[tuple[str, str]]:
+def check_options(paths: Sequence[str], what: str, options: StorageOptions | None) -> None:
+    """Raise if options would be ignored, or reach a store that they are not for."""
+    if options is None:
+        return
+    stores = {path.partition("://")[0] for path in paths if "://" in path} - {"file"}
+    if not stores:
+        raise RecipeError(
+            f"{what}: storage_options are for URLs, and {', '.join(paths)} is on this machine; leave them out"
+        )
+    if len(stores) > 1:
+        raise RecipeError(
+            f"{what}: storage_options are for one store, and these paths lead to {', '.join(sorted(stores))}; make an "
+            "ingredient of each"
+        )
+
+
+def named_files(paths: tuple[str, ...], what: str, options: StorageOptions | None = None) -> list[tuple[str, str]]:
     """Whole path and name of every file, in the order of names."""
-    found = _named([_expanded(path, what) for path in paths])
+    found = _named([_expanded(path, what, options) for path in paths])
     return sorted(set(found), key=lambda pair: (pair[1], pair[0]))
 
 
-def _expanded(path: str, what: str) -> tuple[str, str, list[str]]:
+def _expanded(path: str, what: str, options: StorageOptions | None) -> tuple[str, str, list[str]]:
     """What makes paths whole again, the root, and all files that a path, a glob or a directory names."""
-    fs, inner, prefix = file_system(path, what)
+    fs, inner, prefix = file_system(path, what, options)
     if prefix:
         fs.invalidate_cache()  # what a store listed earlier may not be what it holds now
     if format_of(inner) is not None and fs.isfile(inner):  # before wildcards: a name may well have brackets in it
@@ -409,7 +456,7 @@ def _named(expanded: list[tuple[str, str, list[str]]]) -> Iterator[tuple[str, st
             yield prefix + file, name if len(prefixes) == 1 else prefix + name
 
 
-def file_system(path: str, what: str) -> tuple[Any, str, str]:
+def file_system(path: str, what: str, options: StorageOptions | None = None) -> tuple[Any, str, str]:
     """The file system of a path, the path in it, and what makes it whole again: nothing for files of this machine."""
     import fsspec
 
@@ -420,7 +467,7 @@ def file_system(path: str, what: str) -> tuple[Any, str, str]:
         raise RecipeError(f"{what}: {path}: a path leads to one place; unpack what is inside of another file first")
     if protocol not in PROTOCOLS:
         raise RecipeError(f"{what}: {path}: data comes from {', '.join(PROTOCOLS)}, not from {protocol!r}")
-    fs, inner = fsspec.core.url_to_fs(path)
+    fs, inner = fsspec.core.url_to_fs(path, **({} if options is None or protocol == "file" else dict(options)))
     if protocol == "file":
         return fs, os.path.abspath(inner), ""
     return fs, inner, f"{protocol}://" if protocol not in ("http", "https") else ""

@@ -102,12 +102,12 @@ class BufferSource:
 class TableSource:
     """The rows of a table; a row's number is its place, or what ``numbers`` says."""
 
-    def __init__(self, table: pa.Table, numbers: Int64 | None = None) -> None:
-        self._table, self._numbers = workable(table), numbers
+    def __init__(self, table: pa.Table, numbers: Int64 | None = None, *, of: str = "table") -> None:
+        self._table, self._numbers, self._of = workable(table), numbers, of
 
     def describe(self) -> str:
         """How many rows it has."""
-        return f"table of {self._table.num_rows:,} rows"
+        return f"{self._of} of {self._table.num_rows:,} rows"
 
     def schema(self) -> pa.Schema:
         """The columns."""

@@ -286,7 +286,7 @@ def known(table: pa.Table, columns: Sequence[str]) -> list[str]:
     """The names, if the table has them all."""
     unknown = [name for name in columns if name not in table.column_names]
     if unknown:
-        raise UnknownColumn(f"no column {unknown[0]!r}; there are {table.column_names}")
+        raise UnknownColumn.of(unknown[0], table.column_names)
     return list(columns)
 
 
