@@ -8,6 +8,7 @@ they stay small to fork.
 from __future__ import annotations
 
 import contextlib
+import doctest
 import faulthandler
 import importlib
 import json
@@ -128,7 +129,8 @@ def run_in_child(module: Any, request: dict[str, Any], environment: dict[str, st
     sys.argv = ["run"]
     before = set(sys.modules)
     try:
-        outcome = {"value": getattr(module, request["name"])(**request["options"])}
+        run = getattr(module, request["name"], None) or globals()[request["name"]]
+        outcome = {"value": run(**request["options"])}
     except BaseException:
         outcome = {"error": traceback.format_exc()}
     outcome["imported"] = sorted(set(sys.modules) - before)
@@ -137,6 +139,14 @@ def run_in_child(module: Any, request: dict[str, Any], environment: dict[str, st
     os.replace(partial, answer)
     sys.stderr.flush()
     os._exit(0)
+
+
+def examples(module: str) -> int:
+    """Run the examples in a module's docstrings, and count them."""
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.FAIL_FAST
+    failed, tried = doctest.testmod(importlib.import_module(module), optionflags=flags)
+    assert not failed, module
+    return tried
 
 
 if __name__ == "__main__":
