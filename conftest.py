@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-#: Loading one of these loads a framework: seconds, and a process that is slow to fork. ``tests/integrations`` runs their
-#: examples in children.
+#: Loading one of these loads a framework: seconds, and a process that is slow to fork. ``tests/integrations`` runs
+#: their examples in children.
 collect_ignore = [
     f"src/poolish/integrations/{framework}.py"
     for framework in ("lightning", "transformers", "accelerate", "trl", "jax")
