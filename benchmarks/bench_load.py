@@ -1,7 +1,7 @@
 """The Loader: how fast batches come, how fast the order is made, and what starting, waiting, caching and resuming cost.
 
     python -m benchmarks.bench_load                 # all
-    python -m benchmarks.bench_load epoch order     # some: epoch, order, start, slow, cache, resume
+    python -m benchmarks.bench_load epoch order     # some: epoch, padding, order, start, slow, cache, resume
 
 Rows are (float32[64], int64), batches have 256 of them and are torch tensors, unless a line says otherwise.
 """
@@ -113,6 +113,55 @@ def rate(epoch: Callable[[], Iterator[Any]], n_rows: int = N_ROWS, *, is_part: b
         assert n_got == n_batches, f"{n_got} batches instead of {n_batches}"
 
     return per_second(walk, n_rows)
+
+
+# --- padding ---------------------------------------------------------------------------------------------------------
+
+
+def padding() -> None:
+    """A shuffled epoch of texts of 16 to 1,024 int32 tokens, padded to the longest of each batch."""
+    from benchmarks.bench_cuda import padded_by_row, texts
+    from poolish.load import PaddedCollate
+
+    n = 20_000
+    buffer = DatasetBuffer()
+    buffer.append(texts(n))
+    table = buffer.to_arrow()["tokens"]
+
+    def by_torch(torch: Any) -> Measure:
+        torch.set_num_threads(1)  # as in a worker process of a DataLoader; more are slower
+        rows: Any = [torch.from_numpy(row.values.to_numpy().copy()) for row in table]
+        loader = torch.utils.data.DataLoader(rows, BATCH, shuffle=True, collate_fn=padded_by_row)
+        return rate(lambda: iter(loader), n)
+
+    def of_samples(torch: Any) -> Measure:
+        rows = [{"tokens": torch.from_numpy(row.values.to_numpy().copy())} for row in table]
+        loader = Loader(rows, BATCH, shuffle=True, collate_fn=PaddedCollate())
+        return rate(lambda: iter(loader), n)
+
+    def of_hugging_face(datasets: Any) -> Measure:
+        rows = datasets.Dataset(texts(n).cast(_narrow_lists()))
+        loader = Loader(rows, BATCH, shuffle=True, collate_fn=PaddedCollate())
+        return rate(lambda: iter(loader), n)
+
+    loader = Loader(buffer, BATCH, shuffle=True, collate_fn=PaddedCollate())
+    compare(
+        "load, shuffled epoch of 20,000 padded texts",
+        "rows/s",
+        rate(lambda: iter(loader), n),
+        {
+            "torch DataLoader, pad_sequence": needs("torch", by_torch),
+            "poolish, samples that are tensors": needs("torch", of_samples),
+            "poolish, a Hugging Face dataset": needs("datasets", of_hugging_face),
+        },
+        rounds=5,
+    )
+
+
+def _narrow_lists() -> Any:
+    import pyarrow as pa
+
+    return pa.schema({"tokens": pa.list_(pa.int32())})
 
 
 # --- the order -------------------------------------------------------------------------------------------------------
@@ -458,7 +507,15 @@ def _stateful(n_half: int, _: Any) -> Any:
     return lambda: (per_call(loader.state_dict, unit="us", calls=10), per_call(go_on, unit="us"))
 
 
-PARTS = {"epoch": epoch, "order": order, "start": start, "slow": slow, "cache": cache, "resume": resume}
+PARTS = {
+    "epoch": epoch,
+    "padding": padding,
+    "order": order,
+    "start": start,
+    "slow": slow,
+    "cache": cache,
+    "resume": resume,
+}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:

@@ -16,7 +16,7 @@ import importlib.util
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,6 +65,32 @@ def from_array(array: Array, dtype: str = "") -> torch.Tensor:
 
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor.view(getattr(torch, dtype)) if dtype in CARRIED else tensor
+
+
+def to_bits(tensor: Any) -> tuple[Array, str]:
+    """Return the values of a tensor on any device as NumPy stores them, and their dtype: the inverse of from_array."""
+    import torch
+
+    tensor, dtype = tensor.detach().cpu(), str(tensor.dtype).removeprefix("torch.")
+    if dtype in CARRIED:
+        tensor = tensor.view(torch.uint16 if dtype == "bfloat16" else torch.uint8)
+    return tensor.numpy(), dtype
+
+
+def flat(tensors: Sequence[Any]) -> torch.Tensor:
+    """Return all values of some tensors of one dtype, one behind the other."""
+    import torch
+
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def on_host(value: Any) -> Any:
+    """Return a tensor on any device as an array; any other value as it is.
+
+    >>> on_host([1, 2])
+    [1, 2]
+    """
+    return value.detach().cpu().numpy() if is_torch_tensor(value) else value
 
 
 def empty_bytes(n_bytes: int, dtype: str, *, pin: bool) -> tuple[Array, torch.Tensor]:

@@ -89,6 +89,53 @@ def test_ranges_are_gathered(kernels, lengths, width, first, data):
     assert begins.tolist() == [0, *np.cumsum([lengths[p] for p in positions])]
 
 
+@each_kind
+@given(lengths, st.sampled_from([b"\0", b"\7\7", b"\1\2\3\4"]), st.integers(0, 3), st.booleans())
+def test_ranges_are_padded(kernels, lengths, item, n_more, is_left):
+    """Ranges of any length, from anywhere, each in a row of its own; the rest of the row repeats the item."""
+    width, n_items = len(item), max(lengths, default=0) + n_more
+    begins = numbers(np.cumsum(lengths[::-1], dtype=np.int64) * width)[::-1].copy()
+    source = some_bytes(int(begins.max(initial=0)) + max(lengths, default=0) * width)
+    out = np.full(len(lengths) * n_items * width + 3, 0x55, np.uint8)
+
+    kernels.pad_ranges(
+        source, begins, numbers(lengths) * width, n_items * width, is_left, np.frombuffer(item, np.uint8), out
+    )
+
+    rows = []
+    for begin, n in zip(begins.tolist(), lengths, strict=True):
+        row, rest = source[begin : begin + n * width].tobytes(), item * (n_items - n)
+        rows.append(rest + row if is_left else row + rest)
+    assert out.tobytes() == b"".join(rows) + b"\x55" * 3
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("begins", "sizes", "row_size", "item", "room", "error"),
+    [
+        ([8], [4], 4, 4, 4, IndexError),
+        ([-4], [4], 4, 4, 4, IndexError),
+        ([0], [-4], 4, 4, 4, IndexError),
+        ([0], [8], 4, 4, 4, IndexError),
+        ([2**62], [4], 4, 4, 4, IndexError),
+        ([0, 0], [4], 4, 4, 8, IndexError),
+        ([0], [4], 8, 4, 4, IndexError),
+        ([0], [3], 4, 4, 4, ValueError),
+        ([0], [4], 6, 4, 6, ValueError),
+        ([0], [0], 4, 0, 4, ValueError),
+    ],
+)
+def test_ranges_are_padded_only_inside_the_arrays(kernels, begins, sizes, row_size, item, room, error):
+    """Nothing is read or written outside, whatever the numbers say."""
+    out = np.full(room, 0x55, np.uint8)
+
+    with pytest.raises(error):
+        kernels.pad_ranges(
+            some_bytes(11), numbers(begins), numbers(sizes), row_size, False, np.zeros(item, np.uint8), out
+        )
+    assert set(out.tolist()) == {0x55}
+
+
 def bits_of(source: np.ndarray) -> list[int]:
     return np.unpackbits(source, bitorder="little").tolist()
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -140,11 +141,25 @@ def _plain(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else values
 
 
+_RUNNING: WeakKeyDictionary[Loader, Iterator[Any]] = WeakKeyDictionary()
+
+
+def going_on(loader: Loader) -> Iterator[Any]:
+    """The iterator with which ``step`` walks a loader: the same one until the end of the epoch."""
+    if loader not in _RUNNING:
+        _RUNNING[loader] = iter(loader)
+    return _RUNNING[loader]
+
+
 def step(loaders: Sequence[Loader]) -> list[Any] | None:
-    """One step of all ranks; None at the end of the epoch, which they reach together."""
-    got = [next(iter(loader), None) for loader in loaders]
+    """One step of all ranks; None at the end of the epoch, which they reach together. The next call begins another."""
+    got = [next(going_on(loader), None) for loader in loaders]
     assert len({batch is None for batch in got}) == 1, "some ranks have a batch more than others"
-    return None if got[0] is None else got
+    if got[0] is not None:
+        return got
+    for loader in loaders:
+        del _RUNNING[loader]
+    return None
 
 
 def dealt(batches: Sequence[Any]) -> list[int]:

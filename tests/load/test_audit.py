@@ -195,6 +195,28 @@ def test_an_epoch_begun_again_is_audited_as_another_pass():
     assert not audit.duplicates
 
 
+@pytest.mark.parametrize("journal", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_epoch_that_was_left_early_ends_where_the_next_began(world_size, journal, tmp_path):
+    """Its other rows are neither skipped nor of a step, and those that come again in the next one are no duplicates."""
+    source = stream(21, tmp_path / "stream") if journal else buffer(21)
+    options = {"journal": tmp_path / "journal"} if journal else {}
+    loaders = ranks(world_size, source, 2, shuffle=True, **options)
+    seen, firsts = {}, []
+    for n_steps in (2, 1, 100, 3):
+        firsts.append(loaders[0].step)
+        iterators = [iter(loader) for loader in loaders]
+        for _ in range(n_steps):
+            if (batches := [next(iterator, None) for iterator in iterators])[0] is None:
+                break
+            seen[batches[0].step] = dealt(batches)
+    audit = loaders[0].audit(0, loaders[0].step - 1)
+
+    assert {number: ids.tolist() for number, ids in audit.steps.items()} == seen
+    assert [audit.epochs[first] for first in firsts] == [0, 1, 2, 3]
+    assert audit.is_clean
+
+
 def test_ready_made_batches_tell_it_themselves():
     """There is no order of ours to audit."""
     loader = load(rows(4), 1, batches=[[0, 1], [2, 3]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import islice
 
 import numpy as np
@@ -409,6 +410,25 @@ def test_a_worker_process_reads_for_its_rank(tmp_path):
         return [batch["n"].tolist() for batch in DataLoader(inner, batch_size=None, num_workers=2)]
 
     assert all_ids(in_group(tmp_path, 2, run)) == list(range(12))
+
+
+def test_a_store_that_outlives_a_restart_says_nothing_old(tmp_path, monkeypatch):
+    """torchrun may keep its store when it restarts the ranks: what they agreed on before is void."""
+
+    def run(rank):
+        store = dist.distributed_c10d._get_default_store()
+        monkeypatch.setattr(store.__class__, "delete_key", lambda *_: True)  # ranks were killed before they could
+        found = []
+        for attempt in range(2):
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+            monkeypatch.setattr("poolish.load.peers._n_named", Counter())  # as in a new process
+            loader = load(buffer(8 + attempt), 2, follow=True, shared="copy", journal="group")
+            found.append(epoch(loader))
+        return found
+
+    results = in_group(tmp_path, 2, run)
+
+    assert [all_ids(result[attempt] for result in results) for attempt in range(2)] == [list(range(8)), list(range(9))]
 
 
 def test_a_group_may_end_and_begin_again(tmp_path):

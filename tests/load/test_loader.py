@@ -110,9 +110,26 @@ def test_a_shuffled_epoch_mixes_old_and_new_rows(small_blocks):
     assert 5 < sum(id_ >= 40 for id_ in first_half) < 31
 
 
-def test_leaving_the_loop_and_entering_it_again_goes_on():
-    """One place for all iterations of a loader; after the end the next epoch begins."""
+def test_a_new_loop_begins_the_next_epoch_and_an_iterator_goes_on():
+    """Also if the loop before was left early. The rest of the epoch comes to its iterator, or behind a state of it."""
     loader = load(buffer(5), 1)
+    for batch in loader:
+        if batch.ids[0] == 1:
+            break
+    state = saved(loader)
+
+    running = iter(loader)
+    begun = (loader.epoch, ids(islice(running, 2)), ids(running), loader.epoch)
+    loader.load_state_dict(state)
+    restored = (loader.epoch, ids(loader), loader.epoch, ids(loader), loader.epoch)
+
+    assert begun == (1, [0, 1], [2, 3, 4], 2)
+    assert restored == (0, [2, 3, 4], 1, [0, 1, 2, 3, 4], 2)
+
+
+def test_where_growth_is_followed_a_new_loop_goes_on():
+    """Such an epoch ends when nothing more comes, not where a loop was left."""
+    loader = load(buffer(5), 1, follow=True)
     for batch in loader:
         if batch.ids[0] == 1:
             break
@@ -226,10 +243,11 @@ def test_rows_that_are_dead_when_a_block_is_decided_do_not_come(follow, by, smal
     """With follow they are left out and nobody counts them; without, the epoch is the snapshot of its start."""
     source = buffer(24)
     loader = load(source, 2, shuffle=True, follow=follow)
-    seen = ids(islice(loader, 2))
+    running = iter(loader)
+    seen = ids(islice(running, 2))
     source.retain(0.5, by=by)
     living = set(source.ids.tolist())
-    rest = ids(loader)
+    rest = ids(running)
 
     assert len(rest) == len(set(rest))
     assert loader.n_skipped == 0
@@ -302,10 +320,11 @@ def test_ranks_see_one_snapshot_although_they_begin_at_different_moments():
     """The first one decides, for all ranks of the process."""
     source = buffer(6)
     first, second = ranks(2, source, 1, shuffle=True)
-    seen = ids(islice(first, 1))
+    running = iter(first)
+    seen = ids(islice(running, 1))
     extend(source, 6)
 
-    assert sorted(seen + ids(first) + ids(second)) == list(range(6))
+    assert sorted(seen + ids(running) + ids(second)) == list(range(6))
 
 
 @pytest.mark.parametrize("follow", [False, True])
@@ -393,29 +412,30 @@ def test_following_through_a_view_that_reorders_is_refused(view):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_length_counts_down_exactly(drop_last, world_size, small_blocks):
-    """Batches left, with rows missing anywhere, before and after a resume."""
+def test_length_is_constant_and_what_remains_counts_down(drop_last, world_size, small_blocks):
+    """Batches of the epoch and those left, with rows missing anywhere, before and after a resume."""
     source = buffer(60, max_size=31, drop_strategy="random", seed=5)
     loaders = ranks(world_size, source, 2, shuffle=True, drop_last=drop_last)
     total = 31 // (2 * world_size) if drop_last else -(-31 // (2 * world_size))
     for n_left in range(total, 0, -1):
         resumed = load(source, 2, shuffle=True, drop_last=drop_last, rank=0, world_size=world_size)
         resumed.load_state_dict(saved(loaders[0]))
-        assert [len(loader) for loader in (*loaders, resumed)] == [n_left] * (world_size + 1)
+        assert [loader.remaining for loader in (*loaders, resumed)] == [n_left] * (world_size + 1)
+        assert [len(loader) for loader in (*loaders, resumed)] == [total] * (world_size + 1)
         assert step(loaders) is not None
-    assert {len(loader) for loader in loaders} == {0}
+    assert {(len(loader), loader.remaining) for loader in loaders} == {(total, 0)}
     assert step(loaders) is None
-    assert {len(loader) for loader in loaders} == {total}
+    assert {(len(loader), loader.remaining) for loader in loaders} == {(total, total)}
 
 
 @pytest.mark.parametrize("view", list(VIEWS))
 def test_length_is_right_for_every_view(view, small_blocks):
     """Counted by walking."""
     loader = load(VIEWS[view](buffer(13)), 3, shuffle=True)
-    n_left = len(loader)
+    n_batches = len(loader)
     for done, _ in enumerate(loader, 1):
-        assert len(loader) == n_left - done
-    assert done == n_left
+        assert (len(loader), loader.remaining) == (n_batches, n_batches - done)
+    assert done == n_batches
 
 
 def test_length_knows_what_one_part_of_a_composite_has_lost(small_blocks):
@@ -427,8 +447,9 @@ def test_length_knows_what_one_part_of_a_composite_has_lost(small_blocks):
     source.retain(0.5)
     resumed = load(VIEWS["composite"](source), 1)
     resumed.load_state_dict(state)
-    n_left = len(resumed)
+    n_batches, n_left = len(resumed), resumed.remaining
 
+    assert n_batches == 2 + n_left
     assert n_left == len(list(resumed))
 
 
@@ -463,8 +484,8 @@ def test_what_drop_last_left_out_is_there_for_another_world_size():
     assert whole(ranks(1, source, 1, drop_last=True, state=saved(loaders[0]))) == [8, 9, 10]
 
 
-def test_set_epoch_begins_an_epoch_unless_the_loader_is_in_it():
-    """Called before every epoch, as torch's sampler wants it, it changes nothing; a finished one begins again."""
+def test_set_epoch_begins_an_epoch_unless_a_state_restored_it():
+    """Called before every epoch, as torch's sampler wants it, it changes nothing; one that was begun begins again."""
     loader = load(buffer(6), 2, shuffle=True)
     plainly = [ids(loader) for _ in range(3)]
     told = load(buffer(6), 2, shuffle=True)
@@ -476,6 +497,10 @@ def test_set_epoch_begins_an_epoch_unless_the_loader_is_in_it():
     assert by_number == plainly
     told.set_epoch(1)
     next(iter(told))
+    state = saved(told)
+    told.set_epoch(1)
+    assert ids(told) == plainly[1]
+    told.load_state_dict(state)
     told.set_epoch(1)
     assert ids(told) == plainly[1][2:]
     told.set_epoch(0)
@@ -664,8 +689,7 @@ def test_collate_fn_is_not_asked_for_a_batch_of_nothing():
     """A rank without rows does not end the run of all, whatever the function does with an empty list."""
     for n in (1, 5):
         loaders = ranks(2, [np.arange(3.0)] * n, 2, collate_fn=lambda samples: {"x": np.stack(samples)})
-        batches = list(iter(lambda: [next(iter(one), None) for one in loaders], [None, None]))  # noqa: B023
-        assert len(batches) == -(-n // 4)
+        assert len(list(walked(loaders))) == -(-n // 4)
 
 
 def test_faults_leave_out_what_cannot_be_read():
@@ -725,10 +749,11 @@ def test_the_budget_of_faults_survives_a_resume():
     list(islice(first, 2))
     second = load(Broken(), 2, faults=Faults(on_sample="skip", budget=3))
     second.load_state_dict(saved(first))
-    next(iter(second))
+    running = iter(second)
+    next(running)
 
     with pytest.raises((ValueError, PoolishError)):
-        next(iter(second))
+        next(running)
 
 
 # Ready-made batches -----------------------------------------------------------------------------------------------
@@ -752,7 +777,9 @@ def test_ready_made_batches_are_dealt_to_the_ranks(kind, world_size):
         loaders = ranks(world_size, buffer(17), 1, batches=BATCHES[kind]())
         got = [batch.ids.tolist() for _ in range(stop) for batch in step(loaders)]
         resumed = ranks(world_size, loaders[0].dataset, 1, batches=BATCHES[kind](), state=saved(loaders[-1]))
-        assert {len(loader) for loader in resumed} == {n_steps - stop}
+        assert {(len(loader), loader.remaining) for loader in resumed} == {(n_steps, n_steps - stop)}
+        for loader in resumed:
+            loader.set_epoch(0)
         got += [batch.ids.tolist() for together in iter(lambda: step(resumed), None) for batch in together]  # noqa: B023
         assert got[: len(expected)] == expected
         assert got[len(expected) :] == [[]] * (n_steps * world_size - len(expected))
@@ -763,11 +790,12 @@ def test_batches_that_two_loaders_share_are_each_ones_own():
     batches = RandomBatches(6, 2)
     one, other = load(rows(6), 1, batches=batches), load(rows(6), 1, batches=batches)
     expected = ids(load(rows(6), 1, batches=RandomBatches(6, 2)))
-    seen = ids(islice(one, 1))
+    running = iter(one)
+    seen = ids(islice(running, 1))
     other.set_epoch(1)
     list(other)
 
-    assert seen + ids(one) == expected
+    assert seen + ids(running) == expected
 
 
 def test_a_row_number_that_is_none_is_an_error():
@@ -832,7 +860,7 @@ def test_an_interrupt_in_mid_batch_loses_nothing():
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
 
-    assert seen + ids(loader) == list(range(10))
+    assert seen + ids(iterator) == list(range(10))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -965,7 +993,8 @@ def test_a_forked_process_goes_on_with_threads_of_its_own():
     seen = ids([next(iterator)])
 
     def child():
-        assert ids(loader) == list(range(2, 9))
+        assert ids(iterator) == list(range(2, 9))
+        assert ids(loader) == list(range(9))
 
     assert in_child(child) == 0
     assert seen + ids(iterator) == list(range(9))
@@ -1041,14 +1070,16 @@ def test_mark_trained_is_for_explicit_acknowledgement_and_for_own_batches():
 
 
 def test_ranks_come_from_the_environment_where_processes_share_the_rows(monkeypatch):
-    """torchrun sets RANK and WORLD_SIZE; a buffer in memory is each process's own and is not cut by them."""
+    """torchrun sets RANK and WORLD_SIZE; a buffer in memory is cut by them if all processes hold the same rows."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
-    shared, own = load(rows(6), 1), load(buffer(6), 1)
+    shared, copied, undeclared = load(rows(6), 1), load(buffer(6), 1, shared="copy"), load(buffer(6), 1)
 
     assert (shared.rank, shared.world_size, ids(shared)) == (1, 2, [1, 3, 5])
-    assert (own.rank, own.world_size, ids(own)) == (0, 1, list(range(6)))
+    assert (copied.rank, copied.world_size, ids(copied)) == (1, 2, [1, 3, 5])
+    with pytest.raises(ConfigError, match=r"pass shared='copy' if .* or shared='own' if"):
+        iter(undeclared)
 
 
 def test_several_processes_that_follow_need_a_journal(monkeypatch, tmp_path):
@@ -1057,10 +1088,13 @@ def test_several_processes_that_follow_need_a_journal(monkeypatch, tmp_path):
     for follow in (False, True):
         with pytest.raises(ConfigError, match="journal=DIR"):
             load(store, rank=0, world_size=2, follow=follow)
+    assert step(ranks(2, buffer(6), follow=True))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="journal=DIR"):
         load(buffer(6), rank=0, world_size=2, follow=True)
+    with pytest.raises(ConfigError, match="journal=DIR"):
+        iter(load(buffer(6), follow=True, shared="copy"))
 
 
 # Travelling -------------------------------------------------------------------------------------------------------
@@ -1070,9 +1104,10 @@ def test_a_pickled_loader_goes_on_where_it_was():
     """In another process or here; the original does not notice."""
     for source in (rows(9), buffer(9)):
         loader = load(source, 2, shuffle=True, num_workers=1)
-        list(islice(loader, 2))
+        running = iter(loader)
+        list(islice(running, 2))
         copied = pickle.loads(pickle.dumps(loader))
-        assert [plain(batch) for batch in copied] == [plain(batch) for batch in loader]
+        assert [plain(batch) for batch in copied] == [plain(batch) for batch in running]
         loader.close()
         copied.close()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from poolish import DatasetBuffer
-from poolish.load import Loader
+from poolish.load import Loader, PaddedCollate
 
 pytestmark = pytest.mark.cuda
 
@@ -37,6 +37,26 @@ def test_batches_come_to_the_device_with_the_rows_they_name(num_workers):
         seen += batch.ids.tolist()
 
     assert sorted(seen) == list(range(4096))
+
+
+def test_padded_texts_come_to_the_device():
+    """Gathered into pinned memory by a thread, and right while the batch before is used."""
+    import torch
+
+    rows = DatasetBuffer()
+    rows.append([{"tokens": np.full(n % 50, n, np.int32), "n": n} for n in range(4096)])
+    loader = Loader(rows, 256, shuffle=True, device="cuda", collate_fn=PaddedCollate(pad_value=-1), ids=True)
+    busy = torch.randn(2048, 2048, device="cuda")
+
+    for batch in loader:
+        assert {values.device.type for values in batch.values()} == {"cuda"}
+        busy = busy @ busy / 2048
+        lengths = batch["n"] % 50
+        mask = torch.arange(batch["tokens"].shape[1], device="cuda") < lengths[:, None]
+        assert torch.equal(batch["tokens_mask"], mask)
+        assert torch.equal(batch["tokens"], torch.where(mask, batch["n"][:, None], -1).int())
+        assert torch.equal(batch["tokens_length"], lengths)
+        assert batch["ids"].tolist() == batch["n"].tolist()
 
 
 def test_samples_come_to_the_device_too():

@@ -11,7 +11,7 @@ import pytest
 from poolish import Loader
 from poolish.errors import ConfigError, ResumeError
 from tests.faults import children, ended
-from tests.load.loaders import buffer, extend, ids, rows, saved
+from tests.load.loaders import buffer, extend, going_on, ids, rows, saved
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +47,9 @@ def test_the_same_run_replays_its_journal(tmp_path):
     """By name, or from one of its states: the batches that it saw come again."""
     source, journal = buffer(20), tmp_path / "journal"
     first = load(source, journal=journal, run="ppo-7")
-    begun, state = [batch.ids.tolist() for batch in islice(first, 3)], saved(first)
-    rest = [batch.ids.tolist() for batch in first]
+    running = iter(first)
+    begun, state = [batch.ids.tolist() for batch in islice(running, 3)], saved(first)
+    rest = [batch.ids.tolist() for batch in running]
 
     by_name, by_state = load(source, journal=journal, run="ppo-7"), load(source, journal=journal)
     by_state.load_state_dict(state)
@@ -177,11 +178,11 @@ def test_runs_of_one_process_do_not_share_decisions():
     one, other = ([load(source, 1, rank=r, world_size=2, run=run) for r in range(2)] for run in ("one", "other"))
     seen = {0: [], 1: []}
     for run, rank in ((0, 0), (1, 0), (1, 1), (0, 1)):  # rank 0 of one run, then both of the other
-        seen[run] += ids([next(iter((one, other)[run][rank]))])
+        seen[run] += ids([next(going_on((one, other)[run][rank]))])
         extend(source, 3)
     for run, loaders in enumerate((one, other)):
         for loader in loaders:
-            seen[run] += ids(loader)
+            seen[run] += ids(going_on(loader))
 
     assert sorted(seen[0]) == sorted(seen[1]) == list(range(20))
 

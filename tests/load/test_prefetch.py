@@ -101,7 +101,8 @@ def test_set_epoch_and_a_loaded_state_after_iter_count():
     source = buffer(6)
     loader, plain = (load(source, 2, num_workers=n, shuffle=True) for n in (2, 0))
     plain.set_epoch(3)
-    first, state, second = next(iter(plain)), saved(plain), next(iter(plain))
+    running = iter(plain)
+    first, state, second = next(running), saved(plain), next(running)
 
     iter(loader)
     loader.set_epoch(3)

@@ -50,7 +50,11 @@ def dataset_of(base, view):
 
 
 def assert_resumes_everywhere(make, *, epochs=2):
-    """States before every batch, after the last one and after the end, in each of some epochs."""
+    """States before every batch, after the last one and after the end, in each of some epochs.
+
+    A complete epoch has nothing left: the next one begins, unless ``set_epoch`` asks for the rest of this one. Where
+    growth is followed it is not complete until a next batch was asked for.
+    """
     loader = make()
     states, batches, firsts = [], [], []
     for _ in range(epochs):
@@ -66,11 +70,16 @@ def assert_resumes_everywhere(make, *, epochs=2):
     firsts.append(len(batches))
 
     for n_done, epoch, state in states:
-        resumed = make()
-        resumed.load_state_dict(state)
-        got = [[plain(batch) for batch in resumed] for _ in range(epochs - epoch)]
-        expected = [batches[max(n_done, firsts[e]) : firsts[e + 1]] for e in range(epoch, epochs)]
-        assert got == expected, f"resumed at batch {n_done} of epoch {epoch}"
+        rests = [batches[max(n_done, firsts[e]) : firsts[e + 1]] for e in range(epoch, epochs)]
+        is_complete = not loader.follow and epoch < epochs and firsts[epoch] < n_done == firsts[epoch + 1]
+        for names_epoch in (False, True):
+            resumed = make()
+            resumed.load_state_dict(state)
+            if names_epoch:
+                resumed.set_epoch(epoch)
+            expected = rests if names_epoch or not is_complete else rests[1:]
+            got = [[plain(batch) for batch in resumed] for _ in expected]
+            assert got == expected, f"resumed at batch {n_done} of epoch {epoch}, {names_epoch=}"
     return states
 
 
@@ -129,7 +138,8 @@ def test_resuming_twice_is_resuming_once(block_rows):
     """A state of a resumed loader is the state, and loading does not change what was loaded."""
     source = buffer(20)
     first = load(source, 3, shuffle=True)
-    list(islice(first, 2))
+    running = iter(first)
+    list(islice(running, 2))
     state = saved(first)
     kept = copy.deepcopy(state)
 
@@ -140,7 +150,7 @@ def test_resuming_twice_is_resuming_once(block_rows):
     third.load_state_dict(again)
 
     assert again == state == kept
-    assert [plain(batch) for batch in third] == [plain(batch) for batch in first]
+    assert [plain(batch) for batch in third] == [plain(batch) for batch in running]
 
 
 def test_a_loader_can_be_put_back_again_and_again():
@@ -156,8 +166,8 @@ def test_a_loader_can_be_put_back_again_and_again():
         assert [plain(batch) for batch in loader] == rest
 
 
-def test_state_after_the_last_batch_is_the_empty_rest_and_after_the_end_the_next_epoch():
-    """A state taken at the last batch is not the beginning, which is where a peer starts again."""
+def test_state_after_the_last_batch_or_the_end_begins_the_next_epoch():
+    """A complete epoch neither comes again nor is an empty loop, unless set_epoch asks for its rest."""
     source = buffer(4)
     loader = load(source, 2)
     iterator = iter(loader)
@@ -165,12 +175,18 @@ def test_state_after_the_last_batch_is_the_empty_rest_and_after_the_end_the_next
     at_last, _ = saved(loader), next(iterator, None)
     after_end = saved(loader)
 
-    first, second = load(source, 2), load(source, 2)
+    first, second, third = load(source, 2), load(source, 2), load(source, 2)
     first.load_state_dict(at_last)
-    second.load_state_dict(after_end)
+    second.load_state_dict(at_last)
+    second.set_epoch(0)
+    third.load_state_dict(after_end)
 
-    assert (first.epoch, list(first), first.epoch) == (0, [], 1)
-    assert (second.epoch, ids(second)) == (1, [0, 1, 2, 3])
+    assert (first.epoch, len(first), first.remaining) == (0, 2, 0)
+    assert [(batch.step, batch.ids.tolist()) for batch in first] == [(2, [0, 1]), (3, [2, 3])]
+    assert (first.epoch, first.position) == (2, 0)
+    assert (second.epoch, list(second), second.epoch) == (0, [], 1)
+    assert [batch.step for batch in second] == [2, 3]
+    assert (third.epoch, ids(third), third.epoch) == (1, [0, 1, 2, 3], 2)
 
 
 def test_rows_appended_behind_the_last_batch_join_also_after_a_resume():
@@ -293,11 +309,12 @@ def test_state_of_another_version_is_refused_by_name(version):
 def test_what_is_no_state_is_refused(nonsense):
     """Whatever it is, and the loader stays where it was."""
     loader = load(buffer(4), 2)
-    next(iter(loader))
+    running = iter(loader)
+    next(running)
 
     with pytest.raises(ResumeError, match="no state of a poolish Loader"):
         loader.load_state_dict(nonsense)
-    assert ids(loader) == [2, 3]
+    assert ids(running) == [2, 3]
 
 
 def test_states_that_are_nested_without_end_are_refused():
@@ -342,9 +359,10 @@ def test_an_order_that_growth_has_changed_is_refused_or_kept(view):
     """These views make another order when what is below has grown: a state must not go on in it."""
     source = buffer(12)
     loader = load(VIEWS[view](source), 2)
-    values = [batch["n"].tolist() for batch in islice(loader, 2)]
+    running = iter(loader)
+    values = [batch["n"].tolist() for batch in islice(running, 2)]
     state = saved(loader)
-    values += [batch["n"].tolist() for batch in loader]
+    values += [batch["n"].tolist() for batch in running]
     extend(source, 12)
 
     resumed = load(VIEWS[view](source), 2)

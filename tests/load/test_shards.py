@@ -271,10 +271,11 @@ def test_shards_made_of_numpy_numbers_are_the_same_shards(dtype):
     for plain, typed in pairs:
         assert repr(plain) == repr(typed)
         first, second = (Loader(shard(rows), 2, output="numpy") for shard in (plain, typed))
-        next(iter(second))
+        running = iter(second)
+        next(running)
         state = json.loads(json.dumps(second.state_dict()))
         first.load_state_dict(state)
-        assert [batch.ids.tolist() for batch in first] == [batch.ids.tolist() for batch in second]
+        assert [batch.ids.tolist() for batch in first] == [batch.ids.tolist() for batch in running]
         assert plain(rows).version == typed(rows).version
 
 

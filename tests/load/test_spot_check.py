@@ -55,12 +55,13 @@ def test_a_state_goes_on_in_the_same_rows_only(kind, shuffle):
     """Other rows of the same length are refused, and so is another order; equal rows, made anew, go on."""
     make = KINDS[kind]
     loader = load(make(range(N)), 10, shuffle=shuffle)
-    next(iter(loader))
+    running = iter(loader)
+    next(running)
     state = saved(loader)
 
     again = load(make(range(N)), 10, shuffle=shuffle)
     again.load_state_dict(state)
-    assert ids(again) == ids(loader)
+    assert ids(again) == ids(running)
     for other in (range(N)[::-1], range(500, 500 + N)):
         wrong = load(make(other), 10, shuffle=shuffle)
         before = saved(wrong)

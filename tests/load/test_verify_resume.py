@@ -46,13 +46,18 @@ def test_good_configurations_pass(base, view):
     ids=str,
 )
 def test_good_settings_pass(options):
-    """At the beginning, in the middle of an epoch, behind its last batch, and in a later epoch."""
+    """At the beginning, in the middle of an epoch, behind its last batch, at its end, and in a later epoch."""
     loader = load(buffer(13), **{"batch_size": 2, "shuffle": True, **options})
-    for n_taken in (0, 1, 2, 2, 100, 1):
-        for _ in islice(loader, n_taken):
-            pass
+    n_batches = len(list(loader.like()))
+    batches = iter(loader)
+    for n_taken in (0, 1, n_batches - 1, 1):
+        list(islice(batches, n_taken))
         report = verify_resume(loader)
         assert report.ok, f"at step {loader.step}: {report}"
+    assert (loader.epoch, loader.step) == (1, n_batches)
+    next(iter(loader))
+    report = verify_resume(loader)
+    assert report.ok, f"at step {loader.step}: {report}"
     loader.close()
 
 

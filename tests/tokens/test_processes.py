@@ -24,6 +24,7 @@ from poolish import StreamStore, kernels
 from poolish.errors import ConfigError, CorruptDataError, PoolishError, ResumeError, SchemaError, StoreLocked
 from poolish.kernels.reference_tokens import PUBLISHED
 from poolish.tokens import memmap_buffer, writer
+from poolish.tokens.commits import CommitLog
 from poolish.tokens.reader import Reader
 from tests.effort import times
 from tests.faults import children, die, ended, fork, in_child, kill, signals
@@ -480,6 +481,27 @@ def test_a_bounded_stream_that_moves_on_while_it_is_opened_is_not_damaged(tmp_pa
         monkeypatch.setattr(Reader, "_look_at_branches", overtaken)
         with StreamStore.open(path) as reader:
             assert (reader.first, reader.end, len(n_looks)) == (400_000, 600_000, 2)
+
+
+def test_a_reader_that_looks_again_does_not_parse_the_log_again(tmp_path, monkeypatch):
+    """Loaders look at every step; a commit that is made meanwhile is parsed, once."""
+    parsed = []
+    parse = CommitLog.parsed
+    monkeypatch.setattr(CommitLog, "parsed", lambda log, start=0: parsed.append(start) or parse(log, start))
+    with StreamStore(tmp_path / "stream", fields=["a"]) as writer:
+        writer.append(0, ["a"], [1])
+        writer.commit()
+        reader = StreamStore.open(tmp_path / "stream")
+        del parsed[:]
+
+        sizes = [reader.refresh() for _ in range(3)]
+        assert (sizes, parsed) == ([0, 0, 0], [])
+        writer.append(1, ["a"], [2])
+        writer.commit()
+        sizes = [reader.refresh() for _ in range(3)]
+
+    assert sizes == [1, 0, 0]
+    assert len(parsed) <= 2  # by the writer and by the reader
 
 
 def test_readers_need_no_permission_to_write(tmp_path):

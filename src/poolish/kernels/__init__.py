@@ -42,6 +42,7 @@ gather = _chosen.gather
 gather_offsets = _chosen.gather_offsets
 gather_ranges = _chosen.gather_ranges
 gather_bits = _chosen.gather_bits
+pad_ranges = _chosen.pad_ranges
 copy_bits = _chosen.copy_bits
 count_blocks = _chosen.count_blocks
 select = _chosen.select

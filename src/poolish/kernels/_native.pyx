@@ -171,6 +171,51 @@ def gather_ranges(source, int64_t width, offsets, positions, out):
         raise IndexError("a range reaches past the end")
 
 
+def pad_ranges(source, begins, sizes, int64_t row_size, bint is_left, item, out):
+    cdef Views views = Views()
+    cdef const char *items = <const char *>views.read(source)
+    cdef const int64_t *begin = <const int64_t *>views.read(begins)
+    cdef const int64_t *size = <const int64_t *>views.read(sizes)
+    cdef const char *padding = <const char *>views.read(item)
+    cdef char *target = <char *>views.write(out)
+    cdef int64_t n_source = views.size(0), n = views.size(1) // 8, width = views.size(3), i, rest
+    cdef bint is_inside = True, is_whole = width > 0 and row_size % width == 0
+    if views.size(2) // 8 != n or views.size(4) < n * row_size:
+        raise IndexError("out is too small, or begins and sizes differ in number")
+    if n == 0:
+        return
+    with nogil:
+        for i in range(n):
+            if begin[i] < 0 or size[i] < 0 or size[i] > row_size or begin[i] > n_source - size[i]:
+                is_inside = False
+                break
+            if is_whole and size[i] % width:
+                is_whole = False
+    if not is_inside:
+        raise IndexError("a range reaches past the end")
+    if not is_whole:
+        raise ValueError(f"rows and ranges are made of items of {width} bytes")
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n:
+                touch(items + begin[i + AHEAD], size[i + AHEAD])
+            rest = row_size - size[i]
+            memcpy(target + (rest if is_left else 0), items + begin[i], size[i])
+            repeat(target + (0 if is_left else size[i]), rest, padding, width)
+            target += row_size
+
+
+cdef inline void repeat(char *target, int64_t n_bytes, const char *item, int64_t width) noexcept nogil:
+    """Fill bytes with an item, by copying what is there twice as long each time."""
+    cdef int64_t done = width
+    if n_bytes == 0:
+        return
+    memcpy(target, item, width)
+    while done < n_bytes:
+        memcpy(target + done, target, min(done, n_bytes - done))
+        done *= 2
+
+
 def gather_bits(source, int64_t first_bit, positions, out):
     cdef Views views = Views()
     cdef const uint8_t *bits = <const uint8_t *>views.read(source)

@@ -57,6 +57,27 @@ def gather_ranges(source: Bytes, width: int, offsets: Int64, positions: Int64, o
     gather(source, width, _spread(starts, lengths), out)
 
 
+def pad_ranges(
+    source: Bytes, begins: Int64, sizes: Int64, row_size: int, is_left: bool, item: Bytes, out: Bytes
+) -> None:
+    """Copy the ``sizes[i]`` bytes at ``begins[i]`` into row ``i`` of ``out``, whose rows have ``row_size`` bytes.
+
+    The rest of a row, its begin where ``is_left``, is filled with ``item``, which divides it.
+    """
+    n, width = len(begins), len(item)
+    if len(sizes) != n or len(out) < n * row_size:
+        raise IndexError("out is too small, or begins and sizes differ in number")
+    ends = begins + sizes
+    if (sizes < 0).any() or (sizes > row_size).any() or (begins < 0).any() or (ends > len(source)).any():
+        raise IndexError("a range reaches past the end")
+    if n and (width == 0 or row_size % width or (sizes % width).any()):
+        raise ValueError(f"rows and ranges are made of items of {width} bytes")
+    rows = out[: n * row_size].reshape(n, row_size)
+    rows.reshape(-1, max(width, 1))[:] = item
+    places, rest = np.arange(row_size), (row_size - sizes)[:, None]
+    rows[places >= rest if is_left else places < sizes[:, None]] = source[_spread(begins, sizes)]
+
+
 def gather_bits(source: Bytes, first_bit: int, positions: Int64, out: Bytes) -> None:
     """Bits ``first_bit + p`` of ``source``, least significant first, packed into ``out``."""
     _check(positions, len(source) * 8 - first_bit)

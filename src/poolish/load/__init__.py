@@ -15,6 +15,7 @@ from poolish.load.dataset import Dataset, Operations, check_index, provide
 from poolish.load.loader import Loader
 from poolish.load.memory_cache import fit as _fit
 from poolish.load.micro_batches import AdaptiveBatches, GradientAccumulator
+from poolish.load.padding import PaddedCollate
 from poolish.load.resume_check import verify_resume
 from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard
 from poolish.load.text import TextDataset
@@ -61,6 +62,7 @@ __all__ = [
     "ImageFolder",
     "JoinedDataset",
     "Loader",
+    "PaddedCollate",
     "RandomBatches",
     "ResilientDataset",
     "SequentialBatches",

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from poolish.errors import ConfigError
 from poolish.load.frozen import Int64
 from poolish.load.ledger import LedgerProtocol, OnEmpty, Run, Skipped
 from poolish.load.order import GenerationCursors, ObservedBounds
 from poolish.load.planner import LoaderPosition, OpenBlock, OrderPlanner, Plan, StepPlanner
+from poolish.load.shaping import row_ids
 
 
 @dataclass
@@ -35,6 +37,26 @@ class Audit:
     def is_clean(self) -> bool:
         """Nothing came twice, nothing is unknown, nothing was left out."""
         return not (self.duplicates or self.gaps or self.skipped or self.left)
+
+    def steps_of(self, ids: ArrayLike) -> dict[int, list[int]]:
+        """Which of the steps saw each of these rows, none where none did: an array, a tensor or a list of row ids.
+
+        >>> from poolish import Loader
+        >>> loader = Loader(["rye", "oats", "spelt"], batch_size=2)
+        >>> _ = list(loader), list(loader)
+        >>> loader.audit(0, 3).steps_of([2, 0])
+        {2: [1, 3], 0: [0, 2]}
+        """
+        asked = row_ids(ids)
+        if asked is None:
+            raise TypeError(f"steps_of takes row ids, whole numbers in one dimension; got {type(ids).__name__}")
+        found: dict[int, list[int]] = {id_: [] for id_ in asked.tolist()}
+        for step, rows in self.steps.items():
+            unread = self.skipped.get(step, [])
+            for id_ in np.unique(rows[np.isin(rows, asked)]).tolist():
+                if id_ not in unread:
+                    found[id_].append(step)
+        return {id_: sorted(steps) for id_, steps in found.items()}
 
     def __repr__(self) -> str:
         n_rows = sum(len(ids) for ids in self.steps.values())

@@ -7,7 +7,7 @@ The output is NumPy's; ``tensors`` converts it. Any other sample becomes the col
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -81,11 +81,12 @@ class Batch(dict[str, Any]):
     def _has_other_rows(self, columns: dict[str, Any]) -> bool:
         """Whether a column of one value a row is replaced by one of another length."""
         n_rows = None if self.ids is None else len(self.ids)
-        replaced = [name for name in self if name in columns and _length(self[name]) == n_rows]
-        return n_rows is not None and any(_length(columns[name]) != n_rows for name in replaced)
+        replaced = [name for name in self if name in columns and length_of(self[name]) == n_rows]
+        return n_rows is not None and any(length_of(columns[name]) != n_rows for name in replaced)
 
 
-def _length(column: Any) -> int | None:
+def length_of(column: Any) -> int | None:
+    """How many values a column has; None for a single one."""
     try:
         return len(column)
     except TypeError:  # a number, or an array of no dimensions
@@ -109,20 +110,22 @@ class Origin(NamedTuple):
     step: int
 
 
-def labelled(columns: Any, origin: Origin) -> Any:
-    """``columns`` as a batch that knows its rows, where it has room for that; anything else stays as it is.
+def labelled(columns: Any, origin: Origin, ids: Int64 | None) -> Any:
+    """``columns`` as a batch that knows where it comes from, where it has room for that; anything else stays as it is.
 
+    ``ids`` are its rows: those of ``origin``, unless a transform made others of them; None if they are not known.
     A namedtuple becomes one of a subclass. A dataclass is registered by its class in many libraries, so it keeps
     exactly that; with ``slots`` it has no room. Fields that have these names keep their meaning.
     """
     if isinstance(columns, dict):
-        return Batch(columns, ids=origin.ids, position=origin.position, step=origin.step)
-    if isinstance(columns, tuple) and (type(columns) is tuple or is_namedtuple(columns)):
+        return Batch(columns, ids=ids, position=origin.position, step=origin.step)
+    known = {"ids": ids, "position": origin.position, "step": origin.step}
+    if isinstance(columns, tuple) and (type(columns) in (tuple, BatchTuple) or is_namedtuple(columns)):
         batch = tuple.__new__(_tuple_class(type(columns)), columns)
-        vars(batch).update(origin._asdict())
+        vars(batch).update(known)
         return batch
     if is_structure(columns) and hasattr(columns, "__dict__") and not _has_such_names(columns):
-        vars(columns).update(origin._asdict())
+        vars(columns).update(known)
     return columns
 
 
@@ -164,8 +167,12 @@ def _restored(class_: type, columns: Any, known: dict[str, Any]) -> BatchTuple:
     return batch
 
 
-def collate(samples: Sequence[Any]) -> Any:
-    """One batch of samples that are alike.
+def _column(name: str, values: Sequence[Any]) -> Any:
+    return column(values)
+
+
+def collate(samples: Sequence[Any], make: Callable[[str, Sequence[Any]], Any] = _column) -> Any:
+    """One batch of samples that are alike; ``make(name, values)`` makes each column, named by its place in a tuple.
 
     >>> collate([{"x": np.zeros(2), "text": "rye"}, {"x": np.ones(2), "text": "wheat"}])
     {'x': array([[0., 0.], [1., 1.]]), 'text': ['rye', 'wheat']}
@@ -174,40 +181,40 @@ def collate(samples: Sequence[Any]) -> Any:
     """
     first = samples[0] if samples else {}
     if isinstance(first, Mapping):
-        return _columns(samples, first)
+        return _columns(samples, first, make)
     if is_structure(first):
-        return _structure(samples, first)
+        return _structure(samples, first, make)
     if isinstance(first, tuple):
-        return _tuple(samples, first)
-    return {"value": column(samples)}
+        return _tuple(samples, first, make)
+    return {"value": make("value", samples)}
 
 
-def _columns(samples: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(samples: Sequence[Mapping[str, Any]], first: Mapping[str, Any], make: Any) -> dict[str, Any]:
     names = list(first)
     for i, sample in enumerate(samples):
         if not isinstance(sample, Mapping) or sample.keys() != first.keys():
             has = list(sample) if isinstance(sample, Mapping) else type(sample).__name__
             raise SchemaError(f"sample {i} of the batch has {has}, the first has {names}; pass a collate_fn")
-    return {name: column([sample[name] for sample in samples]) for name in names}
+    return {name: make(name, [sample[name] for sample in samples]) for name in names}
 
 
-def _structure(samples: Sequence[Any], first: Any) -> Any:
+def _structure(samples: Sequence[Any], first: Any, make: Any) -> Any:
     for i, sample in enumerate(samples):
         if type(sample) is not type(first):
             raise SchemaError(
                 f"sample {i} of the batch is of {type(sample).__name__}, the first is of {type(first).__name__} with "
                 f"the fields {list(field_names(first))}; make them one class, or pass a collate_fn"
             )
-    return rebuilt(first, (column(values) for values in zip(*map(field_values, samples), strict=True)))
+    return rebuilt(first, map(make, field_names(first), zip(*map(field_values, samples), strict=True)))
 
 
-def _tuple(samples: Sequence[Any], first: tuple[Any, ...]) -> tuple[Any, ...]:
+def _tuple(samples: Sequence[Any], first: tuple[Any, ...], make: Any) -> tuple[Any, ...]:
     for i, sample in enumerate(samples):
         if not isinstance(sample, tuple) or len(sample) != len(first):
             raise SchemaError(
                 f"sample {i} of the batch is no tuple of {len(first)} as the first one is; pass a collate_fn"
             )
-    return tuple(column(list(values)) for values in zip(*samples, strict=True))
+    return tuple(make(str(i), list(values)) for i, values in enumerate(zip(*samples, strict=True)))
 
 
 def column(values: Sequence[Any]) -> Any:

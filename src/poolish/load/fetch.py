@@ -15,7 +15,7 @@ The loader knows its position. A fetcher that has read ahead of another step dro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -30,13 +30,15 @@ from poolish.columns import one_chunk
 from poolish.errors import ConfigError
 from poolish.load.batch import collate, empty_like, tensors
 from poolish.load.frozen import FrozenRows, Int64, SnapshotRows, WindowRows
+from poolish.load.hugging_face import is_arrow, table_of
+from poolish.load.padding import Cast, PaddedCollate, PaddedColumns, Room, array_room
 from poolish.load.planner import LoaderPosition, Plan, ReadRequest, StepPlanner
+from poolish.load.shaping import BatchShaper, rows_named
 from poolish.load.structures import nbytes
 from poolish.prefetch import Prefetcher
 from poolish.rows import DatasetBuffer
 from poolish.rows.access import gather_fn, number_rows, tensor_rows
 from poolish.rows.bridges import to_array, to_tensor
-from poolish.rows.snapshot import Snapshot
 from poolish.schema import dtype_and_shape, is_tensor, numpy_dtype, readable
 from poolish.workers import Workers
 
@@ -51,16 +53,41 @@ class Read(NamedTuple):
     gone: Int64
 
 
+class BatchRead(NamedTuple):
+    """A batch of all that was read for a step: ``seen`` as a guard sees it, ``content`` as the trainer gets it.
+
+    ``ids`` are the rows that were read, ``known`` those of ``content``; None where a transform made other rows.
+    """
+
+    content: Any
+    ids: Int64
+    gone: Int64
+    seen: Any
+    known: Int64 | None
+
+
 class BatchReader:
     """Reads the pieces of plans and makes batches of them."""
 
     def __init__(
-        self, output: str, collate_fn: Callable[[list[Any]], Any] | None, faults: Any, *, pins: bool = False
+        self,
+        output: str,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        faults: Any,
+        *,
+        pins: bool = False,
+        shaper: BatchShaper | None = None,
     ) -> None:
         """``pins``: gather tensors into pinned memory, from which they are copied to a device."""
         if output not in OUTPUTS:
             raise ConfigError(f"output={output!r}: one of {', '.join(map(repr, OUTPUTS))}")
         self._output, self._collate_fn, self._faults, self._pins = output, collate_fn, faults, pins
+        self._shaper, self._padding = shaper, collate_fn if isinstance(collate_fn, PaddedCollate) else None
+        if self._padding is not None and output == "arrow":
+            raise ConfigError(
+                'PaddedCollate makes arrays, and output="arrow" keeps lists as they are: leave collate_fn= out, or '
+                'pass output="numpy" or "torch"'
+            )
         self._columns: tuple[Any, Columns] | None = None
         self._empty: tuple[Any] | None = None
 
@@ -78,48 +105,74 @@ class BatchReader:
 
     def takes_columns(self, rows: FrozenRows) -> bool:
         """Whether these rows are gathered column by column."""
-        if self._collate_fn is not None or self._faults is not None:
+        if self._faults is not None or (self._collate_fn is not None and self._padding is None):
             return False
-        return isinstance(rows, SnapshotRows) or (isinstance(rows, WindowRows) and self._output != "arrow")
+        if isinstance(rows, WindowRows):  # all of one width: nothing to pad, unless a column is named
+            return self._output != "arrow" and (self._padding is None or self._padding.columns is None)
+        return isinstance(rows, SnapshotRows) or (self._padding is not None and is_arrow(rows))
 
     def _read_columns(self, piece: ReadRequest) -> Read:
         rows = piece.rows
         if isinstance(rows, WindowRows):
             return _read_remaining(piece, self._windows)
-        assert isinstance(rows, SnapshotRows)
+        if not isinstance(rows, SnapshotRows):
+            return Read(self._table(table_of(rows, piece.ids)), piece.ids, piece.gone)
         if self._output == "arrow":
             return Read(rows.table(piece.ids), piece.ids, piece.gone)
         known = self._columns
         if known is None or known[0] is not rows.snapshot:
-            known = self._columns = (rows.snapshot, Columns(rows.snapshot, *self._converters()))
-        return Read(known[1].read(rows.numbers(piece.ids)), piece.ids, piece.gone)
+            columns = rows.snapshot.stored_columns()
+            convert, room, cast = self._converters()
+            take_of = partial(_take, convert=convert, room=room, cast=cast)
+            known = self._columns = (rows.snapshot, Columns(columns, take_of, self._padding, room, cast))
+        return Read(known[1].read(rows.snapshot.places(rows.numbers(piece.ids))), piece.ids, piece.gone)
+
+    def _table(self, table: pa.Table) -> Any:
+        """The columns of a table, which may share its memory with the dataset: they are copied."""
+        columns = {name: one_chunk(values) for name, values in zip(table.column_names, table.columns, strict=True)}
+        _, room, cast = self._converters()
+        convert = _copied_tensor if self._output == "torch" else _copied_array
+        return Columns(columns, lambda name, array: lambda _: convert(name, array), self._padding, room, cast).read(
+            None
+        )
 
     def _windows(self, rows: FrozenRows, ids: Int64) -> Any:
         assert isinstance(rows, WindowRows)
         columns = rows.columns(ids)
         return tensors(columns) if self._output == "torch" else columns
 
-    def _converters(self) -> tuple[Callable[[str, pa.Array], Any], Room, Callable[[Any, str], Any]]:
+    def _converters(self) -> tuple[Callable[[str, pa.Array], Any], Room, Cast]:
         if self._output == "torch":
             room = partial(torch_bridge.empty_bytes, pin=self._pins)
             return lambda name, array: to_tensor(name, array, None, copy=False), room, lambda values, _: values
-        return to_array, _array_room, readable
+        return to_array, array_room, readable
 
     def _read_surviving(self, piece: ReadRequest) -> Read:
         samples, kept = self._faults.read(piece.ids, piece.rows.fetch, lambda id_: piece.rows.fetch(_one(id_))[0])
         return Read(list(samples), piece.ids[kept], np.concatenate([piece.gone, piece.ids[~kept]]))
 
-    # -- batches: in the thread that asks
+    # -- batches: in the thread that has all parts of a step
 
-    def join(self, parts: Sequence[Read], example: tuple[FrozenRows, Int64]) -> Read:
-        """One batch of all that was read for a step; ``example`` shows what a batch without rows looks like."""
+    def join(self, parts: Sequence[Read], plan: Plan) -> BatchRead:
+        """One batch of all that was read for a step."""
         ids, gone = (np.concatenate([part[i] for part in parts]) if len(parts) != 1 else parts[0][i] for i in (1, 2))
+        content = self._joined(parts, plan.example)
+        if self._shaper is None:
+            return BatchRead(content, ids, gone, content, ids)
+        shaped = self._shaper.shape(content, ids, plan.place)
+        return BatchRead(shaped.content, ids, gone, None if self._shaper.transforms else content, shaped.ids)
+
+    def _joined(self, parts: Sequence[Read], example: tuple[FrozenRows, Int64]) -> Any:
+        """``example`` shows what a batch without rows looks like."""
         if len(parts) == 1 and not isinstance(parts[0].content, list):
-            return Read(self._finished(parts[0].content), ids, gone)
+            return self._finished(parts[0].content)
         if any(isinstance(part.content, list) for part in parts) or not parts:
             samples = [sample for part in parts for sample in part.content]
-            return Read(self._collated(samples) if samples else self._without_rows(*example), ids, gone)
-        return Read(self._finished(_joined([part.content for part in parts])), ids, gone)
+            return self._collated(samples) if samples else self._without_rows(*example)
+        contents = [part.content for part in parts]
+        if self._padding is not None and isinstance(contents[0], PaddedColumns):
+            return self._padding.joined(contents, _joined)
+        return self._finished(_joined(contents))
 
     def _finished(self, columns: Any) -> Any:
         if self._output != "arrow":
@@ -143,6 +196,9 @@ class BatchReader:
         return columns
 
     def _formed(self, samples: list[Any]) -> Any:
+        if self._padding is not None:
+            columns = self._padding.collate(samples)
+            return columns if self._output == "numpy" else tensors(columns)
         if self._collate_fn is not None:
             return self._collate_fn(samples)
         if self._output == "arrow":
@@ -153,6 +209,14 @@ class BatchReader:
         if self._output == "numpy":
             return columns
         return tensors(columns)
+
+
+def _copied_tensor(name: str, array: pa.Array) -> Any:
+    return to_tensor(name, array, None, copy=True)
+
+
+def _copied_array(name: str, array: pa.Array) -> NDArray[Any]:
+    return to_array(name, array).copy()
 
 
 def _read_remaining(piece: ReadRequest, read: Callable[[FrozenRows, Int64], Any]) -> Read:
@@ -190,72 +254,83 @@ def _joined(parts: list[Any]) -> Any:
 class Part(NamedTuple):
     """What a thread reads at once; ``step`` is the plan if that is all of it."""
 
-    piece: ReadRequest
+    pieces: Sequence[ReadRequest]
     step: Plan | None = None
 
 
-def parts_of(plan: Plan) -> list[Part]:
-    """The pieces of a plan, one for each dataset that the step is read from."""
-    return [Part(piece, plan if len(plan.pieces) == 1 else None) for piece in plan.pieces]
+def whole(plan: Plan) -> list[Part]:
+    """All of a plan, for one thread to read."""
+    return [Part(plan.pieces, plan)]
 
 
 def small_parts_of(plan: Plan, n_rows: int) -> list[Part]:
     """The pieces of a plan cut into parts of at most ``n_rows``, for several threads to read."""
     return [
-        Part(ReadRequest(piece.rows, piece.ids[i : i + n_rows], piece.gone if i == 0 else piece.gone[:0]))
+        Part([ReadRequest(piece.rows, piece.ids[i : i + n_rows], piece.gone if i == 0 else piece.gone[:0])])
         for piece in plan.pieces
         for i in range(0, max(1, len(piece.ids)), n_rows)
     ]
 
 
-#: From places in the buffer's memory to one column of a batch.
-Take = Callable[[Int64], Any]
-#: From a number of bytes and a dtype to memory: as bytes to fill, and as the values that are handed out.
-Room = Callable[[int, str], tuple[NDArray[np.uint8], Any]]
-
-
-def _array_room(n_bytes: int, dtype: str) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    memory = np.empty(n_bytes, np.uint8)
-    return memory, memory.view(numpy_dtype(dtype))
+#: From places in a column, None for all of it, to the column of a batch.
+Take = Callable[[Int64 | None], Any]
 
 
 class Columns:
-    """Reads batches from one snapshot."""
+    """Reads batches from columns of Arrow."""
 
     def __init__(
         self,
-        snapshot: Snapshot,
-        convert: Callable[[str, pa.Array], Any],
+        columns: Mapping[str, pa.Array],
+        take_of: Callable[[str, pa.Array], Take],
+        padding: PaddedCollate | None,
         room: Room,
-        cast: Callable[[Any, str], Any],
+        cast: Cast,
     ) -> None:
-        """``room`` and ``cast(values, dtype)`` make a copied column, ``convert(name, array)`` one that is Arrow's."""
-        self._snapshot, columns = snapshot, snapshot.stored_columns()
-        self._takes = [(name, _take(name, array, convert, room, cast)) for name, array in columns.items()]
+        """``take_of`` reads a column; ``room`` and ``cast`` make one that is padded."""
+        self._takes: list[tuple[str, Take]] = []
+        #: Columns that are padded: the names of all that they become.
+        self._padded: dict[str, list[str]] = {}
+        self._filled: dict[str, Any] = {}
+        for name, array in columns.items():
+            pad = None if padding is None else padding.taking(name, array, room, cast)
+            self._takes.append((name, pad or take_of(name, array)))
+            if padding is not None and pad is not None:
+                self._padded[name] = padding.spread_names(name, columns)
+                self._filled |= padding.filled(name)
+        if padding is not None:
+            padding.check_names(columns)
 
-    def read(self, numbers: Int64) -> dict[str, Any]:
-        """The rows with these numbers, as columns."""
-        places = self._snapshot.places(numbers)
-        return {name: take(places) for name, take in self._takes}
+    def read(self, places: Int64 | None) -> dict[str, Any]:
+        """The rows at these places, as columns; all rows where it is None."""
+        read = {name: take(places) for name, take in self._takes}
+        if not self._padded:
+            return read
+        made: dict[str, Any] = {}
+        for name, values in read.items():
+            made |= zip(self._padded[name], values, strict=True) if name in self._padded else {name: values}
+        return PaddedColumns(made, self._filled)
 
 
 def _take(
     name: str,
     array: pa.Array,
+    *,
     convert: Callable[[str, pa.Array], Any],
     room: Room,
-    cast: Callable[[Any, str], Any],
+    cast: Cast,
 ) -> Take:
+    """``room`` and ``cast`` make a column that is copied, ``convert(name, array)`` one that is Arrow's."""
     plain = None if array.null_count else _plain(array)
     if plain is None:
-        gather = gather_fn(array)
+        gather: Any = gather_fn(array)
         return lambda places: convert(name, gather(places))
     stored, dtype = plain
     shape = stored.shape[1:]
     n_bytes = stored.dtype.itemsize * math.prod(shape)
     source = stored.reshape(-1).view(np.uint8)
 
-    def take(places: Int64) -> Any:
+    def take(places: Any) -> Any:
         memory, values = room(len(places) * n_bytes, dtype)
         kernels.gather(source, n_bytes, places, memory)
         return cast(values.reshape(len(places), *shape), dtype)
@@ -280,9 +355,9 @@ def _plain(array: pa.Array) -> tuple[NDArray[Any], str] | None:
 MAX_BYTES_AHEAD = 2**30
 
 #: A step, what was read for it, and its columns where they are wanted (or on their way there).
-Fetched = tuple[Plan, Read, Any]
-#: What was read, and its columns on their way to the device; None where no copy has begun.
-Staged = tuple[Read, Any]
+Fetched = tuple[Plan, BatchRead, Any]
+#: What was read, a part or a batch, and its columns on their way to the device; None where no copy has begun.
+Staged = tuple[Any, Any]
 
 
 class Fetcher:
@@ -299,7 +374,7 @@ class Fetcher:
         plan = self._planner.next(place)
         if plan is None:
             return None
-        read = self._reading.join([self._read_with_note(piece) for piece in plan.pieces], plan.example)
+        read = self._reading.join([self._read_with_note(piece) for piece in plan.pieces], plan)
         content = read.content if self._stage is None else self._stage.finish(self._stage.begin(read.content))
         return plan, read, content
 
@@ -311,7 +386,7 @@ class Fetcher:
         try:
             return self._reading.read(piece)
         except Exception as error:
-            error.add_note(f"while reading {_where(piece)}")
+            error.add_note(f"while reading {_where([piece])}")
             raise
 
     def forget(self, *, keep_workers: bool) -> None:
@@ -321,8 +396,8 @@ class Fetcher:
 class PrefetchingFetcher(Fetcher):
     """The same, read by ``n_workers`` threads up to ``n_ahead`` steps before they are asked for.
 
-    A thread takes ``n_rows`` rows at once, or all that a step has from one dataset where it is None. If that is the
-    whole batch, it also begins to move it.
+    A thread takes ``n_rows`` rows at once. Where it is None, it takes the whole step, makes the batch and begins to
+    move it.
     """
 
     reads_ahead = True
@@ -391,7 +466,7 @@ class PrefetchingFetcher(Fetcher):
         reading, n_rows = _PartReader(self._reading, self._stage), self._n_rows
         return Prefetcher(
             _Plans(self._planner, place, stride),
-            parts_of if n_rows is None else partial(small_parts_of, n_rows=n_rows),
+            whole if n_rows is None else partial(small_parts_of, n_rows=n_rows),
             reading.read,
             reading.join,
             workers=self._workers,
@@ -399,7 +474,7 @@ class PrefetchingFetcher(Fetcher):
             max_bytes=MAX_BYTES_AHEAD,
             size_of=lambda staged: nbytes(staged[0].content),
             timeout=self._timeout,
-            describe=lambda part: _where(part.piece),
+            describe=lambda part: _where(part.pieces),
         )
 
     def forget(self, *, keep_workers: bool) -> None:
@@ -419,18 +494,18 @@ class _PartReader:
         self._reading, self._stage = reading, stage
 
     def read(self, part: Part) -> Staged:
-        """In a thread: read a part, and begin to move it if it is a whole batch."""
-        read = self._reading.read(part.piece)
-        if self._stage is None or part.step is None:
-            return read, None
-        read = self._reading.join([read], part.step.example)
-        return read, self._stage.begin(read.content)
+        """In a thread: read a part; if it is the whole step, make its batch and begin to move that."""
+        reads = [self._reading.read(piece) for piece in part.pieces]
+        if part.step is None:
+            return reads[0], None
+        read = self._reading.join(reads, part.step)
+        return read, None if self._stage is None else self._stage.begin(read.content)
 
     def join(self, plan: Plan, parts: list[Staged]) -> tuple[Plan, Staged]:
         """In the thread that asks: a batch of all its parts."""
-        if parts and parts[0][1] is not None:
+        if isinstance(parts[0][0], BatchRead):
             return plan, parts[0]
-        return plan, (self._reading.join([read for read, _ in parts], plan.example), None)
+        return plan, (self._reading.join([read for read, _ in parts], plan), None)
 
 
 class _Plans:
@@ -455,7 +530,6 @@ class _Plans:
             self._n_skip -= 1
 
 
-def _where(piece: ReadRequest) -> str:
-    ids: Int64 = piece.ids
-    shown = ", ".join(map(str, ids[:5].tolist())) + (", ..." if len(ids) > 5 else "")
-    return f"{'row' if len(ids) == 1 else 'rows'} {shown}; the loader is still before this batch"
+def _where(pieces: Sequence[ReadRequest]) -> str:
+    ids = pieces[0].ids if len(pieces) == 1 else np.concatenate([piece.ids for piece in pieces])
+    return f"{rows_named(ids)}; the loader is still before this batch"

@@ -188,6 +188,11 @@ class NumberedRows:
         self._dataset, self.changes = dataset, changes
         self._n_rows = len(dataset) if n_rows is None else n_rows
 
+    @property
+    def dataset(self) -> Any:
+        """What has the rows."""
+        return self._dataset
+
     def __len__(self) -> int:
         return self._n_rows
 

@@ -10,7 +10,7 @@ A guard with a memory has ``state_dict`` and ``load_state_dict``, as ``suite.gua
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from poolish.guards.checks.guard import Guard, ask, check_guard, passed
 from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.suite import Suite
 from poolish.load.frozen import Int64
-from poolish.load.structures import field_names, field_values, is_structure
+from poolish.load.structures import is_structure, named_columns
 
 
 class LoaderGuard:
@@ -40,7 +40,7 @@ class LoaderGuard:
         """The numbers of the rows that the trainer gets, None for all; none at all: leave the batch out."""
         if not len(ids):
             return None
-        columns, self._at = dict(_named(content)), None
+        columns, self._at = _named(content), None
         is_ours = isinstance(self._guard, (Suite, StreamGuard))
         result = ask(self._guard, TableView.of(columns, _ids_of(columns, ids)) if is_ours else columns, self)
         mask = passed(result, place)
@@ -102,24 +102,14 @@ def _ids_of(columns: Mapping[str, Any], ids: Int64) -> Int64 | None:
     return ids if all(hasattr(values, "__len__") and len(values) == len(ids) for values in columns.values()) else None
 
 
-def _named(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The columns of a batch by name: ``outer.inner`` inside others, numbers in tuples."""
-    if isinstance(content, Mapping):
-        inner = list(content.items())
-    elif is_structure(content):
-        inner = list(zip(field_names(content), field_values(content), strict=True))
-    elif isinstance(content, tuple):
-        inner = list(enumerate(content))
-    elif name:
-        yield name, _read_only(content)
-        return
-    else:
+def _named(content: Any) -> dict[str, Any]:
+    """The columns of a batch by name, as a guard sees them."""
+    if not (isinstance(content, (Mapping, tuple)) or is_structure(content)):
         raise ConfigError(
             f"guard= looks at the columns of a batch, the collate_fn returned {type(content).__name__}; "
             "return a dict, a tuple or a dataclass"
         )
-    for key, values in inner:
-        yield from _named(values, f"{name}.{key}" if name else str(key))
+    return {name: _read_only(values) for name, values in named_columns(content)}
 
 
 def _read_only(values: Any) -> Any:

@@ -36,7 +36,16 @@ from poolish.load.peers import ComparedRows, Peers
 from poolish.load.planner import BatchPlanner, OrderPlanner
 from poolish.load.reader import Iteration, RankReader
 from poolish.load.sampling import SampledBatches, sampled, weighted
-from poolish.load.settings import GROUP, LoaderSettings, check_follow, check_journal, check_no_shard, check_shared
+from poolish.load.settings import (
+    GROUP,
+    LoaderSettings,
+    check_agreement,
+    check_follow,
+    check_journal,
+    check_no_shard,
+    check_shared,
+)
+from poolish.load.shaping import BatchShaper, BatchTransform, LateShaper, ids_in
 from poolish.load.state import StateKeeper
 from poolish.load.structures import map_columns
 from poolish.load.views.transformed import n_epochs
@@ -134,6 +143,8 @@ class Loader:
         mesh: Any = None,
         shared: str | None = None,
         uneven: str = "stop",
+        transform: Callable[..., Any] | None = None,
+        ids: bool | str = False,
     ) -> None:
         settings = LoaderSettings(
             dataset=dataset,
@@ -166,6 +177,8 @@ class Loader:
             mesh=mesh,
             shared=shared,
             uneven=uneven,
+            transform=transform,
+            ids=ids,
         ).checked()
         self._settings = settings
         self.dataset, self.guard, self.follow = settings.dataset, settings.guard, settings.follow
@@ -201,8 +214,8 @@ class Loader:
             planner.uneven = self._settings.uneven
         guard = None if self._settings.guard is None else _guarding(self._settings.guard, share.rank, share.world_size)
         session = None if peers is None else GroupSession(peers, self._settings, planner, compared)
-        fetcher = self._make_fetcher(planner, rows)
-        self._reader = RankReader(self._settings, share.world_size, planner, ledger, fetcher, guard, session)
+        fetcher, late = self._make_fetcher(planner, rows)
+        self._reader = RankReader(self._settings, share.world_size, planner, ledger, fetcher, guard, session, late)
         is_settled = self._ranks.is_settled or share.source == "arguments"
         self._states = StateKeeper(self._reader, self._settings, self._about, share, is_settled=is_settled)
 
@@ -215,14 +228,15 @@ class Loader:
         check_no_shard(self.dataset, share)
         if share == self._share and share.source == "arguments":
             return  # it was made as this rank
-        state, epoch = self._restored or self.state_dict(), self.epoch
+        state, requested = self._restored or self.state_dict(), self._reader.requested
+        epoch, position = self.epoch, self.position
         self._build(share, snapshot_rows(self.dataset))
         if state["step"] or self._restored is not None:
             self._states.check(state)
             self._states.restore(state)
-        if self.epoch != epoch:
+        if (self.epoch, self.position) != (epoch, position):  # set_epoch has moved on from the state
             self._reader.begin_epoch(epoch)
-        self._restored = None
+        self._reader.requested, self._restored = requested, None
 
     def _make_peers(self, share: Share) -> Peers | None:
         settings, about = self._settings, self._about
@@ -236,9 +250,9 @@ class Loader:
         self, share: Share, rows: FrozenRows, peers: Peers | None, compared: ComparedRows | None
     ) -> LedgerProtocol:
         settings, about = self._settings, self._about
-        journal = settings.journal
+        journal = check_journal(settings.journal)
         if self._ranks.is_settled or share.source == "arguments":
-            journal = check_journal(journal, share, changes=rows.changes, follow=settings.follow)
+            check_agreement(journal, share, changes=rows.changes, follow=settings.follow)
         if journal is not None and journal != GROUP:
             if not isinstance(journal, (str, os.PathLike)):
                 return journal
@@ -283,28 +297,44 @@ class Loader:
         )
         return SampledBatches(draw, settings.batch_size, drop_last=settings.drop_last, world_size=self._dealt[1])
 
-    def _make_fetcher(self, planner: OrderPlanner | BatchPlanner, rows: FrozenRows) -> Fetcher:
-        settings = self._settings
+    def _make_fetcher(
+        self, planner: OrderPlanner | BatchPlanner, rows: FrozenRows
+    ) -> tuple[Fetcher, LateShaper | None]:
+        """What reads batches; what a guard has to come before is not done there."""
+        settings, shaper = self._settings, self._make_shaper()
         stage = self._make_stage(settings.device, settings.pin_memory)
-        pins = stage is not None and stage.pins
-        reading = BatchReader(self.output, settings.collate_fn, settings.faults, pins=pins)
+        pins, is_cuda = stage is not None and stage.pins, stage is not None and stage.is_cuda
+        transforms, late = shaper is not None and shaper.transforms, None
+        if shaper is not None and transforms and settings.guard is not None:
+            late, shaper, stage, transforms = LateShaper(shaper, stage), None, None, False
+        reading = BatchReader(self.output, settings.collate_fn, settings.faults, pins=pins, shaper=shaper)
         takes_columns, n_workers = reading.takes_columns(rows), settings.num_workers
         # None of the user's code runs where columns are gathered, so a thread may do it unasked: 0.9 ms less of the
         # trainer's time for each batch of 3 MiB (bench_cuda.py).
-        n_threads = n_workers or (1 if takes_columns and stage is not None and stage.is_cuda else 0)
+        n_threads = n_workers or (1 if takes_columns and is_cuda and not transforms else 0)
         if not n_threads:
-            return Fetcher(planner, reading, stage)
-        return PrefetchingFetcher(
+            return Fetcher(planner, reading, stage), late
+        fetcher = PrefetchingFetcher(
             planner,
             reading,
             stage,
             n_workers=n_threads,
             n_ahead=settings.prefetch_factor * n_threads,
-            # A buffer's batch is one gather; samples are cut finer, so that idle threads can help with a slow batch.
-            n_rows=None if takes_columns else max(1, settings.batch_size // (4 * n_threads)),
+            # A buffer's batch is one gather, and a transform needs all of it; other samples are cut finer, so that
+            # idle threads can help with a slow batch.
+            n_rows=None if takes_columns or transforms else max(1, settings.batch_size // (4 * n_threads)),
             timeout=settings.timeout,
             init=settings.worker_init_fn if n_workers else None,
         )
+        return fetcher, late
+
+    def _make_shaper(self) -> BatchShaper | None:
+        settings = self._settings
+        if settings.transform is None and settings.ids_name is None:
+            return None
+        fn = settings.transform
+        change = None if fn is None else BatchTransform(fn, settings.seed, settings.epochs, self._share.rank)
+        return BatchShaper(change, settings.ids_name, self.output)
 
     def _make_stage(self, device: Any, pin_memory: bool) -> torch_bridge.DeviceStage | None:
         if self.output == "torch":
@@ -323,7 +353,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches of the next epoch; of the rest of this one behind a state, and where growth is followed."""
-        self._settle()
+        self._settle()  # first: it may make another reader
         if torch_bridge.loaded() is not None:
             self._reader.become_worker(*torch_bridge.worker_info())
         check_caller(self.world_size)
@@ -482,12 +512,14 @@ class Loader:
     def mark_trained(self, batch: Any = None) -> None:
         """This batch is trained; without an argument, the oldest that is not yet.
 
-        The state moves on when all batches before it are trained, too. A copy that knows its rows stands for the batch;
-        for one that a framework rebuilt, call it without an argument.
+        The state moves on when all batches before it are trained, too. A copy that knows its rows stands for the batch,
+        and so do its row ids: ``mark_trained(batch["ids"])``, or a batch that a framework rebuilt of its columns, with
+        ``ids=True``. For a rebuilt one without ids, call it without an argument.
         """
         if not self._settings.is_explicit:
             raise ConfigError("mark_trained is for acknowledge='explicit'; here a batch is done when it is yielded")
-        self._reader.flight.acknowledge(batch, self._reader.progress.place.step)
+        step = self._reader.progress.place.step
+        self._reader.flight.acknowledge(batch, step, ids_in(batch, self._settings.ids_name))
 
     def audit(self, first_step: int, last_step: int) -> Audit:
         """Which rows steps ``first_step`` to ``last_step`` saw, and whether any came twice or never."""

@@ -7,13 +7,14 @@ Where the steps of a loader begin, at the start of an epoch or after a resume, a
     counts   steps that each rank has         every rank writes its own and waits for the others (``shared="own"``)
 
 All writing is compare-and-swap, so it makes no difference which rank is first. A key is deleted once every process has
-read it. A restarted job has an empty store, and the checkpoint that it resumes from says all that matters.
+read it. A restarted job agrees anew, and the checkpoint that it resumes from says all that matters.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -39,7 +40,9 @@ class Peers:
 
     def __init__(self, share: Share, name: object) -> None:
         self._share, self._n_processes = share, len(share.peers.split(","))
-        self._name = checksum_hex(repr((share.peers, name)).encode())
+        # torchrun may keep its store when it restarts the ranks, with all that they said before.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._name = checksum_hex(repr((share.peers, attempt, name)).encode())
         self._ordinal: int | None = None
         self._n_sessions = 0
 

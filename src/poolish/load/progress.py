@@ -11,9 +11,13 @@ import secrets
 from collections import deque
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from poolish.errors import ConfigError
 from poolish.load.batch import Batch, BatchTuple, Flight, Origin
+from poolish.load.frozen import Int64
 from poolish.load.planner import LoaderPosition
+from poolish.load.shaping import rows_named
 
 
 class Progress(NamedTuple):
@@ -46,8 +50,8 @@ class InFlight:
         self._flights: deque[_Flight] = deque()
         self._name, self._numbers = secrets.token_hex(8), itertools.count()
 
-    def track(self, batch: Any, step: int, before: Progress) -> None:
-        """A batch is about to be handed out; ``before`` is how far the loader is without it.
+    def track(self, batch: Any, step: int, before: Progress, ids: Int64) -> None:
+        """A batch of the rows ``ids`` is about to be handed out; ``before`` is how far the loader is without it.
 
         It gets a name that no other batch has, of this loader or of another: two may have the same rows at one step.
         """
@@ -56,28 +60,35 @@ class InFlight:
             batch.flight = name
         while self._flights and self._flights[-1].step >= step:  # it was not handed out
             self._flights.pop()
-        self._flights.append(_Flight(batch, name, step, before))
+        self._flights.append(_Flight(batch, name, step, before, ids))
 
     def oldest(self, step: int) -> Progress | None:
         """How far the loader was before the oldest batch in flight; None if there is none."""
         return self._flights[0].before if self._flights and self._flights[0].step < step else None
 
-    def acknowledge(self, batch: Any, step: int) -> None:
-        """A batch is trained; the oldest that is not yet, where ``batch`` is None."""
-        self._found(batch, step).is_trained = True
+    def acknowledge(self, batch: Any, step: int, ids: Int64 | None = None) -> None:
+        """A batch is trained; the oldest that is not yet, where ``batch`` is None.
+
+        ``ids`` are its row ids, where it carries them as a column, or is that column.
+        """
+        self._found(batch, step, ids).is_trained = True
         while self._flights and self._flights[0].is_trained:
             self._flights.popleft()
 
-    def _found(self, batch: Any, step: int) -> _Flight:
-        for flight in self._flights:
-            if flight.step < step and not flight.is_trained and (batch is None or flight.is_of(batch)):
+    def _found(self, batch: Any, step: int, ids: Int64 | None) -> _Flight:
+        waiting = [flight for flight in list(self._flights) if flight.step < step and not flight.is_trained]
+        for flight in waiting:
+            if batch is None or flight.is_of(batch):
                 return flight
+        if ids is not None and not _is_named(batch):
+            return _with_rows(waiting, ids)
         if batch is None:
             raise ConfigError("mark_trained: no batch is in flight; every batch handed out is marked already")
         if isinstance(batch, (Batch, BatchTuple)) and batch.step is None:
             raise ConfigError(
                 "mark_trained: this batch was rebuilt from its columns and does not know its rows any more; pass the "
-                "batch that the loader yielded, or call mark_trained() to acknowledge the oldest batch in flight"
+                "batch that the loader yielded, or call mark_trained() to acknowledge the oldest batch in flight; with "
+                "Loader(ids=True) rebuilt batches know their rows"
             )
         raise ConfigError("mark_trained: this batch was not yielded by this loader, or is marked already")
 
@@ -90,11 +101,40 @@ class InFlight:
         self._flights.clear()
 
 
-class _Flight:
-    __slots__ = ("batch", "before", "is_trained", "name", "step")
+def _is_named(batch: Any) -> bool:
+    """Whether a batch knows by name which one it is: ids cannot make another one of it."""
+    return getattr(batch, "flight", None) is not None
 
-    def __init__(self, batch: Any, name: Flight, step: int, before: Progress) -> None:
-        self.batch, self.name, self.step, self.before = batch, name, step, before
+
+def _with_rows(waiting: list[_Flight], ids: Int64) -> _Flight:
+    """The oldest of some flights that has exactly these rows, in this order."""
+    for flight in waiting:
+        if np.array_equal(flight.ids, ids):
+            return flight
+    shown = rows_named(ids)
+    for flight in waiting:
+        n_own = int(np.isin(ids, flight.ids).sum())
+        if n_own == len(ids) and len(ids):
+            how = "in another order" if np.array_equal(np.sort(ids), np.sort(flight.ids)) else "and not all of them"
+            raise ConfigError(
+                f"mark_trained: {shown} are rows of the batch of step {flight.step}, {how}; pass the ids as the loader "
+                "gave them, or call mark_trained() to acknowledge the oldest batch in flight"
+            )
+        if n_own:
+            raise ConfigError(
+                f"mark_trained: {n_own} of {len(ids)} rows are of the batch of step {flight.step}, the others are not; "
+                "pass the ids of one batch at a time, as the loader gave them"
+            )
+    raise ConfigError(
+        f"mark_trained: no batch in flight has {shown}; it was not yielded by this loader, or is marked already"
+    )
+
+
+class _Flight:
+    __slots__ = ("batch", "before", "ids", "is_trained", "name", "step")
+
+    def __init__(self, batch: Any, name: Flight, step: int, before: Progress, ids: Int64) -> None:
+        self.batch, self.name, self.step, self.before, self.ids = batch, name, step, before, ids
         self.is_trained = False
 
     def is_of(self, batch: Any) -> bool:

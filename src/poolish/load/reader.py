@@ -29,6 +29,7 @@ from poolish.load.settings import GROUP, LoaderSettings, check_worker_processes
 
 if TYPE_CHECKING:
     from poolish.load.guarding import LoaderGuard
+    from poolish.load.shaping import LateShaper
 
 #: Instead of a batch: the end of an epoch.
 _END = object()
@@ -49,6 +50,7 @@ class RankReader(Locked):
         fetcher: Fetcher,
         guard: LoaderGuard | None,
         session: GroupSession | None = None,
+        late: LateShaper | None = None,
     ) -> None:
         super().__init__()
         self.planner, self.ledger, self.fetcher, self.guard = planner, ledger, fetcher, guard
@@ -60,6 +62,8 @@ class RankReader(Locked):
         self.n_iterations = 0
         #: When the first row was due and not read.
         self.skipped_since: float | None = None
+        #: What is done to a batch that the guard has seen.
+        self._late = late
         self._dataset, self._follow, self._journal = settings.dataset, settings.follow, settings.journal
         self._is_explicit, self._keeps_workers = settings.is_explicit, settings.persistent_workers
         self._is_shared = world_size > 1 or isinstance(ledger, Journal)
@@ -69,7 +73,7 @@ class RankReader(Locked):
         #: The step from which batches of this epoch are delivered: its first, or the one behind a state.
         self._first_step = 0
         #: The epoch that the next iteration begins; None for the one that it comes to by itself.
-        self._requested: int | None = None
+        self.requested: int | None = None
 
     # -- before the first batch
 
@@ -88,7 +92,7 @@ class RankReader(Locked):
 
     def begin_iteration(self) -> None:
         """Where nothing grows, an iteration is an epoch: the next one, unless this one is untouched or restored."""
-        requested, self._requested = self._requested, None
+        requested, self.requested = self.requested, None
         place = self.progress.place
         if requested is not None:
             if requested != place.epoch or place.step > self._first_step:
@@ -99,8 +103,8 @@ class RankReader(Locked):
             self._first_step = -1  # whatever this worker delivers, others deliver batches of this epoch
 
     def _is_restored_at_end(self, place: LoaderPosition) -> bool:
-        if place.step == place.first_step:
-            return False
+        if place.step == place.first_step or self.progress.n_skip is not None:
+            return False  # one of several worker processes cannot know whether the others are at the end as well
         self.set_dataset_epoch(place.epoch)
         if isinstance(self.planner, InStep):
             self.enter()  # where the epoch ends is for all ranks to say
@@ -121,7 +125,7 @@ class RankReader(Locked):
             self.begin_epoch(epoch)
         elif self._follow:
             return
-        self._requested = epoch
+        self.requested = epoch
 
     def prefetch(self) -> None:
         """Let the threads begin with the first batch, as if it were asked for.
@@ -197,22 +201,24 @@ class RankReader(Locked):
             self.begin_next_epoch()
             return _END
         plan, read, content = got
-        ids, n_dropped, missing = read.ids, 0, read.gone
+        ids, known, n_dropped, missing = read.ids, read.known, 0, read.gone
         if self.guard is not None:
             where = f"Loader, epoch {plan.place.epoch}, step {plan.place.step}"
-            kept = self.guard.kept(read.content, ids, where)
+            kept = self.guard.kept(read.seen, ids, where)
             if kept is not None:
                 content = chosen(content, kept) if len(kept) else None
                 missing, ids = np.concatenate([missing, np.delete(ids, kept)]), ids[kept]
-                n_dropped = len(read.ids) - len(ids)
+                known, n_dropped = ids, len(read.ids) - len(ids)
+        is_left_out = n_dropped > 0 and not len(ids)
+        if self._late is not None and not is_left_out:
+            content, known = self._late.shape(content, ids, plan.place)
         if len(missing):
             self.skipped_since = time.time() if self.skipped_since is None else self.skipped_since
             self.ledger.skip(Skipped(self._who, plan.place.epoch, plan.place.step, missing.tolist()))
-        is_left_out = n_dropped > 0 and not len(ids)
         origin = Origin(ids, plan.place.position, plan.place.step)
-        batch = _LEFT_OUT if is_left_out else labelled(content, origin)
+        batch = _LEFT_OUT if is_left_out else labelled(content, origin, known)
         if self._is_explicit and not is_left_out:
-            self.flight.track(batch, plan.place.step, before)
+            self.flight.track(batch, plan.place.step, before, ids if known is None else known)
         self.progress = Progress(
             plan.after,
             stride - 1,
@@ -302,7 +308,7 @@ class RankReader(Locked):
         self.flight.clear()
         self._leave()
         self.progress = self.progress._replace(place=place, n_skip=n_skip, dataset=dataset)
-        self._first_step, self._requested = place.step, None
+        self._first_step, self.requested = place.step, None
 
     @property
     def frontier(self) -> Progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -10,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from poolish import seeds
+from poolish import seeds, torch_bridge
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError
 from poolish.files import check_name, local_path
@@ -64,6 +63,8 @@ class LoaderSettings:
     mesh: Any
     shared: str | None
     uneven: str
+    transform: Callable[..., Any] | None
+    ids: bool | str
 
     def arguments(self) -> dict[str, Any]:
         """The same as keyword arguments of a Loader."""
@@ -89,6 +90,8 @@ class LoaderSettings:
             faults=check_faults(self.faults),
             shared=check_choice(self.shared, "shared", (None, *SHARES)),
             uneven=check_choice(self.uneven, "uneven", UNEVEN),
+            transform=check_callable(self.transform, "transform"),
+            ids=check_ids(self.ids),
         )
         check_dataset_state(made.dataset, made.num_workers)
         check_batches(
@@ -98,20 +101,26 @@ class LoaderSettings:
             shuffle=made.shuffle,
             drop_last=made.drop_last,
         )
+        epochs = None if made.transform is not None else made.epochs
         check_sampling(
-            made.weights, made.sampler, made.epochs, follow=made.follow, shuffle=made.shuffle, batches=made.batches
+            made.weights, made.sampler, epochs, follow=made.follow, shuffle=made.shuffle, batches=made.batches
         )
         return made
 
     @property
     def shown_as(self) -> str:
         """What batches are made of: tensors where torch is installed, unless ``output`` says otherwise."""
-        return self.output or ("torch" if importlib.util.find_spec("torch") else "numpy")
+        return self.output or ("torch" if torch_bridge.is_installed() else "numpy")
 
     @property
     def sampled(self) -> str | None:
         """Which argument draws the rows of an epoch; None where none does."""
         return "weights" if self.weights is not None else "sampler" if self.sampler is not None else None
+
+    @property
+    def ids_name(self) -> str | None:
+        """The column that row ids are added as; None where they are not."""
+        return self.ids if isinstance(self.ids, str) else "ids" if self.ids else None
 
     @property
     def is_explicit(self) -> bool:
@@ -147,6 +156,13 @@ def check_callable(function: Any, what: str) -> Any:
     if function is not None and not callable(function):
         raise ConfigError(f"{what}={function!r}: a function, or None")
     return function
+
+
+def check_ids(ids: Any) -> bool | str:
+    """Whether row ids are a column of the batch, or the name that they have there."""
+    if not isinstance(ids, (bool, str)) or ids == "":
+        raise ConfigError(f'ids={ids!r}: True, the name of the column such as "row_id", or False')
+    return ids
 
 
 def check_choice(value: Any, name: str, choices: tuple[Any, ...]) -> Any:
@@ -188,7 +204,7 @@ def check_sampling(weights: Any, sampler: Any, epochs: Any, **others: Any) -> No
     """Weights, a sampler or neither; beside them, nothing else may say which rows an epoch has."""
     name = "weights" if weights is not None else "sampler"
     if epochs is not None and weights is None:
-        raise ConfigError("epochs= is how far weights= go; views have epochs= of their own")
+        raise ConfigError("epochs= is how far weights= and transform= go; views have epochs= of their own")
     if weights is None and sampler is None:
         return
     if weights is not None and sampler is not None:
@@ -267,29 +283,30 @@ def is_in_memory(dataset: Any) -> bool:
     return isinstance(dataset, Snapshot) or snapshot_rows(dataset).changes == LOCAL
 
 
-def check_journal(
-    journal: Any, share: Share, *, changes: str, follow: bool
-) -> str | os.PathLike[str] | LedgerProtocol | None:
-    """A directory, "group", whatever keeps decisions as a journal does, or None where ranks can agree without."""
-    if journal == GROUP:
-        if share.world_size > 1 and not share.peers:
-            raise ConfigError(
-                f"journal='group' on rank {share.rank} of {share.world_size}: there is no process group of these ranks "
-                "in this process; call torch.distributed.init_process_group first, or pass journal=DIR. Worker "
-                "processes of a DataLoader have none: use the loader's own num_workers, which are threads"
-            )
-        return GROUP
-    if journal is not None:
-        if not isinstance(journal, (str, os.PathLike)) and not hasattr(journal, "decide_block"):
-            raise ConfigError(f"journal={journal!r}: pass a directory that all ranks can reach, or 'group'")
-        kept: str | os.PathLike[str] | LedgerProtocol = journal
-        if not hasattr(journal, "decide_block"):
-            kept = local_path(
-                journal,
-                "journal",
-                instead="the sources of a recipe and save_dataset(), a journal is a directory that all ranks mount",
-            )
+def check_journal(journal: Any) -> str | os.PathLike[str] | LedgerProtocol | None:
+    """A directory, "group", whatever keeps decisions as a journal does, or None."""
+    if journal is None or journal == GROUP or hasattr(journal, "decide_block"):
+        kept: str | LedgerProtocol | None = journal
         return kept
+    if not isinstance(journal, (str, os.PathLike)):
+        raise ConfigError(f"journal={journal!r}: pass a directory that all ranks can reach, or 'group'")
+    return local_path(
+        journal,
+        "journal",
+        instead="the sources of a recipe and save_dataset(), a journal is a directory that all ranks mount",
+    )
+
+
+def check_agreement(journal: Any, share: Share, *, changes: str, follow: bool) -> None:
+    """Ranks can agree on what grows: through a journal, through their process group, or within one process."""
+    if journal == GROUP and share.world_size > 1 and not share.peers:
+        raise ConfigError(
+            f"journal='group' on rank {share.rank} of {share.world_size}: there is no process group of these ranks "
+            "in this process; call torch.distributed.init_process_group first, or pass journal=DIR. Worker "
+            "processes of a DataLoader have none: use the loader's own num_workers, which are threads"
+        )
+    if journal is not None:
+        return
     # Several loaders of one process may read a buffer that grows, without anything between them.
     is_seen_alike = changes == FIXED or (changes == LOCAL and not (follow and is_launched()))
     if share.world_size > 1 and not share.peers and not is_seen_alike:
@@ -298,7 +315,6 @@ def check_journal(
             "append at different moments, and rows would be lost and repeated; pass journal=DIR, the same for all, "
             "or initialise torch.distributed before the first batch (journal='group')"
         )
-    return None
 
 
 def check_worker_processes(*, changes: str, follow: bool) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from typing import Any
@@ -75,6 +75,25 @@ def map_columns(change: Callable[[Any], Any], columns: Any, *, inside_lists: boo
     if inside_lists and isinstance(columns, list) and columns and is_array(columns[0]):
         return [change(values) for values in columns]
     return change(columns)
+
+
+def named_columns(columns: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The columns of a batch by name: ``outer.inner`` inside others, numbers in tuples.
+
+    >>> list(named_columns({"crumb": {"size": [1, 2]}, "pair": ([3], [4])}))
+    [('crumb.size', [1, 2]), ('pair.0', [3]), ('pair.1', [4])]
+    """
+    if isinstance(columns, Mapping):
+        inner = list(columns.items())
+    elif is_structure(columns):
+        inner = list(zip(field_names(columns), field_values(columns), strict=True))
+    elif isinstance(columns, tuple):
+        inner = list(enumerate(columns))
+    else:
+        yield name, columns
+        return
+    for key, values in inner:
+        yield from named_columns(values, f"{name}.{key}" if name else str(key))
 
 
 def is_array(value: object) -> bool:

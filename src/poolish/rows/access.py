@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -196,17 +196,30 @@ def tensor_rows(array: pa.Array) -> np.ndarray[Any, Any]:
     return data.view(item).reshape(len(array), *sizes)
 
 
-def _read_ragged(array: pa.Array) -> ReadFn:
-    dtype, shape = dtype_and_shape(array.type)
+class RaggedParts(NamedTuple):
+    """The memory of a ragged tensor column: row i is ``content[begins[i]:begins[i + 1]]`` of shape ``shapes[i]``."""
+
+    content: Bytes
+    begins: Positions
+    shapes: Positions
+
+
+def ragged_parts(array: pa.Array) -> RaggedParts:
+    """Where the rows of a ragged tensor array lie in its memory, in bytes; what a null row has is unknown."""
     data, sizes = array.storage.field("data"), array.storage.field("shape")
-    item, rank = numpy_dtype(dtype), len(shape)
-    begins = np.frombuffer(data.buffers()[1], np.int64)[data.offset :] * (data.values.type.bit_width // 8)
-    content = np.frombuffer(data.values.buffers()[1] or b"", np.uint8)[
-        data.values.offset * (data.values.type.bit_width // 8) :
-    ]
+    rank, width = len(dtype_and_shape(array.type)[1]), data.values.type.bit_width // 8
+    begins = offsets_of(data) * width
+    content = bytes_of(data.values.buffers()[1])[data.values.offset * width :]
     # The buffer itself: a null row may leave its sizes null too, and NumPy would make floats of them.
     numbers = np.frombuffer(sizes.values.buffers()[1] or b"", np.int64)
     shapes = numbers[sizes.values.offset + sizes.offset * rank :][: len(array) * rank].reshape(-1, rank)
+    return RaggedParts(content, begins, shapes)
+
+
+def _read_ragged(array: pa.Array) -> ReadFn:
+    dtype = dtype_and_shape(array.type)[0]
+    content, begins, shapes = ragged_parts(array)
+    item = numpy_dtype(dtype)
 
     def read(i: int) -> np.ndarray[Any, Any]:
         part = content[begins[i] : begins[i + 1]].copy().view(item).reshape(shapes[i])

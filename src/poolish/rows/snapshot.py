@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from poolish import kernels, seeds
+from poolish import kernels, seeds, torch_bridge
 from poolish.columns import one_chunk
 from poolish.concurrency import cached_property
 from poolish.rows.access import GatherFn, ReadFn, gather_fn, reader
@@ -410,8 +410,8 @@ def _unpickled(
 
 
 def checked_ids(ids: ArrayLike, next_id: int) -> Int64:
-    """Row ids as an array; an id that was never given out is a mistake, not a row that is gone."""
-    asked = np.atleast_1d(np.asarray(ids))
+    """Row ids as an array, also of a tensor; an id that was never given out is a mistake, not a row that is gone."""
+    asked = np.atleast_1d(np.asarray(torch_bridge.on_host(ids)))
     if asked.size and (asked.dtype.kind not in "iu" or asked.ndim != 1):
         raise TypeError(f"row ids are whole numbers in one dimension, got {asked.dtype} of shape {asked.shape}")
     asked = asked.astype(np.int64)

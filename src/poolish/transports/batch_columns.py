@@ -19,12 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
-from poolish.columns import build_ragged, one_chunk
+from poolish.columns import one_chunk
 from poolish.errors import BadText
 from poolish.ragged import Ragged
 from poolish.rows.validate import ValueRejected, check_text, first_invalid
 from poolish.rows.values import stored
 from poolish.schema import Field, TensorType, bytes_of, is_tensor, numpy_dtype, offsets_of, readable, tensor_type
+from poolish.schema.tensors import build_ragged
 from poolish.schema.types import is_list
 
 Array = NDArray[Any]

@@ -132,9 +132,9 @@ def n_epochs(epochs: int | None) -> int | None:
     return epochs
 
 
-def extra_arguments(fn: Callable[..., Any], epochs: int | None) -> frozenset[str]:
+def extra_arguments(fn: Callable[..., Any], epochs: int | None, what: str = "TransformedDataset") -> frozenset[str]:
     """Which of the extra arguments a function names."""
-    check_attributes(fn, "TransformedDataset")
+    check_attributes(fn, what)
     try:
         names = inspect.signature(fn).parameters
     except (TypeError, ValueError):  # some builtins do not tell
