@@ -29,7 +29,9 @@ def changed(change: Callable[[Any], Any], batch: Any) -> Any:
     """Return the batch with ``change`` applied to every value; a batch of a loader still knows its rows."""
     made = map_columns(change, batch)
     ids, position, step = (getattr(batch, name, None) for name in Origin._fields)
-    return made if ids is None or position is None or step is None else labelled(made, Origin(ids, position, step))
+    if ids is None or position is None or step is None:
+        return made
+    return labelled(made, Origin(ids, position, step), ids)
 
 
 class Feed:
