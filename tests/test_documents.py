@@ -69,6 +69,9 @@ LAUNCHERS = {
 
 def start(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command of a document with this interpreter."""
+    while "=" in command.split()[0]:
+        setting, command = command.split(maxsplit=1)
+        environment = {**environment, **dict([setting.split("=")])}
     (launcher,) = [each for each in LAUNCHERS if command.startswith(each)]
     quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     alone = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "MASTER_PORT": ""}
@@ -78,7 +81,7 @@ def start(command: str, folder: Path, **environment: str) -> subprocess.Complete
         env={**{name: value for name, value in {**os.environ, **quiet, **alone}.items() if value}, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
         check=False,
     )
 
