@@ -1,7 +1,8 @@
 # Every command sets itself up from a fresh clone, in .venv, and starts at once the next time.
 #
 #   .venv/bin/python --> .installed --> .compiled (the kernels)      what `make run` needs
-#                              \------> .tools                       what `make test` and `make check` add
+#                              \------> .tools                       what `make test` and `make check` add, with the
+#                               |                                     frameworks of docs/trainers.md
 #                               \-----> .peers                       what `make bench` adds
 #
 # The names with a dot are stamp files in .venv: empty, and as old as the step they stand for.
@@ -120,7 +121,7 @@ $(VENV)/.compiler: FORCE | $(VENV)/.installed
 FORCE:
 
 $(VENV)/.tools: pyproject.toml $(VENV)/.installed
-	@CC=false $(INSTALL) --no-build-isolation -e ".[$(EXTRAS),dev]"
+	@CC=false $(INSTALL) --no-build-isolation -e ".[$(EXTRAS),trainers,dev]"
 	@touch $@
 
 # One at a time and with torch held still: a peer that cannot be had is missing from the results, not in the way.

@@ -6,6 +6,13 @@ from typing import Any
 
 import pytest
 
+#: Loading one of these loads a framework: seconds, and a process that is slow to fork. ``tests/integrations`` runs
+#: their examples in children.
+collect_ignore = [
+    f"src/poolish/integrations/{framework}.py"
+    for framework in ("lightning", "transformers", "accelerate", "trl", "jax")
+]
+
 
 @pytest.fixture(autouse=True)
 def folder_for_examples(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:

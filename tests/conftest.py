@@ -40,7 +40,7 @@ settings.load_profile("soak" if IS_SOAK else "quick" if IS_QUICK else "push")
 KERNEL_PACKAGES = {"seeds"}
 
 #: Left out of ``make quick``: they kill, fork, start interpreters, load large libraries or try very often.
-SLOW_FOLDERS = {"examples", "compatibility"}
+SLOW_FOLDERS = {"examples", "compatibility", "integrations"}
 SLOW_MODULES = {
     *("test_build", "test_documents", "test_hub", "test_install", "test_seed_programs", "test_short_writes"),
     *("test_architecture", "test_soak_clock", "test_prepare", "test_new", "test_bake", "test_damage"),

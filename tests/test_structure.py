@@ -35,7 +35,7 @@ FLOORS: tuple[set[str], ...] = (
     {"rows", "tokens"},
     {"transports"},
     {"recipes", "serve", "load"},
-    {"engines", "report", "validation"},
+    {"engines", "integrations", "report", "validation"},
     {"cli", "testing"},
     {"__main__"},
 )
@@ -67,7 +67,15 @@ OPTIONAL_LIBRARIES = {
     "ray": "ray",
     "pandas": "pandas",
     "polars": "polars",
+    "lightning": "lightning",
+    "transformers": "transformers",
+    "accelerate": "accelerate",
+    "trl": "trl",
+    "jax": "jax",
 }
+
+#: What a module of an integration may import as well: the libraries that its framework is made of.
+BELOW_FRAMEWORKS = {"transformers": {"torch", "accelerate"}, "trl": {"datasets"}}
 
 #: Packages that stay loadable, and quick to load, where no optional library is installed.
 LEAN_PACKAGES = {package for packages in FLOORS[: FLOOR_OF["rows"] + 1] for package in packages}
@@ -231,9 +239,14 @@ def test_unknown_name_is_an_attribute_error():
         poolish.DatasetBufer  # noqa: B018
 
 
+def is_of_framework(module: str) -> bool:
+    """Whether loading a module loads a framework, which takes seconds and hundreds of megabytes."""
+    return module.startswith("poolish.integrations.") and module.split(".")[-1] in OPTIONAL_LIBRARIES
+
+
 def test_exported_names_exist():
     """Every module loads; what it lists in ``__all__`` it has, once, and no private names among it."""
-    for module in [name for name in sources() if not name.endswith("__main__")]:
+    for module in [name for name in sources() if not name.endswith("__main__") and not is_of_framework(name)]:
         loaded = importlib.import_module(module)
         exported = list(getattr(loaded, "__all__", []))
 
@@ -295,6 +308,24 @@ def test_lean_packages_load_optional_libraries_late():
 
     eager = {module: found for module, tree in lean.items() if (found := eager_imports(module, tree))}
 
+    assert eager == {}
+
+
+def test_each_integration_is_loaded_by_its_own_name_only():
+    """A framework is imported by the module that is named for it, which nothing else of poolish imports."""
+    modules = {module: tree for module, tree in sources().items() if is_of_framework(module)}
+    users = {name for module, tree in sources().items() for name, _ in imports(tree) if module not in modules}
+    eager = {
+        module: found
+        for module, tree in sources().items()
+        if package_of(module) == "integrations"
+        and (found := eager_imports(module, tree) - BELOW_FRAMEWORKS.get(module.split(".")[-1], set()))
+    }
+
+    assert {module.split(".")[-1] for module in modules} == OPTIONAL_LIBRARIES.keys() & {
+        *("lightning", "transformers", "accelerate", "trl", "jax")
+    }
+    assert users & modules.keys() == set()
     assert eager == {}
 
 

@@ -23,6 +23,7 @@ from poolish.errors import ConfigError
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
 from poolish.load.batch import Origin
+from poolish.load.callers import check_caller
 from poolish.load.fetch import BatchReader, Fetcher, PrefetchingFetcher
 from poolish.load.frozen import SHARED, FrozenRows, choice_of, snapshot_rows
 from poolish.load.group_ledger import GroupLedger
@@ -357,6 +358,7 @@ class Loader:
         self._settle()  # first: it may make another reader
         if torch_bridge.loaded() is not None:
             self._reader.become_worker(*torch_bridge.worker_info())
+        check_caller(self.world_size)
         self._enter_run()
         self._reader.begin_iteration()
         if self._reader.fetcher.reads_ahead:
@@ -418,8 +420,15 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
-        return self._reader.progress.place.epoch
+        """The epoch that the next batch belongs to, so that ``range(loader.epoch, n)`` continues behind any state.
+
+        >>> loader = Loader([1, 2, 3], 2)
+        >>> states = [loader.state_dict() for batch in loader]
+        >>> loader.load_state_dict(states[-1])
+        >>> loader.epoch
+        1
+        """
+        return self._reader.epoch
 
     @property
     def step(self) -> int:

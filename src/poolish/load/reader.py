@@ -110,6 +110,13 @@ class RankReader(Locked):
             self.enter()  # where the epoch ends is for all ranks to say
         return self.planner.n_left(place) == 0
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch; behind a state that was taken after the last one, the epoch after it."""
+        place = self.progress.place
+        is_at_end = not self._follow and place.step == self._first_step and self._is_restored_at_end(place)
+        return place.epoch + is_at_end
+
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration begin an epoch, or continue it where a state restored it."""
         place = self.progress.place
