@@ -447,6 +447,25 @@ def test_a_worker_process_starts_where_the_loader_of_its_rank_is(tmp_path):
     assert in_group(tmp_path, 2, run) == [[[3, 4, 5], [3, 4, 5]]] * 2
 
 
+def test_a_group_that_ends_too_early_is_named(tmp_path):
+    """A rank that still reads says that the store is gone, and how to keep it; torch says "connection reset"."""
+
+    def run(rank):
+        batches = iter(load(buffer(40), 2, follow=True, shared="copy"))
+        next(batches)
+        dist.barrier()
+        dist.destroy_process_group()
+        try:
+            return [batch.ids.tolist() for batch in batches]
+        finally:
+            (tmp_path / "again").mkdir(exist_ok=True)
+            init_group(tmp_path / "again", rank, 2)
+
+    for result in in_group(tmp_path, 2, run):
+        assert "ResumeError: Loader, rank " in result
+        assert "keep the group until every rank has its last batch" in result
+
+
 def test_a_group_may_end_and_begin_again(tmp_path):
     """A second group of the same ranks has a store of its own."""
 

@@ -32,6 +32,8 @@ class InStep(ABC):
     uneven = "stop"
     #: The epoch that was agreed on, and the step at which it ends.
     _agreed = (-1, 0)
+    #: The epoch and the step of a restored state that was taken behind the last batch.
+    restored_end = (-1, 0)
 
     def agree(self, place: LoaderPosition, peers: Peers | None) -> None:
         """Agree on the step at which the epoch ends; every rank is at this step now."""
@@ -62,6 +64,12 @@ class InStep(ABC):
             return self._empty(place)
         begun = max(place.position, place.total or 0)  # from here on nothing of its own is left to do
         return self._again(replace(place, position=begun))
+
+    def is_over(self, place: LoaderPosition) -> bool:
+        """Whether the ranks have ended together here; asks none of them."""
+        epoch, end = self._agreed
+        has_ended = epoch == place.epoch and place.step >= end
+        return has_ended or (place.epoch, place.step) == self.restored_end
 
     def n_left(self, place: LoaderPosition) -> int:
         """Steps left until the ranks end together."""

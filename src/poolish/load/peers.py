@@ -17,11 +17,12 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from poolish import torch_bridge
-from poolish.errors import ResumeError, Starved
+from poolish.errors import PoolishError, ResumeError, Starved
 from poolish.files import checksum_hex
 from poolish.load.frozen import FrozenRows, Span, content_of, ordinal_of
 from poolish.ranks import Share
@@ -74,19 +75,21 @@ class Peers:
 
     def agree(self, key: str, mine: dict[str, Any]) -> dict[str, Any]:
         """What the first rank said under ``key`` in this session."""
-        store, name = self._store(), self._key(key)
-        agreed: dict[str, Any] = json.loads(store.compare_set(name, "", json.dumps(mine)))
-        self._arrive(store, name)
-        return agreed
+        with self._connected() as store:
+            name = self._key(key)
+            agreed: dict[str, Any] = json.loads(store.compare_set(name, "", json.dumps(mine)))
+            self._arrive(store, name)
+            return agreed
 
     def found(self, key: str) -> dict[str, Any] | None:
         """What was said under ``key``; None if no rank has."""
-        store, name = self._store(), self._key(key)
-        if not store.check([name]):
-            return None
-        agreed: dict[str, Any] = json.loads(store.get(name))
-        self._arrive(store, name)
-        return agreed
+        with self._connected() as store:
+            name = self._key(key)
+            if not store.check([name]):
+                return None
+            agreed: dict[str, Any] = json.loads(store.get(name))
+            self._arrive(store, name)
+            return agreed
 
     def _arrive(self, store: Any, name: str) -> None:
         """Delete a key that every process has read."""
@@ -96,9 +99,15 @@ class Peers:
 
     def counts(self, mine: int) -> list[int]:
         """The number of each rank, in their order; waits for all of them."""
-        store, begun, said = self._store(), time.monotonic(), False
         names = [self._key(f"count/{rank}") for rank in range(self._share.world_size)]
-        store.set(names[self._share.rank], str(mine))
+        with self._connected() as store:
+            store.set(names[self._share.rank], str(mine))
+            self._wait_for(store, names)
+            return [int(store.get(name)) for name in names]
+
+    def _wait_for(self, store: Any, names: list[str]) -> None:
+        """Wait until every rank has set its key."""
+        begun, said = time.monotonic(), False
         while missing := [rank for rank, name in enumerate(names) if not store.check([name])]:
             waited_s = time.monotonic() - begun
             if waited_s > _PATIENCE_S:
@@ -111,19 +120,26 @@ class Peers:
                 logger.warning("rank %d waits for ranks %s to begin the epoch", self._share.rank, missing)
                 said = True
             time.sleep(min(0.1, 0.001 + waited_s / 100))
-        return [int(store.get(name)) for name in names]
 
     def _key(self, key: str) -> str:
         return f"poolish/loader/{self._name}/{self._ordinal}/{self._n_sessions}/{key}"
 
-    def _store(self) -> Any:
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        """The store of the process group; an error that says what to do if it is gone."""
         store = torch_bridge.group_store()
-        if store is None:
+        try:
+            if store is None:
+                raise ConnectionError("torch.distributed is not initialised any more")
+            yield store
+        except (RuntimeError, ConnectionError) as error:
+            if isinstance(error, PoolishError):
+                raise
             raise ResumeError(
-                "Loader: the process group with which the ranks agreed is gone; keep it until the last batch, or pass "
-                "journal=DIR"
-            )
-        return store
+                f"Loader, rank {self._share.rank}: the store of the process group is gone ({error}); it lives in "
+                "torchrun or in rank 0: keep the group until every rank has its last batch (dist.barrier() before "
+                "dist.destroy_process_group()), or pass journal=DIR"
+            ) from error
 
 
 # The rows of copies -----------------------------------------------------------------------------------------------

@@ -105,9 +105,9 @@ class RankReader(Locked):
     def _is_restored_at_end(self, place: LoaderPosition) -> bool:
         if place.step == place.first_step or self.progress.n_skip is not None:
             return False  # one of several worker processes cannot know whether the others are at the end as well
-        self.set_dataset_epoch(place.epoch)
         if isinstance(self.planner, InStep):
-            self.enter()  # where the epoch ends is for all ranks to say
+            return self.planner.is_over(place)  # the other ranks are not asked: they may be elsewhere
+        self.set_dataset_epoch(place.epoch)
         return self.planner.n_left(place) == 0
 
     @property

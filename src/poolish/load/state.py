@@ -79,7 +79,7 @@ class StateKeeper:
         if spots:
             state["spots"] = spots
         if isinstance(reader.planner, InStep):
-            state["own_of"] = list(self._rank)
+            state["own_of"], state["own_over"] = list(self._rank), reader.planner.is_over(place)
         if reader.worker[1] > 1:
             state["skip"] = frontier.n_skip
         return sealed(state | self._own_states(frontier))
@@ -121,6 +121,8 @@ class StateKeeper:
             reader.dataset.go_back(of_dataset, was.place.epoch)
             reader.progress = was
             raise
+        if isinstance(planner, InStep):
+            planner.restored_end = (place.epoch, place.step) if state.get("own_over") else (-1, 0)
         reader.go_to(place, state.get("skip"), own)
         if isinstance(reader.planner, BatchPlanner):
             reader.planner.become(planner)
