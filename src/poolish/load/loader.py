@@ -22,40 +22,29 @@ from poolish import torch_bridge
 from poolish.errors import ConfigError
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
+from poolish.load.assembly import Assembly
 from poolish.load.batch import Origin
 from poolish.load.callers import check_caller
-from poolish.load.fetch import BatchReader, Fetcher, PrefetchingFetcher
-from poolish.load.frozen import SHARED, FrozenRows, choice_of, snapshot_rows
-from poolish.load.group_ledger import GroupLedger
-from poolish.load.group_session import GroupSession
-from poolish.load.journal import N_AHEAD, Journal
-from poolish.load.ledger import Ledger, LedgerProtocol, shared_ledger
-from poolish.load.order import Order
-from poolish.load.own_rows import InStep, OwnBatchesPlanner, OwnRowsPlanner
-from poolish.load.peers import ComparedRows, Peers
-from poolish.load.planner import BatchPlanner, OrderPlanner
-from poolish.load.reader import Iteration, RankReader
-from poolish.load.sampling import SampledBatches, sampled, weighted
+from poolish.load.frozen import FrozenRows, choice_of, snapshot_rows
+from poolish.load.journal import Journal
+from poolish.load.ledger import LedgerProtocol
+from poolish.load.own_rows import InStep
+from poolish.load.planner import BatchPlanner
+from poolish.load.reader import Iteration
 from poolish.load.settings import (
-    GROUP,
     LoaderSettings,
-    check_agreement,
     check_follow,
-    check_journal,
     check_no_shard,
     check_shared,
 )
-from poolish.load.shaping import BatchShaper, BatchTransform, LateShaper, ids_in
+from poolish.load.shaping import ids_in
 from poolish.load.state import StateKeeper
-from poolish.load.structures import map_columns
-from poolish.load.views.transformed import n_epochs
 from poolish.load.views.view import check_epoch
 from poolish.ranks import Ranks, Share
 from poolish.runs import new_run_id, run_id
 
 if TYPE_CHECKING:
     from poolish.load.audit import Audit
-    from poolish.load.guarding import LoaderGuard
 
 
 @fixed_parameters("make a new Loader, such as loader.like(...), and load_state_dict() the state of this one")
@@ -192,31 +181,22 @@ class Loader:
         self._has_resumed = False
         self._restored: Mapping[str, Any] | None = None
         self._about = _about(settings, rows)
-        self._build(self._ranks.now(), rows)
+        if settings.shown_as == "torch":
+            torch_bridge.register_iterable(Loader)
+        self._build(self._ranks.now())
         vars(self).update({**settings.arguments(), **vars(self)})
         if hasattr(faults, "expect"):
             faults.expect(getattr(dataset, "schema", None))
 
     # -- putting it together
 
-    def _build(self, share: Share, rows: FrozenRows) -> None:
+    def _build(self, share: Share) -> None:
         """Make everything that depends on the rank; what is not settled yet may come again with another share."""
         self._share = share
         vars(self).update(rank=share.rank, world_size=share.world_size)
-        own = self._settings.shared == "own" and share.world_size > 1
-        #: The share of all rows that this rank reads: all of them, where they are its own.
-        self._dealt = (0, 1) if own else (share.rank, share.world_size)
-        compared = ComparedRows() if rows.changes != SHARED and not own and share.world_size > 1 else None
-        peers = self._make_peers(share)
-        ledger = self._make_ledger(share, rows, peers, compared)
-        planner = self._make_planner(ledger)
-        if isinstance(planner, InStep):
-            planner.uneven = self._settings.uneven
-        guard = None if self._settings.guard is None else _guarding(self._settings.guard, share.rank, share.world_size)
-        session = None if peers is None else GroupSession(peers, self._settings, planner, compared)
-        fetcher, late = self._make_fetcher(planner, rows)
-        self._reader = RankReader(self._settings, share.world_size, planner, ledger, fetcher, guard, session, late)
         is_settled = self._ranks.is_settled or share.source == "arguments"
+        assembly = Assembly(self._settings, self._about, share, is_settled=is_settled)
+        self._reader = assembly.reader()
         self._states = StateKeeper(self._reader, self._settings, self._about, share, is_settled=is_settled)
 
     def _settle(self) -> None:
@@ -231,125 +211,13 @@ class Loader:
             return  # it was made as this rank
         state, requested = self._restored or self.state_dict(), self._reader.requested
         epoch, position = self.epoch, self.position
-        self._build(share, snapshot_rows(self.dataset))
+        self._build(share)
         if state["step"] or self._restored is not None:
             self._states.check(state)
             self._states.restore(state)
         if (self.epoch, self.position) != (epoch, position):  # set_epoch has moved on from the state
             self._reader.begin_epoch(epoch)
         self._reader.requested, self._restored = requested, None
-
-    def _make_peers(self, share: Share) -> Peers | None:
-        settings, about = self._settings, self._about
-        has_own_ledger = settings.journal is not None and not isinstance(settings.journal, (str, os.PathLike))
-        if has_own_ledger or not share.peers or share.world_size == 1:
-            return None
-        name = (about["choice"], about["seed"], about["shuffle"], about["sampled"], about["batches"], settings.run)
-        return Peers(share, (type(self.dataset).__name__, settings.batch_size, settings.follow, *name))
-
-    def _make_ledger(
-        self, share: Share, rows: FrozenRows, peers: Peers | None, compared: ComparedRows | None
-    ) -> LedgerProtocol:
-        settings, about = self._settings, self._about
-        journal = check_journal(settings.journal)
-        if self._ranks.is_settled or share.source == "arguments":
-            check_agreement(journal, share, changes=rows.changes, follow=settings.follow)
-        if journal is not None and journal != GROUP:
-            if not isinstance(journal, (str, os.PathLike)):
-                return journal
-            if settings.shared == "copy":  # each process made a buffer of its own; the rows in them are compared
-                about = {**about, "source": "copy"}
-            n_ahead = N_AHEAD if share.world_size > 1 else 0
-            return Journal(journal, {**about, "follow": settings.follow}, compared, n_ahead=n_ahead)
-        if self._dealt[1] == 1:
-            return Ledger()
-        if peers is not None:
-            return GroupLedger(peers, compared)
-        source = about["source"] or id(self.dataset)
-        order = (source, about["choice"], settings.seed, settings.shuffle, settings.follow)
-        return shared_ledger((*order, settings.run), share.world_size)
-
-    def _make_planner(self, ledger: LedgerProtocol) -> OrderPlanner | BatchPlanner:
-        settings, batches = self._settings, self._make_batches()
-        rank, world_size = self._dealt
-        own = world_size != self._share.world_size
-        if batches is not None:
-            kind_of_batches = OwnBatchesPlanner if own else BatchPlanner
-            return kind_of_batches(self.dataset, batches, rank=rank, world_size=world_size)
-        kind = OwnRowsPlanner if own else OrderPlanner
-        return kind(
-            self.dataset,
-            ledger,
-            lambda epoch: Order(settings.seed, epoch, shuffle=settings.shuffle, follow=settings.follow),
-            batch_size=settings.batch_size,
-            rank=rank,
-            world_size=world_size,
-            drop_last=settings.drop_last,
-        )
-
-    def _make_batches(self) -> Any:
-        """Ready-made batches, or those of drawn rows; None where the loader makes its own order."""
-        settings = self._settings
-        if settings.sampled is None:
-            return settings.batches
-        draw = (
-            sampled(settings.sampler, settings.seed)
-            if settings.sampled == "sampler"
-            else weighted(settings.weights, settings.seed, n_epochs(settings.epochs))
-        )
-        return SampledBatches(draw, settings.batch_size, drop_last=settings.drop_last, world_size=self._dealt[1])
-
-    def _make_fetcher(
-        self, planner: OrderPlanner | BatchPlanner, rows: FrozenRows
-    ) -> tuple[Fetcher, LateShaper | None]:
-        """What reads batches; what a guard has to come before is not done there."""
-        settings, shaper = self._settings, self._make_shaper()
-        stage = self._make_stage(settings.device, settings.pin_memory)
-        pins, is_cuda = stage is not None and stage.pins, stage is not None and stage.is_cuda
-        transforms, late = shaper is not None and shaper.transforms, None
-        if shaper is not None and transforms and settings.guard is not None:
-            late, shaper, stage, transforms = LateShaper(shaper, stage), None, None, False
-        reading = BatchReader(self.output, settings.collate_fn, settings.faults, pins=pins, shaper=shaper)
-        takes_columns, n_workers = reading.takes_columns(rows), settings.num_workers
-        # None of the user's code runs where columns are gathered, so a thread may do it unasked: 0.9 ms less of the
-        # trainer's time for each batch of 3 MiB (bench_cuda.py).
-        n_threads = n_workers or (1 if takes_columns and is_cuda and not transforms else 0)
-        if not n_threads:
-            return Fetcher(planner, reading, stage), late
-        fetcher = PrefetchingFetcher(
-            planner,
-            reading,
-            stage,
-            n_workers=n_threads,
-            n_ahead=settings.prefetch_factor * n_threads,
-            # A buffer's batch is one gather, and a transform needs all of it; other samples are cut finer, so that
-            # idle threads can help with a slow batch.
-            n_rows=None if takes_columns or transforms else max(1, settings.batch_size // (4 * n_threads)),
-            timeout=settings.timeout,
-            init=settings.worker_init_fn if n_workers else None,
-        )
-        return fetcher, late
-
-    def _make_shaper(self) -> BatchShaper | None:
-        settings = self._settings
-        if settings.transform is None and settings.ids_name is None:
-            return None
-        fn = settings.transform
-        change = None if fn is None else BatchTransform(fn, settings.seed, settings.epochs, self._share.rank)
-        return BatchShaper(change, settings.ids_name, self.output)
-
-    def _make_stage(self, device: Any, pin_memory: bool) -> torch_bridge.DeviceStage | None:
-        if self.output == "torch":
-            torch_bridge.register_iterable(Loader)
-            if device is None and not pin_memory:
-                return None
-            try:
-                return torch_bridge.DeviceStage(device, pin=True if pin_memory else None, each=map_columns)
-            except (RuntimeError, AssertionError) as error:
-                raise ConfigError(f"device={device!r}: {error}") from None
-        if device is not None or pin_memory:
-            raise ConfigError(f"device= and pin_memory= are for tensors, output is {self.output!r}")
-        return None
 
     # -- iterating
 
@@ -565,9 +433,3 @@ def _about(settings: LoaderSettings, rows: FrozenRows) -> dict[str, Any]:
     about = {"source": rows.uuid, "choice": choice_of(settings.dataset), "seed": settings.seed}
     has_batches = settings.batches is not None or settings.sampled is not None
     return {**about, "shuffle": settings.shuffle, "batches": has_batches, "sampled": settings.sampled}
-
-
-def _guarding(guard: Any, rank: int, world_size: int) -> LoaderGuard:
-    from poolish.load.guarding import LoaderGuard
-
-    return LoaderGuard(guard, rank, world_size)
