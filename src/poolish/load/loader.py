@@ -8,8 +8,8 @@
     guarding      which of its rows are handed out
     reader        one batch after the other, and how far it is: behind the last batch it has delivered
 
-The loader puts these together from its ``settings``, and turns how far it is into a state and back. Where batches are
-acknowledged, its state is how far it was before the oldest of those in flight.
+``assembly`` puts these together from the ``settings`` and the rank; the loader turns how far it is into a state and
+back. Where batches are acknowledged, its state is how far it was before the oldest of those in flight.
 """
 
 from __future__ import annotations
