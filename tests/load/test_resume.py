@@ -181,7 +181,8 @@ def test_state_after_the_last_batch_or_the_end_begins_the_next_epoch():
     second.set_epoch(0)
     third.load_state_dict(after_end)
 
-    assert (first.epoch, len(first), first.remaining) == (0, 2, 0)
+    assert (first.epoch, len(first), first.remaining) == (1, 2, 2)
+    assert (second.epoch, len(second), second.remaining) == (0, 2, 0)
     assert [(batch.step, batch.ids.tolist()) for batch in first] == [(2, [0, 1]), (3, [2, 3])]
     assert (first.epoch, first.position) == (2, 0)
     assert (second.epoch, list(second), second.epoch) == (0, [], 1)

@@ -210,13 +210,14 @@ class Loader:
             self._restored = None
             return  # it was made as this rank
         state, requested = self._restored or self.state_dict(), self._reader.requested
-        epoch, position = self.epoch, self.position
+        was = self._reader.progress.place
         self._build(share)
         if state["step"] or self._restored is not None:
             self._states.check(state)
             self._states.restore(state)
-        if (self.epoch, self.position) != (epoch, position):  # set_epoch has moved on from the state
-            self._reader.begin_epoch(epoch)
+        now = self._reader.progress.place
+        if (now.epoch, now.position) != (was.epoch, was.position):  # set_epoch has moved on from the state
+            self._reader.begin_epoch(was.epoch)
         self._reader.requested, self._restored = requested, None
 
     # -- iterating
@@ -260,8 +261,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of this rank's epoch, those done and those left; with ``follow`` a TypeError: it is not known."""
-        n_left = self.remaining
-        place = self._reader.progress.place
+        n_left, place = self.remaining, self._reader.upcoming
         return place.step - place.first_step + n_left
 
     @property
@@ -275,10 +275,12 @@ class Loader:
         if self.follow:
             raise TypeError("the length of a loader that follows a growing dataset is not known before the epoch ends")
         self._settle()
-        place = self._reader.progress.place
-        self._reader.set_dataset_epoch(place.epoch)
-        if isinstance(self._reader.planner, InStep):
+        place = self._reader.upcoming
+        if isinstance(self._reader.planner, InStep):  # the ranks say together how long it is
+            if place is not self._reader.progress.place:
+                self._reader.begin_next_epoch()
             self._reader.enter()
+        self._reader.set_dataset_epoch(place.epoch)
         return self._reader.planner.n_left(place)
 
     @property
@@ -296,7 +298,7 @@ class Loader:
         >>> loader.epoch
         1
         """
-        return self._reader.epoch
+        return self._reader.upcoming.epoch
 
     @property
     def step(self) -> int:

@@ -111,11 +111,11 @@ class RankReader(Locked):
         return self.planner.n_left(place) == 0
 
     @property
-    def epoch(self) -> int:
-        """The epoch of the next batch; behind a state that was taken after the last one, the epoch after it."""
+    def upcoming(self) -> LoaderPosition:
+        """Where the next batch is; behind a state that was taken after the last one, the next epoch's begin."""
         place = self.progress.place
-        is_at_end = not self._follow and place.step == self._first_step and self._is_restored_at_end(place)
-        return place.epoch + is_at_end
+        is_untouched = self.requested is None and not self._follow and place.step == self._first_step
+        return place.begin(place.epoch + 1) if is_untouched and self._is_restored_at_end(place) else place
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration begin an epoch, or continue it where a state restored it."""
