@@ -40,9 +40,14 @@ class Share(NamedTuple):
     peers: str = ""
 
     @property
+    def n_processes(self) -> int:
+        """How many processes read together: along a mesh, several may be one rank and get the same rows."""
+        return max(self.world_size, self.peers.count(",") + 1)
+
+    @property
     def was_found(self) -> bool:
         """Whether the process was found to be one of several, and not called a rank by the arguments."""
-        return self.world_size > 1 and self.source != "arguments"
+        return self.n_processes > 1 and self.source != "arguments"
 
 
 ALONE = Share(0, 1, "nothing")

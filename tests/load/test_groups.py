@@ -481,3 +481,94 @@ def test_a_group_may_end_and_begin_again(tmp_path):
 
     for k in range(2):
         assert all_ids(result[k] for result in results) == list(range(6))
+
+
+# Ranks that are not alike ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda rank: {"seed": rank, "shuffle": True},
+        lambda rank: {"shuffle": bool(rank)},
+        lambda rank: {"batch_size": 2 + rank},
+        lambda rank: {"follow": bool(rank)},
+        lambda rank: {"batch_size": 1, "batches": [[0, 1], [2, 3 + rank]]},
+        lambda rank: {"weights": np.ones(8), "seed": rank},
+    ],
+    ids=["seed", "shuffle", "batch_size", "follow", "batches", "weights"],
+)
+def test_ranks_with_other_settings_are_refused(own, tmp_path):
+    """Each would read an order of its own: some rows twice, others never."""
+
+    def run(rank):
+        options = {"batch_size": 2, **own(rank)}
+        return epoch(load(buffer(8), options.pop("batch_size"), shared="copy", **options))
+
+    results = in_group(tmp_path, 2, run)
+
+    assert sum("the ranks do not begin alike" in result for result in results if isinstance(result, str)) == 1
+
+
+def test_ranks_with_own_rows_do_not_wait_for_one_that_failed(tmp_path):
+    """Who waits hears the reason, at once; where one has no rows, all ranks say which."""
+    differing = in_group(
+        tmp_path / "differ", 2, lambda rank: epoch(load(buffer(8), 2 + rank, shared="own", uneven="repeat"))
+    )
+    idle = in_group(tmp_path / "idle", 2, lambda rank: epoch(load(buffer(4 * rank), 2, shared="own", uneven="empty")))
+
+    assert all("batch_size" in result for result in differing)
+    assert all("rank 0 of shared='own' came without a batch" in result for result in idle)
+
+
+def test_what_an_idle_rank_makes_the_others_leave_out_is_counted(tmp_path, caplog):
+    """With uneven="stop" the epoch is as short as the shortest, and says so where that is nothing at all."""
+
+    def run(rank):
+        loader = load(buffer(6 * rank), 2, shared="own", uneven="stop")
+        return [epoch(loader), loader.n_skipped, "the epoch is empty: rank 0" in caplog.text]
+
+    with caplog.at_level("WARNING", logger="poolish"):
+        assert in_group(tmp_path, 2, run) == [[[], 0, True], [[], 6, True]]
+
+
+def test_own_rows_of_tensor_parallel_peers_are_refused(tmp_path):
+    """Peers of one data-parallel rank must read the same rows."""
+
+    def run(rank):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        peers = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        ranks = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+        found = [epoch(load(buffer(2), 1, shared="own", mesh=ranks))]
+        for shared in ("own", None):
+            with pytest.raises(ConfigError, match="several processes are rank 0 of 1" if shared else "shared='copy'"):
+                len(load(buffer(4), 2, shared=shared, mesh=peers))
+        return [*found, epoch(load(buffer(4 + rank), 2, shared="copy", mesh=peers))]
+
+    results = in_group(tmp_path, 2, run)
+
+    assert sum("do not begin alike" in str(result) for result in results) == 1  # the copies differ
+    assert [result[0] for result in results if isinstance(result, list)] == [[[0], [1]]]
+
+
+def test_a_batch_that_a_framework_left_does_not_hold_the_state(tmp_path):
+    """One batch is asked for and never trained, in each of some epochs that are left early: the state goes on."""
+    source = buffer(12)
+    loader = load(source, 2, shuffle=True, acknowledge="explicit")
+    late = None
+    for number in range(3):
+        batches = iter(loader)
+        for _ in range(2):
+            loader.mark_trained(next(batches))
+        late = next(batches)  # read ahead
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"]) == (number, 4)
+
+    iter(loader)
+    assert loader.state_dict()["epoch"] == 3
+    loader.mark_trained(late)  # trained after all
+    with pytest.raises(ConfigError, match="marked already"):
+        loader.mark_trained(late)
+    with pytest.raises(ConfigError, match="no batch is in flight"):
+        loader.mark_trained()

@@ -777,9 +777,9 @@ def test_ready_made_batches_are_dealt_to_the_ranks(kind, world_size):
         loaders = ranks(world_size, buffer(17), 1, batches=BATCHES[kind]())
         got = [batch.ids.tolist() for _ in range(stop) for batch in step(loaders)]
         resumed = ranks(world_size, loaders[0].dataset, 1, batches=BATCHES[kind](), state=saved(loaders[-1]))
-        assert {(len(loader), loader.remaining) for loader in resumed} == {(n_steps, n_steps - stop)}
         for loader in resumed:
             loader.set_epoch(0)
+        assert {(len(loader), loader.remaining) for loader in resumed} == {(n_steps, n_steps - stop)}
         got += [batch.ids.tolist() for together in iter(lambda: step(resumed), None) for batch in together]  # noqa: B023
         assert got[: len(expected)] == expected
         assert got[len(expected) :] == [[]] * (n_steps * world_size - len(expected))

@@ -61,24 +61,24 @@ class Assembly:
     def reader(self) -> RankReader:
         """Return the reader of the rank's batches."""
         settings, share, rows = self.settings, self.share, snapshot_rows(self.settings.dataset)
-        compared = ComparedRows() if rows.changes != SHARED and not self._is_own and share.world_size > 1 else None
-        peers = self._make_peers(share)
+        compared = ComparedRows() if rows.changes != SHARED and not self._is_own and share.n_processes > 1 else None
+        peers = self._make_peers()
         ledger = self._make_ledger(share, rows, peers, compared)
         planner = self._make_planner(ledger)
         if isinstance(planner, InStep):
             planner.uneven = settings.uneven
         guard = None if settings.guard is None else _guarding(settings.guard, share.rank, share.world_size)
-        session = None if peers is None else GroupSession(peers, settings, planner, compared)
+        session = None if peers is None else GroupSession(peers, settings, self.about, planner, compared)
         fetcher, late = self._make_fetcher(planner, rows)
         return RankReader(settings, share.world_size, planner, ledger, fetcher, guard, session, late)
 
-    def _make_peers(self, share: Share) -> Peers | None:
-        settings, about = self.settings, self.about
+    def _make_peers(self) -> Peers | None:
+        """The ranks to agree with; their loaders may differ in all but the kind of dataset, which is then noticed."""
+        settings, share = self.settings, self.share
         has_own_ledger = settings.journal is not None and not isinstance(settings.journal, (str, os.PathLike))
-        if has_own_ledger or not share.peers or share.world_size == 1:
+        if has_own_ledger or not share.peers or share.n_processes == 1:
             return None
-        name = (about["choice"], about["seed"], about["shuffle"], about["sampled"], about["batches"], settings.run)
-        return Peers(share, (type(self.settings.dataset).__name__, settings.batch_size, settings.follow, *name))
+        return Peers(share, type(settings.dataset).__name__)
 
     def _make_ledger(
         self, share: Share, rows: FrozenRows, peers: Peers | None, compared: ComparedRows | None
@@ -94,10 +94,10 @@ class Assembly:
                 about = {**about, "source": "copy"}
             n_ahead = N_AHEAD if share.world_size > 1 else 0
             return Journal(journal, {**about, "follow": settings.follow}, compared, n_ahead=n_ahead)
+        if peers is not None and not self._is_own:
+            return GroupLedger(peers, compared)
         if self.dealt[1] == 1:
             return Ledger()
-        if peers is not None:
-            return GroupLedger(peers, compared)
         source = about["source"] or id(self.settings.dataset)
         order = (source, about["choice"], settings.seed, settings.shuffle, settings.follow)
         return shared_ledger((*order, settings.run), share.world_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from poolish.load.frozen import LOCAL, snapshot_rows
@@ -19,20 +20,24 @@ class GroupSession:
         self,
         peers: Peers,
         settings: LoaderSettings,
+        about: Mapping[str, Any],
         planner: OrderPlanner | BatchPlanner,
         compared: ComparedRows | None,
     ) -> None:
         self.peers, self._settings, self._planner, self._compared = peers, settings, planner, compared
+        alike = ("choice", "seed", "shuffle", "sampled")
+        self._alike = {name: about[name] for name in alike}
+        self._alike |= {name: getattr(settings, name) for name in ("batch_size", "drop_last", "follow")}
 
     def begin(self, place: LoaderPosition) -> None:
         """Begin the steps behind a place; an error if other ranks begin theirs elsewhere, or on other rows."""
-        facts: dict[str, Any] = {"epoch": place.epoch, "step": place.step}
+        facts: dict[str, Any] = {"epoch": place.epoch, "step": place.step, **self._alike}
         if isinstance(self._planner, InStep):
-            self.peers.begin({**facts, "shared": "own", "uneven": self._settings.uneven})
+            self.peers.begin({**facts, "seed": None, "shared": "own", "uneven": self._settings.uneven})
             return
-        facts |= {"position": place.position, "drop_last": self._settings.drop_last}
+        facts["position"] = place.position
         if isinstance(self._planner, BatchPlanner):
-            facts |= {"batches": self._planner.n_batches_of(place.epoch), "draw": self._planner.checksum(place.epoch)}
+            facts |= {"batches": self._planner.n_batches_of(place.epoch), "draw": self._planner.sketch()}
         else:
             run = self._planner.run_from(place, "")
             facts |= {"block": run.block, "offset": run.offset, "left": run.parts, "ends": list(run.ends)}

@@ -10,6 +10,7 @@ for ever. The ranks tell each other how many steps they have when an epoch begin
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from poolish.load.views.view import all_ids
 
 if TYPE_CHECKING:
     from poolish.load.peers import Peers
+
+logger = logging.getLogger("poolish")
 
 UNEVEN = ("stop", "repeat", "empty")
 
@@ -42,12 +45,21 @@ class InStep(ABC):
         n_own = 0 if place.total is not None and place.position >= place.total else self._own_left(place)
         counts = peers.counts(n_own)
         n_steps = min(counts) if self.uneven == "stop" else max(counts)
-        if n_steps and not n_own and not place.position:
-            raise ConfigError(
-                f"Loader: this rank has no batch of its own, another has {n_steps}, so uneven={self.uneven!r} has "
-                "nothing to repeat and no row to make an empty batch of; append rows on every rank, or use 'stop'"
-            )
+        idle = [rank for rank, count in enumerate(counts) if not count] if place.step == place.first_step else []
+        if idle and max(counts) > 0:
+            self._note_idle(idle, max(counts))
         self._agreed = place.epoch, place.step + n_steps
+
+    def _note_idle(self, idle: list[int], n_most: int) -> None:
+        """Some ranks have no batch when an epoch begins: every rank says so."""
+        who = f"rank{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}"
+        if self.uneven != "stop":
+            raise ConfigError(
+                f"Loader: {who} of shared='own' came without a batch of rows, another rank has {n_most}, so uneven="
+                f"{self.uneven!r} has nothing to repeat and no row to make an empty batch of; append rows on every "
+                "rank first, or use uneven='stop'"
+            )
+        logger.warning("the epoch is empty: %s came without a batch, and uneven='stop' ends it with the shortest", who)
 
     def next(self, place: LoaderPosition, *, is_ahead: bool = False) -> Plan | None:
         """The step behind a place; None where the ranks end together."""
@@ -114,8 +126,8 @@ class OwnRowsPlanner(InStep, OrderPlanner):
         return Plan(place, [nothing], replace(place, step=place.step + 1), (rows, all_ids(rows)[:1]))
 
     def _note_early_end(self, place: LoaderPosition) -> None:
-        if place.total is not None:
-            self._lost[place.epoch, -1] = max(0, place.total - place.position)
+        total = self.rows_left(place) + place.position if place.total is None else place.total
+        self._lost[place.epoch, -1] = max(0, total - place.position)
 
 
 class OwnBatchesPlanner(InStep, BatchPlanner):

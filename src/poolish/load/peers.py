@@ -40,7 +40,7 @@ class Peers:
     """The other processes that read the same order, each as a rank of its own."""
 
     def __init__(self, share: Share, name: object) -> None:
-        self._share, self._n_processes = share, len(share.peers.split(","))
+        self._share, self._n_processes = share, share.n_processes
         # torchrun may keep its store when it restarts the ranks, with all that they said before.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._name = checksum_hex(repr((share.peers, attempt, name)).encode())
@@ -59,7 +59,10 @@ class Peers:
             agreed = self.agree("begin", mine)
             differing = [name for name, value in mine["facts"].items() if agreed["facts"].get(name) != value]
             if differing:
-                raise ResumeError(self._difference(mine, agreed, differing))
+                error = self._difference(mine, agreed, differing)
+                with self._connected() as store:
+                    store.set(self._key("failed"), error)  # for those that wait for this rank
+                raise ResumeError(error)
         except BaseException:
             self._n_sessions -= 1  # the next attempt is this session again
             raise
@@ -110,7 +113,9 @@ class Peers:
         begun, said = time.monotonic(), False
         while missing := [rank for rank, name in enumerate(names) if not store.check([name])]:
             waited_s = time.monotonic() - begun
-            if waited_s > _PATIENCE_S:
+            if store.check([self._key("failed")]):
+                raise ResumeError(store.get(self._key("failed")).decode())
+            if waited_s > min(_PATIENCE_S, store.timeout.total_seconds()):
                 raise Starved(
                     f"Loader: rank {self._share.rank} waited {waited_s:.0f} s for rank{'s' * (len(missing) > 1)} "
                     f"{', '.join(map(str, missing))} to begin the epoch; all ranks iterate the loader, or call len(), "

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from poolish.errors import ResumeError
+from poolish.files import checksum_hex
 from poolish.load.frozen import (
     FrozenRows,
     Int64,
@@ -34,6 +35,9 @@ from poolish.load.ledger import LedgerProtocol, OnEmpty, Run
 from poolish.load.order import NOTHING, Block, GenerationCursors, ObservedBounds, Order
 from poolish.load.sampling import SampledBatches
 from poolish.rows import DatasetBuffer
+
+#: Ready-made batches of which ranks compare a digest.
+_SKETCHED = 16
 
 #: How long a reader in another process is given to see rows that the one who decided has seen.
 _CATCH_UP_S = 30.0
@@ -365,6 +369,12 @@ class BatchPlanner:
     def checksum(self, epoch: int) -> str | None:
         """What identifies the draw of an epoch; None for ready-made batches, and where it has not begun."""
         return self._batches.checksums.get(epoch) if isinstance(self._batches, SampledBatches) else None
+
+    def sketch(self) -> str:
+        """A digest of some batches of the epoch, evenly spaced, with which ranks compare theirs."""
+        n = len(self._batches)
+        chosen = sorted({i * (n - 1) // (_SKETCHED - 1) for i in range(_SKETCHED)}) if n else []
+        return checksum_hex(*(np.asarray(self._batches[i], np.int64).tobytes() + b"|" for i in chosen))
 
     def drawn_as(self, epoch: int, expected: str | None) -> BatchPlanner:
         """A walk that has drawn an epoch anew, as a state says it was drawn; this one keeps what it has."""

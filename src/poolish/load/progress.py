@@ -48,6 +48,8 @@ class InFlight:
 
     def __init__(self) -> None:
         self._flights: deque[_Flight] = deque()
+        #: Those of the epoch that was left last.
+        self._left: list[_Flight] = []
         self._name, self._numbers = secrets.token_hex(8), itertools.count()
 
     def track(self, batch: Any, step: int, before: Progress, ids: Int64) -> None:
@@ -80,6 +82,9 @@ class InFlight:
         for flight in waiting:
             if batch is None or flight.is_of(batch):
                 return flight
+        for flight in self._left:
+            if not flight.is_trained and batch is not None and flight.is_of(batch):
+                return flight
         if ids is not None and not _is_named(batch):
             return _with_rows(waiting, ids)
         if batch is None:
@@ -96,9 +101,15 @@ class InFlight:
         """How many batches were handed out and are not trained."""
         return sum(1 for flight in list(self._flights) if flight.step < step and not flight.is_trained)
 
+    def abandon(self) -> None:
+        """The epoch was left: no state waits for these batches any more, but they may still be marked."""
+        self._left = list(self._flights)
+        self._flights.clear()
+
     def clear(self) -> None:
         """None of them counts any more."""
         self._flights.clear()
+        self._left = []
 
 
 def _is_named(batch: Any) -> bool:

@@ -99,6 +99,7 @@ class RankReader(Locked):
                 self.begin_epoch(requested)
         elif not self._follow and (place.step > self._first_step or self._is_restored_at_end(place)):
             self.begin_next_epoch()
+            self.flight.abandon()  # what a framework asked for and did not train belongs to the epoch that was left
         if self.worker[1] > 1:
             self._first_step = -1  # whatever this worker delivers, others deliver batches of this epoch
 

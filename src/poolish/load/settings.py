@@ -137,6 +137,11 @@ def check_dataset(dataset: Any) -> Any:
         return dataset
     if isinstance(dataset, Mapping):
         raise ConfigError("dataset is a dict, which has keys and no row numbers; append its columns to a DatasetBuffer")
+    if type(dataset).__name__ == "DataFrame":
+        raise ConfigError(
+            f"dataset is a DataFrame of {type(dataset).__module__.partition('.')[0]}, whose index gives columns, not "
+            "rows; append it to a DatasetBuffer"
+        )
     if isinstance(dataset, (pa.Table, pa.RecordBatch)):
         raise ConfigError(
             "dataset is an Arrow table, whose index gives columns, not rows; append it to a DatasetBuffer"
@@ -240,11 +245,16 @@ def check_follow(follow: bool, dataset: Any, rows: FrozenRows) -> None:
 
 def check_shared(settings: LoaderSettings, share: Share) -> None:
     """Rows in the memory of several processes are declared to be copies, or each rank's own."""
-    if settings.shared == "own" and share.world_size > 1:
+    if settings.shared == "own" and share.n_processes > 1:
         if settings.follow:
             raise ConfigError(
                 "shared='own' with follow=True: the epochs of the ranks would end at different steps; use "
                 "follow=False, and an epoch is what each rank has when it begins"
+            )
+        if share.n_processes > share.world_size:
+            raise ConfigError(
+                f"shared='own' on a mesh: several processes are rank {share.rank} of {share.world_size}, and would "
+                "read different rows where they must read the same; pass shared='copy', or broadcast from one of them"
             )
         if not share.peers:
             raise ConfigError(

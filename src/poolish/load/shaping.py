@@ -81,6 +81,7 @@ class BatchShaper:
         if self._ids_name is not None:
             self._check_free(content)
         if self._transform is None:
+            self._check_rows(content, ids)
             return Shaped(self._with_ids(content, ids), ids)
         before = _sizes(content)
         content = self._transform(content, Origin(ids, place.position, place.step), place.epoch)
@@ -88,7 +89,7 @@ class BatchShaper:
         if self._ids_name is None:
             return Shaped(content, known)
         if isinstance(content, Mapping) and self._ids_name in content:  # the transform says which rows are left
-            return Shaped(content, self._checked(content[self._ids_name], ids))
+            return Shaped(content, self._checked(content, ids))
         if known is None:
             raise ConfigError(
                 f"the transform made other rows of the {len(ids)} of step {place.step}, and ids= needs the id of each; "
@@ -122,14 +123,24 @@ class BatchShaper:
         copied = ids.copy()  # the trainer may change it; ours say what is in flight
         return torch_bridge.from_array(copied) if self._output == "torch" else copied
 
-    def _checked(self, column: Any, ids: Int64) -> Int64:
-        """The ids that a transform returned, if they are some of those that it was given."""
-        known = row_ids(column)
+    def _check_rows(self, content: Any, ids: Int64) -> None:
+        """Refuse ids beside columns of another number of rows: the numbers of both would seem to match."""
+        sizes = {size for name, size in _sizes(content).items() if name != self._ids_name}
+        if len(sizes) == 1 and len(ids) not in sizes:
+            raise ConfigError(
+                f"ids={self._ids_name!r}: the batch has {sizes.pop()} rows and {len(ids)} ids, so it is not known "
+                "which id is whose; return a row for each sample from collate_fn=, or let transform= return both"
+            )
+
+    def _checked(self, content: Mapping[str, Any], ids: Int64) -> Int64:
+        """The ids that a transform returned, if they are some of those that it was given, one for each row."""
+        known = row_ids(content[str(self._ids_name)])
         if known is None or not np.isin(known, ids).all():
             raise ConfigError(
                 f"the transform returned a column {self._ids_name!r} that is not made of ids of its batch; take them "
                 "from batch.ids"
             )
+        self._check_rows(content, known)
         return known
 
 
