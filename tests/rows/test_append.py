@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from poolish import DatasetBuffer, Field
+from poolish.errors import SchemaError
 from poolish.schema import describe
 from tests.rows.facts import WAYS, append_all, append_singly, column, facts, plain
 
@@ -567,3 +568,23 @@ def test_samples_that_are_numbered_are_read_to_their_length():
     buffer.append(Endless())
 
     assert buffer.to_pydict() == {"n": [0, 1, 2]}
+
+
+def test_a_list_of_one_row_is_that_row():
+    """Once the schema is fixed as before: the same rows, ids and generations, and the same errors."""
+    one, other = DatasetBuffer(max_size=4), DatasetBuffer(max_size=4)
+    for row in [*ROWS, *ROWS]:
+        one.append(row)
+        other.append([row])
+    assert other.to_pydict() == one.to_pydict()
+    assert other.ids.tolist() == one.ids.tolist() == [2, 3, 4, 5]
+    assert other.generations == one.generations
+
+    for bad in ({"label": "x", "text": "rye"}, {"label": 1}, {"label": 1, "text": "oat", "more": 2}):
+        messages = []
+        for buffer, samples in ((one, bad), (other, [bad])):
+            with pytest.raises(SchemaError) as error:
+                buffer.append(samples)
+            messages.append(str(error.value))
+        assert messages[0] == messages[1]
+    assert len(one) == len(other) == 4

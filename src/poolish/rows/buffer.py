@@ -127,14 +127,16 @@ class DatasetBuffer(SnapshotReads):
             and type(retain_prior_by) is str
             and retain_prior_by in RETENTION
         )
+        # A list of one row is that row: read as a list it takes 49 us instead of 0.6 (hot_paths.py append).
+        row = samples[0] if type(samples) is list and len(samples) == 1 else samples
         if (
             keeps_all
-            and type(samples) is dict
+            and type(row) is dict
             and self._state.takes_rows
             and not normalizers.sees_dicts
             and guard is None
         ):
-            self._append_row(samples)
+            self._append_row(row)
             return
         retention = None if keeps_all else Retention.of(retain_prior, retain_prior_by)
         self._append_draft(self._draft().read(samples), retention, guard)
