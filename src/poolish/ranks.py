@@ -127,25 +127,14 @@ class Ranks:
             rank, world_size = self.given
             return Share(rank, world_size, "arguments", _peers_of(rank, world_size))
         if torch_bridge.is_worker():
-            return self._of_worker()
-        if self._group is not None:
-            return _of_group(self._group)
-        if self._mesh is not None:
-            return _of_mesh(self._mesh)
-        found = _of_torch() or _of_environment()
-        if found == ALONE and self._inherited is not None:
-            return self._inherited  # a helper process of a rank, which no launcher knows of
-        return found
+            # It reads for the rank that started it, and must not use its process group.
+            return (self._settled or self._inherited or self._looked_up())._replace(peers="")
+        found = self._looked_up()
+        # A helper process of a rank, which no launcher knows of, is that rank.
+        return self._inherited if found == ALONE and self._inherited is not None else found
 
-    def _of_worker(self) -> Share:
-        """A DataLoader's worker process reads for the rank that started it, and must not use its process group."""
-        known = self._settled or self._inherited
-        if known is None:
-            known = self._of_parent()
-        return known._replace(peers="")
-
-    def _of_parent(self) -> Share:
-        """A forked worker still sees the group of its parent, though it cannot talk to it."""
+    def _looked_up(self) -> Share:
+        """What the group, the mesh or the launcher says; a forked worker still sees the group of its parent."""
         if self._group is not None:
             return _of_group(self._group)
         if self._mesh is not None:

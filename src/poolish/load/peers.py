@@ -6,8 +6,9 @@ Where the steps of a loader begin, at the start of an epoch or after a resume, a
     agree    one block of the order           the first rank that needs it decides, the others take what it saw
     counts   steps that each rank has         every rank writes its own and waits for the others (``shared="own"``)
 
-All writing is compare-and-swap, so it makes no difference which rank is first. A key is deleted once every process has
-read it. A restarted job agrees anew, and the checkpoint that it resumes from says all that matters.
+What only one rank may say is written by compare-and-swap, so it makes no difference which is first, and deleted once
+every process has read it. Counts stay: one short key for each rank and epoch. A restarted job agrees anew, and the
+checkpoint that it resumes from says all that matters.
 """
 
 from __future__ import annotations

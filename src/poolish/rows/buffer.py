@@ -129,13 +129,7 @@ class DatasetBuffer(SnapshotReads):
         )
         # A list of one row is that row: read as a list it takes 49 us instead of 0.6 (hot_paths.py append).
         row = samples[0] if type(samples) is list and len(samples) == 1 else samples
-        if (
-            keeps_all
-            and type(row) is dict
-            and self._state.takes_rows
-            and not normalizers.sees_dicts
-            and guard is None
-        ):
+        if keeps_all and type(row) is dict and self._state.takes_rows and not normalizers.sees_dicts and guard is None:
             self._append_row(row)
             return
         retention = None if keeps_all else Retention.of(retain_prior, retain_prior_by)
