@@ -45,6 +45,7 @@ BRANCHES = 64
 KINDS = slice(256, 512)
 _STATIC = struct.Struct("<8s16s16sqQ")
 _PID = slice(56, 64)
+_END = 520
 _SEALED_KINDS = {0xF0, 0xE1, 0xD2}
 
 
@@ -80,6 +81,11 @@ class Head:
     def words(self) -> NDArray[np.int64]:
         """The page as the kernels see it."""
         return self._words
+
+    @property
+    def published_page(self) -> bytes:
+        """All of the page that readers go by, to compare with what it was."""
+        return self._file.bytes[:_END].tobytes()
 
     @property
     def owner(self) -> Owner | None:
