@@ -74,6 +74,9 @@ FOLDERS = ("tmp", "free", "marks", "providers", "dead")
 #: a new one, so where files come and go a thousand times a second, making one takes 450 us; renaming an old one 20, and
 #: removing one of 1 MiB 70. Twice the default backlog, because rank 0 deletes the batches of all ranks at once.
 _MAX_FREE = 128
+#: How many of them are listed at a time, the newest: where the trainer keeps up with the provider, they are still in
+#: the processor's caches, and writing over one takes 170 us instead of 215 (1 MiB; CPU time of ``publish``).
+_NEWEST_FREE = 8
 
 logger = logging.getLogger("poolish.serve")
 
@@ -175,9 +178,10 @@ class DirectoryLog(Log):
         return number
 
     def _free_file(self) -> str | None:
-        """A file to overwrite; another provider may be quicker."""
+        """A file to overwrite, of those deleted last; another provider may be quicker."""
         if not self._free:
-            self._free = [name for name in os.listdir(self._free_folder) if name.isdecimal()]
+            names = filter(str.isdecimal, os.listdir(self._free_folder))
+            self._free = sorted(names, key=int)[-_NEWEST_FREE:]
         while self._free:
             path = f"{self._free_folder}/{self._free.pop()}"
             with suppress(FileNotFoundError):
