@@ -25,7 +25,7 @@ from tests.import_graph import ROOT, cycles, graph, imports, package_of, run_nod
 #: The ground is finer than "the shared modules": seeds permute and files checksum with the kernels, all may raise.
 FLOORS: tuple[set[str], ...] = (
     {"printable"},
-    {"concurrency", "errors", "fixed", "health"},
+    {"concurrency", "errors", "fixed", "health", "in_flight"},
     {"arguments", "kernels", "html", "torch_bridge", "workers"},
     {"seeds", "files", "prefetch", "ragged", "versions"},
     {"schema", "runs", "ranks", "formats"},
