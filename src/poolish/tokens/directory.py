@@ -32,7 +32,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from poolish.errors import ConfigError, CorruptDataError, StoreLocked
-from poolish.files import CHECKSUM, Lock, raising_store_full, read_json, sweep, sync_directory, write_json
+from poolish.files import CHECKSUM, Lock, raising_store_full, read_json, sweep, sync_directory, write_at, write_json
 from poolish.files.checksums import json_checksum
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
 from poolish.tokens import logs
@@ -46,6 +46,7 @@ FORMAT = "poolish stream"
 VERSION = 1
 DESCRIPTION = "store.json"
 LOCK = "lock"
+_FIRST_PAGES = 1 << 16
 _OURS = {"data", "index", "types", "head", "commits", logs.BRANCHES_FILE, LOCK}
 
 
@@ -87,6 +88,8 @@ def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None
         log = opened.enter_context(closing(CommitLog(path / "commits", uuid, mode="w")))
         branch_log = opened.enter_context(closing(BranchLog(path / logs.BRANCHES_FILE, uuid, mode="w")))
         lanes.reserve(1, 0)
+        # Read from the disk it would come in small pages, with all that was allocated (see get_ready in _tokens.pyx).
+        write_at(lanes.index.file.fd, bytes(_FIRST_PAGES), 0)
         kinds = "".join(str(field.kind) for field in fields)
         for type_, field in enumerate(fields):
             head.store_kind(type_, field.kind)
