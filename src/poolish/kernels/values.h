@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 #include <Python.h>
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
@@ -197,6 +198,17 @@ static inline uint64_t poolish_acquire(const int64_t *word) {
 #else
   return *(const volatile uint64_t *)word;
 #endif
+}
+
+/* Zeros into a part of a file; whatever the system does not write is left as it was. */
+static void poolish_write_zeros(int file, int64_t begin, int64_t end) {
+  static char zeros[1 << 18];
+  while (begin < end) {
+    int64_t n_bytes = end - begin < (int64_t)sizeof zeros ? end - begin : (int64_t)sizeof zeros;
+    int64_t written = pwrite(file, zeros, n_bytes, begin);
+    if (written <= 0) return;
+    begin += written;
+  }
 }
 
 #endif

@@ -1,7 +1,7 @@
 """The writing end of a stream: one process, one lock, and every change in an order that a kill cannot spoil.
 
     append   room (a full disk stops here) -> data, types, index rows -> one word of the head page: it exists
-    the first one after opening            `-> before them its branch, synced (see branches.py)
+    the first one after opening            `-> before them its branch, synced (see logs.py)
 
 No reader looks behind the published word, so an append that fails has changed nothing.
 """
@@ -22,14 +22,14 @@ from poolish import kernels
 from poolish.errors import ConfigError, DurabilityLost, LimitExceeded, SchemaError
 from poolish.files import Lock, sweep, sync_directory
 from poolish.health import Health, Problem
-from poolish.tokens import branches, opening
-from poolish.tokens.branches import BranchLog
+from poolish.tokens import logs, opening
 from poolish.tokens.columns import TokenColumn, check_columns, columns_of
 from poolish.tokens.commits import Commit, CommitLog, CommitManager, Verified, verify
 from poolish.tokens.directory import LOCK, create, is_store, make_directory, read_description
 from poolish.tokens.encoding import encode_writes, shown, step_number
 from poolish.tokens.fields import TokenField, decided
 from poolish.tokens.head import BRANCHES, Head
+from poolish.tokens.logs import BranchLog
 from poolish.tokens.stream_files import STEP, TYPE, StreamFiles, StreamState, View
 
 Int64 = NDArray[np.int64]
@@ -99,14 +99,14 @@ class Writer:
             uuid = self.description.uuid
             self.log = opened.enter_context(closing(CommitLog(self.path / "commits", uuid, mode="a")))
             durable = not self.is_temporary
-            found = branches.open_log(self.path, uuid, mode="a")
+            found = logs.open_branches(self.path, uuid, mode="a")
             if found is not None:
                 opened.enter_context(closing(found))
-            self.branches = branches.read(found, self.path, opening.n_branches(self.head, self.log.last()))
+            self.branches = logs.read_branches(found, self.path, opening.n_branches(self.head, self.log.last()))
             parts = self.lanes, self.head, self.log, self.branches, self.description
             state, last = opening.recover(*parts, durable=durable)
             if found is None:  # 0.1.0 wrote the stream
-                found = opened.enter_context(closing(BranchLog(self.path / branches.NAME, uuid, mode="w")))
+                found = opened.enter_context(closing(BranchLog(self.path / logs.BRANCHES_FILE, uuid, mode="w")))
                 sync_directory(self.path)
             self.branch_log, self._opened_at = found, state.rows
             self.commits = CommitManager(self.path, self.lanes, self.head, self.log, last, durable=durable)
@@ -317,12 +317,12 @@ class Writer:
         # The caller decides when it counts. Until then the next record is one for these rows again, and voids this one.
         self._is_branched = False
         if self._is_branch_log_torn:
-            self.branches = branches.read(self.branch_log, self.path, 0)
+            self.branches = logs.read_branches(self.branch_log, self.path, 0)
         self._is_branch_log_torn = True
         records = self.branches.after(self.uuid, ends)
         with self.commits.final_failures():
             self.branch_log.append(records, durable=not self.is_temporary)
-        self.branches = branches.read(self.branch_log, self.path, records[-1].seq + 1)
+        self.branches = logs.read_branches(self.branch_log, self.path, records[-1].seq + 1)
         self.head.store(BRANCHES, self.branches.n_records)
         self._is_branch_log_torn = False
 
