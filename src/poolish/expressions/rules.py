@@ -4,15 +4,26 @@ An expression has no types before it meets a table or a schema; then each node b
 constants upwards. Numbers are compared as the numbers they are, whatever type holds them: a float32 of 0.7 is not the
 constant 0.7, and an integer beyond 2**53 is not rounded to meet a float. A constant is moved to the nearest value that
 its column can hold, so columns are not converted and parquet can skip by its statistics. Integers calculate in int64,
-everything else in float64; a result that could only be had by rounding an integer or by overflow is an error.
+everything else in float64.
+
+Recipes, suites and the command line share these semantics:
+
+- Nulls follow SQL's three-valued logic: an operation on null is null, except that ``and`` and ``or`` may be decided by
+  the other side, and ``is_null`` always answers. NaN is a value; of the comparisons only ``!=`` is true for it.
+- ``x / 0`` and ``x % 0`` are null for integers and follow IEEE for floats (infinite or NaN).
+- Integer overflow is an error, and so is rounding an integer to calculate with a float. Comparisons are exact, and
+  the quotient of integers is correctly rounded.
+- A filter *drops* rows for which the answer is unknown (``Expression.mask``); a check lets them *pass*
+  (``Expression.passes``), because missing values are what ``nullable=False`` is for.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -20,9 +31,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from poolish.errors import RecipeError
-from poolish.expressions.nodes import COMPARISONS, FLIPPED, Node, constant_text, short, text_of, type_named
+from poolish.errors import RecipeError, UnknownColumn
+from poolish.expressions.nodes import COMPARISONS, FLIPPED, KEYWORDS, Node, constant_text, short, text_of, type_named
 from poolish.schema.types import dictionary_decode
+
+#: Part of the key of every cached result. Raise it whenever an expression may give another result than before.
+EVALUATOR_VERSION = 2
 
 Typed = tuple[pa.DataType, Any]
 
@@ -131,6 +145,63 @@ def _alike(type_: pa.DataType, *operands: Operand) -> list[Any]:
     if not any(isinstance(value, pc.Expression) for value in values):
         return values
     return [pc.scalar(value) if isinstance(value, pa.Scalar) else value for value in values]
+
+
+# Columns of a schema ------------------------------------------------------------------------------------------------
+
+
+def find_column(name: str, schema: pa.Schema) -> tuple[str, ...]:
+    """The path to a column: the column of this name, else the field of a struct that the dots lead to."""
+    n_found = len(schema.get_all_field_indices(name))
+    if n_found == 1:
+        return (name,)
+    if n_found > 1:
+        raise RecipeError(f"{n_found} columns are called {name!r}; rename them")
+    path = tuple(name.split("."))
+    if len(path) > 1 and _type_at(schema, path) is not None:
+        return path
+    raise UnknownColumn(f"there is no column {name!r}; {_suggestion(name, schema)}")
+
+
+def _suggestion(name: str, schema: pa.Schema) -> str:
+    if name.lower() in ("none", "null"):
+        return "to ask for no value write is_null(column), or not is_null(column)"
+    if name.lower() in KEYWORDS:
+        return f"write {name.lower()}"
+    near = get_close_matches(name, [*_column_names(schema)], n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {schema.names}"
+
+
+def _column_names(schema: pa.Schema) -> Iterator[str]:
+    """All names of columns of a schema: its columns, and the fields of structs with dots."""
+    for field in schema:
+        yield field.name
+        if kinds.is_struct(field.type):
+            yield from (f"{field.name}.{inner}" for inner in _column_names(pa.schema(field.type.fields)))
+
+
+def _type_at(schema: pa.Schema, path: tuple[str, ...]) -> Any:
+    """The type of a column or of a field in its structs; None if there is none."""
+    i = schema.get_field_index(path[0])
+    type_: Any = schema.field(i).type if i >= 0 else None
+    for name in path[1:]:
+        i = type_.get_field_index(name) if type_ is not None and kinds.is_struct(type_) else -1
+        type_ = type_.field(i).type if i >= 0 else None
+    return type_
+
+
+def column_operand(node: Node, schema: pa.Schema, value: Callable[[tuple[str, ...]], Any]) -> Operand:
+    """A column in a type that Arrow has kernels for: views and half floats are widened, dictionaries stay."""
+    path = find_column(node.value, schema)
+    column = Operand(node, _type_at(schema, path), value(path))
+    type_ = column.type.value_type if kinds.is_dictionary(column.type) else column.type
+    if kinds.is_float16(type_):
+        type_ = pa.float32()
+    elif kinds.is_string_view(type_):
+        type_ = pa.large_string()
+    elif kinds.is_binary_view(type_):
+        type_ = pa.large_binary()
+    return Operand(node, type_, column.value if column.is_dictionary else column.arrow(type_))
 
 
 # Logic and comparisons ----------------------------------------------------------------------------------------------
