@@ -65,7 +65,7 @@ def test_one_bake_of_two_stores_reads_both(memory):
             return super()._read(fragment, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("poolish.recipes.sources.FileSource", Noted)
+        patch.setattr("poolish.recipes.sources.source.FileSource", Noted)
         patch.setattr("poolish.recipes.baking.FileSource", Noted)
         result = recipe.bake()
 

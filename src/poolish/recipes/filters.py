@@ -16,8 +16,16 @@ from poolish.concurrency import cached_property
 from poolish.errors import PoolishError
 from poolish.expressions import Expression, as_expression, halving
 from poolish.fingerprints import check_attributes, function_fingerprint
-from poolish.recipes.fragment_rows import Filter, FragmentRows, Mask, bound_to
-from poolish.recipes.steps.step import Rejected, place_of, raise_at, rejected_row
+from poolish.recipes.fragment_rows import (
+    Filter,
+    FragmentRows,
+    Mask,
+    Rejected,
+    bound_to,
+    place_of,
+    raise_at,
+    rejected_row,
+)
 from poolish.rows import DatasetBuffer
 
 

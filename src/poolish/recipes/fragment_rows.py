@@ -2,15 +2,19 @@
 
 Fragment        a part of a source, not read yet
 FragmentRows    its rows, with their origins
+Step            what is done to them: ``prepare(piece, on_error) -> Prepared``
 BakedFragment   its rows after the row-local steps, with what was counted on the way; what a cache keeps
 one_table       the rows of many fragments behind each other
+
+With ``on_error="raise"`` a row that a step fails for is an error that names its place; otherwise it becomes a
+``Rejected`` row. Steps work on many rows at once, so ``poolish.expressions.halving`` finds the ones that fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +23,7 @@ from numpy.typing import NDArray
 
 from poolish import seeds
 from poolish.columns import one_chunk
-from poolish.errors import CorruptDataError, SchemaError
+from poolish.errors import CorruptDataError, RecipeError, SchemaError
 from poolish.expressions import col
 from poolish.rows.cast import cast_exact
 from poolish.rows.values import ragged, resolve_null_type
@@ -283,6 +287,73 @@ def below(hashes: Words, threshold: int) -> NDArray[np.bool_]:
     return chosen
 
 
+# Steps and the rows that they fail for -------------------------------------------------------------------------------
+
+
+class Rejected(NamedTuple):
+    """A row that a step failed for."""
+
+    row: int
+    sub: int
+    reason: str
+
+
+class Prepared(NamedTuple):
+    """The rows a step returns, the position of each one's parent in the input, and the rejected rows."""
+
+    table: pa.Table
+    parents: Int64
+    rejected: list[Rejected]
+
+
+class Step(Protocol):
+    """A row-local step: what it does to a row depends on that row alone."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever its results do; raises ``Unfingerprintable`` if that cannot be known without a version."""
+
+    def prepare(self, piece: FragmentRows, on_error: str) -> Prepared:
+        """Apply the step to all rows of a fragment."""
+
+
+class WrongResult(RecipeError):
+    """A user's function returned the wrong thing, or nothing in time; reported as a RecipeError with its place."""
+
+
+def place_of(piece: FragmentRows, step: str, first: int | None = None, last: int | None = None) -> str:
+    """The ingredient, file, rows and step for an error message; without rows where all are concerned."""
+    parts = [f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])]
+    if first is not None and last is not None and last > first:
+        parts.append(f"rows {piece.rows[first]} to {piece.rows[last]}")
+    elif first is not None:
+        parts.append(f"row {piece.rows[first]}")
+    return ", ".join([*parts, f"step {step!r}"])
+
+
+def piece_at(pieces: Sequence[FragmentRows], position: int) -> tuple[int, int]:
+    """The number of the piece that holds a row, and the row's position in it."""
+    ends = np.cumsum([len(piece) for piece in pieces])
+    k = int(np.searchsorted(ends, position, side="right"))
+    return k, position - int(ends[k]) + len(pieces[k])
+
+
+def rejected_row(piece: FragmentRows, i: int, error: Exception) -> Rejected:
+    """Row ``i`` of a fragment, rejected because of an error."""
+    kind = RecipeError if isinstance(error, WrongResult) else type(error)
+    return Rejected(int(piece.rows[i]), int(piece.subs[i]), f"{kind.__name__}: {error}")
+
+
+def raise_at(place: str, error: Exception) -> NoReturn:
+    """Raise an error with its place: in the message of our errors, in a note on the user's."""
+    if isinstance(error, WrongResult):
+        raise RecipeError(f"{place}: {error}") from error.__cause__
+    if isinstance(error, StopIteration):  # it would end the loop that asks for the next result
+        raise RuntimeError(f"while baking {place}: StopIteration, from next() without a default") from error
+    error.add_note(f"while baking {place}")
+    raise error
+
+
 # Baked rows ---------------------------------------------------------------------------------------------------------
 
 
@@ -392,3 +463,47 @@ def one_table(pieces: list[FragmentRows]) -> pa.Table:
             f"ingredient {filled[both.place].ingredient!r}{where}, column {both.name!r}: {both.other}, where "
             f"{filled[0].ingredient!r} has {both.known}; cast one of them"
         ) from None
+
+
+# Values of several types ----------------------------------------------------------------------------------------------
+
+
+#: A step comes too late for a choice.
+_ADVICE = "give the column one type in its source"
+
+
+def comparable_type(found_in: Mapping[pa.DataType, str], what: str, advice: str = _ADVICE) -> pa.DataType:
+    """The type in which values of these types can be compared, given where each was found; else a ``RecipeError``.
+
+    Files without types (jsonl, csv) may have 1 in one and 0.5 in the next. Where one has nothing but nulls, or empty
+    lists, the others know the type.
+
+    >>> comparable_type({pa.int64(): "a.jsonl", pa.null(): "b.jsonl", pa.float64(): "c.jsonl"}, "column 'score'")
+    DataType(double)
+    """
+    found = {type_: place for type_, place in found_in.items() if not kinds.is_null(type_)}
+    if len(found) > 1 and all(map(_is_number, found)):
+        return pa.int64() if all(map(kinds.is_integer, found)) else pa.float64()
+    try:
+        return pa.unify_schemas([pa.schema([("value", type_)]) for type_ in found_in]).field("value").type
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        pass
+    found_types = ", ".join(f"{type_} in {place}" if place else str(type_) for type_, place in found.items())
+    raise RecipeError(f"{what}: {found_types} cannot be compared with each other; {advice}")
+
+
+def as_type(values: Any, type_: pa.DataType, what: str, advice: str = _ADVICE) -> Any:
+    """Numbers in a type in which they can be compared; one that this type would round is a ``RecipeError``.
+
+    Nulls get their type when they are joined with the others.
+    """
+    if values.type == type_ or not _is_number(values.type):
+        return values
+    try:
+        return values.cast(type_)
+    except pa.ArrowInvalid as error:
+        raise RecipeError(f"{what}: {values.type} cannot be compared as {type_} exactly: {error}; {advice}") from None
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(kinds.is_integer(type_) or kinds.is_floating(type_))

@@ -20,13 +20,21 @@ import numpy as np
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
 from poolish.files import StorageOptions
 from poolish.recipes.filters import as_filter, reject_of
-from poolish.recipes.fragment_rows import Fragment, FragmentRows, Int64, Mask, selected_rows
+from poolish.recipes.fragment_rows import (
+    Fragment,
+    FragmentRows,
+    Int64,
+    Mask,
+    Rejected,
+    piece_at,
+    place_of,
+    selected_rows,
+)
 from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, prepared
 from poolish.recipes.selection import largest_remainder
 from poolish.recipes.sources import Source
 from poolish.recipes.steps.barriers import BarrierContext, Decision, SortKey
 from poolish.recipes.steps.registry import step_of
-from poolish.recipes.steps.step import Rejected, piece_at, place_of
 
 ON_SHORT = ("error", "repeat", "accept")
 UNITS = ("rows", "tokens")

@@ -24,9 +24,16 @@ import pyarrow.types as kinds
 from poolish.errors import RecipeError
 from poolish.recipes.cache import Cache, key_of
 from poolish.recipes.engine import Engine, taken
-from poolish.recipes.fragment_rows import BakedFragment, Fragment, FragmentRows, Int64, Words
+from poolish.recipes.fragment_rows import (
+    BakedFragment,
+    Fragment,
+    FragmentRows,
+    Int64,
+    Words,
+    as_type,
+    comparable_type,
+)
 from poolish.recipes.pipeline import Candidates, FragmentPipeline, Place
-from poolish.recipes.rows_to_table import as_type, comparable_type
 
 
 @dataclass(frozen=True)

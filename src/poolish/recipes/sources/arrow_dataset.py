@@ -1,7 +1,7 @@
 """Datasets of pyarrow as sources: the files that one lists, with the columns that its partitions add.
 
     parquet or Arrow files, here or behind fsspec    a fragment for each file, or for some row groups of a large one
-    other formats, stores or rows in memory          read once for each bake (``spool``)
+    other formats, stores or rows in memory          read once for each bake (``source.spooled``)
 
 A row is named by the path of its file (absolute on this machine) and its number in the file, whatever the filter of the
 dataset; so files may be added without a row changing its name. A fragment is known by the stamp of its file

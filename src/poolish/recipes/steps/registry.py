@@ -12,10 +12,9 @@ from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from poolish.errors import PoolishError, RecipeError
-from poolish.recipes.steps.barriers import BARRIERS, Barrier
+from poolish.recipes.steps.barriers import BARRIERS, Barrier, SuiteStep
 from poolish.recipes.steps.called import CalledStep
 from poolish.recipes.steps.row_local import ROW_STEPS, RowStep
-from poolish.recipes.steps.suites import SuiteStep
 
 
 @dataclass(frozen=True)

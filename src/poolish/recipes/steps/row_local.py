@@ -20,8 +20,18 @@ from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.expressions import Expression, as_expression, as_value, halving
 from poolish.fingerprints import options_fingerprint
-from poolish.recipes.fragment_rows import INGREDIENT, FragmentRows, Int64, canonical_table
-from poolish.recipes.steps.step import Prepared, Rejected, WrongResult, place_of, raise_at, rejected_row
+from poolish.recipes.fragment_rows import (
+    INGREDIENT,
+    FragmentRows,
+    Int64,
+    Prepared,
+    Rejected,
+    WrongResult,
+    canonical_table,
+    place_of,
+    raise_at,
+    rejected_row,
+)
 
 #: A table out of a table, and the numbers of the rows that are left; None for all.
 Change = Callable[[pa.Table], tuple[pa.Table, Int64 | None]]
