@@ -27,7 +27,7 @@ from poolish.recipes.fragment_rows import BakedFragment, Fragment, FragmentRows,
 from poolish.recipes.lineage import BakedRows, Nested
 from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, bake_together, fragments_of, prepared
 from poolish.recipes.plan import AddIngredient, IngredientState, Recipe, RecipeRun
-from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, scan
+from poolish.recipes.selection import ByTokens, CandidateReader, Choice, Chooser, chooser, scan
 from poolish.recipes.sources import FileSource, RecipeSource, Source, as_source
 from poolish.recipes.steps.registry import is_barrier
 from poolish.rows import DatasetBuffer
@@ -215,7 +215,8 @@ class Bake(RecipeRun[BakingState]):
 
     def _scan(self, state: BakingState, picking: Chooser, column: str | None, tokens: str | None) -> Chooser:
         """Feed all candidates of an ingredient to its selector."""
-        scan(picking, state.pipeline, state.fragments, column, tokens, self._options.engine, self._options.cache)
+        reader = CandidateReader(state.pipeline, column, tokens, self._options.cache)
+        scan(picking, reader, state.fragments, self._options.engine)
         return picking
 
     def _set(self, state: BakingState, choice: Choice) -> None:

@@ -34,7 +34,6 @@ from poolish.recipes.fragment_rows import (
     below,
     canonical,
     one_table,
-    row_hashes,
     threshold_of,
 )
 from poolish.recipes.lineage import BakedRows
@@ -157,7 +156,7 @@ class DryRun(RecipeRun[SampledState]):
         line: ExplainedLine,
     ) -> SampledState:
         available, take, how = scan.available(pipeline.where), ingredient.take, ingredient.pick.how
-        hashes = [row_hashes(pipeline.seed, "pick", each.ingredient, each.name, each.rows) for each in scan.pieces]
+        hashes = [pipeline.hashes(each) for each in scan.pieces]
         threshold: int | None = 2**64
         rows = available
         if isinstance(take, float) and how == "hash":

@@ -19,7 +19,6 @@ import numpy as np
 
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
 from poolish.files import StorageOptions
-from poolish.recipes.filters import as_filter, reject_of
 from poolish.recipes.fragment_rows import (
     Fragment,
     FragmentRows,
@@ -30,7 +29,7 @@ from poolish.recipes.fragment_rows import (
     place_of,
     selected_rows,
 )
-from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, prepared
+from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, as_filter, prepared, reject_of
 from poolish.recipes.selection import largest_remainder
 from poolish.recipes.sources import Source
 from poolish.recipes.steps.barriers import BarrierContext, Decision, SortKey
@@ -101,7 +100,9 @@ class AddIngredient:
     @property
     def storage(self) -> StorageOptions | None:
         """The options of the store, if there are any."""
-        return StorageOptions.of(self.storage_options, f"ingredient {self.name!r}")
+        options = self.storage_options
+        assert options is None or isinstance(options, StorageOptions)  # ``__post_init__`` made them that
+        return options
 
 
 @dataclass(frozen=True)

@@ -371,7 +371,7 @@ def materialize(value: Any) -> Any:
 # What can be read only once -------------------------------------------------------------------------------------------
 #
 # A bake looks at its rows more than once: to know what they are, to choose among them, and to prepare them. A query
-# or a scan that ran again could give other rows, so it runs once; its file is gone when the rows are, also after a kill.
+# or a scan that ran again could give other rows, so it runs once; its file goes when the rows go, even after a kill.
 #
 #     batches --up to SPOOL_BYTES--> memory         batches --more--> file, mapped, and without a name from then on
 
