@@ -25,7 +25,9 @@ from poolish import seeds
 from poolish.columns import one_chunk
 from poolish.errors import CorruptDataError, RecipeError, SchemaError
 from poolish.expressions import col
+from poolish.rows import DatasetBuffer
 from poolish.rows.cast import cast_exact
+from poolish.rows.snapshot import Snapshot
 from poolish.rows.values import ragged, resolve_null_type
 from poolish.schema import Schema, dtype_and_shape, is_tensor, types
 from poolish.schema.types import dictionary_decode, is_rare, unsliced
@@ -89,6 +91,11 @@ class FragmentRows:
         return cls(ingredient, name, table, rows, nothing, nothing)
 
     @property
+    def place(self) -> str:
+        """Ingredient and file, for messages."""
+        return f"ingredient {self.ingredient!r}{f', {self.name}' if self.name else ''}"
+
+    @property
     def origin(self) -> Origin:
         """Where they came from, without what is in them."""
         return Origin(self.ingredient, self.name, self.rows, self.subs, self.steps)
@@ -97,9 +104,7 @@ class FragmentRows:
         """The rows where ``mask`` is true."""
         if mask.all():
             return self
-        numbers = np.flatnonzero(mask)  # once for all arrays
-        table = self.table.filter(pa.array(mask))
-        return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
+        return self.rows_of(np.flatnonzero(mask), self.table.filter(pa.array(mask)))
 
     def apply_mask(self) -> FragmentRows:
         """Apply the pending row mask."""
@@ -107,12 +112,11 @@ class FragmentRows:
 
     def take(self, numbers: Int64) -> FragmentRows:
         """These rows, in this order."""
-        table = self.table.take(pa.array(numbers))
-        return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
+        return self.rows_of(numbers, self.table.take(pa.array(numbers)))
 
-    def rows_of(self, numbers: Int64) -> FragmentRows:
-        """The origins of these rows; the caller replaces the table."""
-        return replace(self, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
+    def rows_of(self, numbers: Int64 | slice, table: pa.Table) -> FragmentRows:
+        """Rows that came of these, with what is in them now."""
+        return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
 
     def with_table(self, table: pa.Table) -> FragmentRows:
         """The same rows with other columns."""
@@ -120,14 +124,7 @@ class FragmentRows:
 
     def slice(self, first: int, n_rows: int) -> FragmentRows:
         """Consecutive rows."""
-        chosen = slice(first, first + n_rows)
-        return replace(
-            self,
-            table=unsliced(self.table.slice(first, n_rows)),
-            rows=self.rows[chosen],
-            subs=self.subs[chosen],
-            steps=self.steps[chosen],
-        )
+        return self.rows_of(slice(first, first + n_rows), unsliced(self.table.slice(first, n_rows)))
 
 
 def joined(pieces: list[FragmentRows]) -> FragmentRows:
@@ -143,17 +140,16 @@ def joined(pieces: list[FragmentRows]) -> FragmentRows:
 
 def canonical(piece: FragmentRows) -> FragmentRows:
     """The same rows in the types that poolish keeps them in; an error names where they are from."""
-    where = ", ".join([f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])])
     try:
         table = canonical_table(piece.table)
     except SchemaError as error:
-        raise SchemaError(f"{where}: {error}") from None
+        raise SchemaError(f"{piece.place}: {error}") from None
     for name, column in zip(table.column_names, table.columns, strict=True):
         if kinds.is_large_string(column.type):
             try:
                 column.validate(full=True)  # not validated before: 5 GB/s
             except pa.ArrowInvalid as error:
-                raise CorruptDataError(f"{where}, column {name!r}: {error}; fix it or leave it out") from None
+                raise CorruptDataError(f"{piece.place}, column {name!r}: {error}; fix it or leave it out") from None
     return piece.with_table(table)
 
 
@@ -177,6 +173,13 @@ def canonical_table(table: pa.Table) -> pa.Table:
 def workable(table: pa.Table) -> pa.Table:
     """The same values in types that Arrow can filter: it cannot take rows of the views that polars keeps text in."""
     return unsliced(canonical_table(table) if any(map(is_rare, table.schema.types)) else table)
+
+
+def rows_of(table: pa.Table) -> Snapshot:
+    """The rows of a table, as functions of the user's get them."""
+    buffer = DatasetBuffer()
+    buffer.append(table)
+    return buffer.snapshot()
 
 
 def selected_rows(piece: FragmentRows, where: Filter | None) -> Mask:
@@ -323,12 +326,12 @@ class WrongResult(RecipeError):
 
 def place_of(piece: FragmentRows, step: str, first: int | None = None, last: int | None = None) -> str:
     """The ingredient, file, rows and step for an error message; without rows where all are concerned."""
-    parts = [f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])]
+    rows = ""
     if first is not None and last is not None and last > first:
-        parts.append(f"rows {piece.rows[first]} to {piece.rows[last]}")
+        rows = f", rows {piece.rows[first]} to {piece.rows[last]}"
     elif first is not None:
-        parts.append(f"row {piece.rows[first]}")
-    return ", ".join([*parts, f"step {step!r}"])
+        rows = f", row {piece.rows[first]}"
+    return f"{piece.place}{rows}, step {step!r}"
 
 
 def piece_at(pieces: Sequence[FragmentRows], position: int) -> tuple[int, int]:
@@ -342,6 +345,20 @@ def rejected_row(piece: FragmentRows, i: int, error: Exception) -> Rejected:
     """Row ``i`` of a fragment, rejected because of an error."""
     kind = RecipeError if isinstance(error, WrongResult) else type(error)
     return Rejected(int(piece.rows[i]), int(piece.subs[i]), f"{kind.__name__}: {error}")
+
+
+class Failures:
+    """What becomes of rows that a step fails for: an error, or one more ``rejected``."""
+
+    def __init__(self, piece: FragmentRows, step: str, on_error: str) -> None:
+        self._piece, self._step, self._on_error = piece, step, on_error
+        self.rejected: list[Rejected] = []
+
+    def __call__(self, first: int, n_rows: int, error: Exception) -> None:
+        """Reject a row, or raise with the place of all ``n_rows``."""
+        if self._on_error == "raise":
+            raise_at(place_of(self._piece, self._step, first, first + n_rows - 1), error)
+        self.rejected.append(rejected_row(self._piece, first, error))
 
 
 def raise_at(place: str, error: Exception) -> NoReturn:
@@ -448,9 +465,8 @@ def one_table(pieces: list[FragmentRows]) -> pa.Table:
         if first is None:
             first = piece.ingredient, table.schema
         elif set(table.column_names) != set(first[1].names):
-            where = f", {piece.name}," if piece.name else ""
             raise SchemaError(
-                f"ingredient {piece.ingredient!r}{where} has columns {table.column_names}, {first[0]!r} has "
+                f"{piece.place}{',' if piece.name else ''} has columns {table.column_names}, {first[0]!r} has "
                 f"{first[1].names}; select, rename or drop until they are the same, or return the same columns for "
                 "all rows from a function: row.get(...) where one may be missing"
             )
@@ -458,10 +474,9 @@ def one_table(pieces: list[FragmentRows]) -> pa.Table:
     try:
         return joined_tables(tables)
     except TypesDiffer as both:
-        where = f", {filled[both.place].name}" if filled[both.place].name else ""
         raise SchemaError(
-            f"ingredient {filled[both.place].ingredient!r}{where}, column {both.name!r}: {both.other}, where "
-            f"{filled[0].ingredient!r} has {both.known}; cast one of them"
+            f"{filled[both.place].place}, column {both.name!r}: {both.other}, where {filled[0].ingredient!r} has "
+            f"{both.known}; cast one of them"
         ) from None
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from poolish.fingerprints import check_attributes, function_fingerprint
 from poolish.recipes.cache import Cache, key_of
 from poolish.recipes.fragment_rows import (
     BakedFragment,
+    Failures,
     Filter,
     Fragment,
     FragmentRows,
@@ -35,13 +36,12 @@ from poolish.recipes.fragment_rows import (
     part_numbers,
     place_of,
     raise_at,
-    rejected_row,
     row_hashes,
+    rows_of,
     selected,
     workable,
 )
 from poolish.recipes.sources import Source
-from poolish.rows import DatasetBuffer
 
 #: A rejected row: ingredient, file, row, step and reason.
 Reject = dict[str, Any]
@@ -221,9 +221,9 @@ def prepared(piece: FragmentRows, bound: BoundStep, on_error: str, rejects: list
     made = bound.step.prepare(part, on_error)
     rejects += [reject_of(piece, bound.name, rejected) for rejected in made.rejected]
     is_one_to_one = len(made.parents) == len(part) and np.array_equal(made.parents, np.arange(len(part)))
-    done = part if is_one_to_one else part.rows_of(made.parents)
+    done = part.with_table(made.table) if is_one_to_one else part.rows_of(made.parents, made.table)
     subs = done.subs if is_one_to_one else part_numbers(done.subs, bound.name, _nth_of_parent(made.parents))
-    done = replace(done, table=made.table, subs=subs, steps=done.steps | (1 << bound.bit))
+    done = replace(done, subs=subs, steps=done.steps | (1 << bound.bit))
     if not chosen.all():
         return _back_in_place(piece, chosen, done, made.parents, bound.name)
     names = piece.table.column_names
@@ -386,12 +386,7 @@ def _judged(piece: FragmentRows, where: Filter, on_error: str, step: str | None)
             where.mask(piece.table.slice(0, 0))
         except Exception:
             raise_at(place_of(piece, step), error)
-    mask, n_null, rejected = np.zeros(len(piece), bool), 0, list[Rejected]()
-
-    def failed(first: int, n_rows: int, error: Exception) -> None:
-        if on_error == "raise":
-            raise_at(place_of(piece, step, first), error)
-        rejected.append(rejected_row(piece, first, error))
+    mask, n_null, failed = np.zeros(len(piece), bool), 0, Failures(piece, step, on_error)
 
     def attempt(first: int, n_rows: int) -> tuple[Mask, int]:
         found: tuple[Mask, int] = where.mask(piece.slice(first, n_rows).table)
@@ -400,7 +395,7 @@ def _judged(piece: FragmentRows, where: Filter, on_error: str, step: str | None)
     for first, n_rows, (kept, n_unknown) in halving(attempt, [(0, len(piece))], failed):
         mask[first : first + n_rows] = kept
         n_null += n_unknown
-    return FilterResult(mask, n_null, rejected)
+    return FilterResult(mask, n_null, failed.rejected)
 
 
 # Functions of a row -------------------------------------------------------------------------------------------------
@@ -439,35 +434,25 @@ class RowPredicate:
 
     def mask(self, table: pa.Table) -> tuple[Mask, int]:
         """Which rows it is true for; None is no, and counted."""
-        answers = list(self._answers(table, self._tell_number))
-        return np.array([bool(answer) for answer in answers], bool), sum(answer is None for answer in answers)
+        return self._answered(table, self._tell_number)
 
     def judged(self, piece: FragmentRows, on_error: str, step: str | None = None) -> FilterResult:
         """The same for rows whose place is known, so that an error can name it, or rejects the row alone."""
-        rejected: list[Rejected] = []
+        failed = Failures(piece, step or f"where {self.name}", on_error)
+        return FilterResult(*self._answered(piece.table, failed), failed.rejected)
 
-        def failed(i: int, error: Exception) -> bool:
-            if on_error == "raise":
-                raise_at(place_of(piece, step or f"where {self.name}", i), error)
-            rejected.append(rejected_row(piece, i, error))
-            return False
-
-        answers = list(self._answers(piece.table, failed))
-        kept = np.array([bool(answer) for answer in answers], bool)
-        return FilterResult(kept, sum(answer is None for answer in answers), rejected)
-
-    def _answers(self, table: pa.Table, failed: Callable[[int, Exception], Any]) -> Iterator[Any]:
-        buffer = DatasetBuffer()
-        buffer.append(table)
-        rows = buffer.snapshot()
+    def _answered(self, table: pa.Table, failed: Callable[[int, int, Exception], None]) -> tuple[Mask, int]:
+        rows, answers = rows_of(table), list[bool | None]()
         for i in range(len(rows)):
             try:
                 answer = self._function(rows[i])
-                yield None if answer is None else bool(answer)
+                answers.append(None if answer is None else bool(answer))
             except Exception as error:
-                yield failed(i, error)
+                failed(i, 1, error)
+                answers.append(False)
+        return np.array([bool(answer) for answer in answers], bool), answers.count(None)
 
-    def _tell_number(self, i: int, error: Exception) -> bool:
+    def _tell_number(self, i: int, n_rows: int, error: Exception) -> NoReturn:
         error.add_note(f"while asking the filter {self.name!r} about row {i} of those that were read together")
         raise error
 

@@ -150,8 +150,7 @@ def _comparable(keys: list[pa.Table], pieces: Sequence[FragmentRows], step: str)
         what = f"step {step!r}, column {name!r}"
         found_in: dict[pa.DataType, str] = {}
         for column, piece in zip(columns, pieces, strict=True):
-            place = [f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])]
-            found_in.setdefault(column.type, ", ".join(place))
+            found_in.setdefault(column.type, piece.place)
         wanted = comparable_type(found_in, what, "cast it first")
         columns = [as_type(column, wanted, what, "cast it first") for column in columns]
         keys = [table.set_column(i, name, column) for table, column in zip(keys, columns, strict=True)]

@@ -35,6 +35,7 @@ from poolish.errors import LimitExceeded, RecipeError, SchemaError
 from poolish.expressions import halving
 from poolish.fingerprints import function_fingerprint, options_fingerprint
 from poolish.recipes.fragment_rows import (
+    Failures,
     FragmentRows,
     Int64,
     Prepared,
@@ -47,8 +48,8 @@ from poolish.recipes.fragment_rows import (
     place_of,
     raise_at,
     rejected_row,
+    rows_of,
 )
-from poolish.rows import DatasetBuffer
 from poolish.rows.cast import batch_from
 from poolish.rows.encode import ColumnEncoder, encoder_of
 from poolish.rows.validate import Limits, ValueRejected
@@ -113,20 +114,17 @@ class CalledStep:
     def _by_rows(self, call: Callable[..., Any], piece: FragmentRows, on_error: str) -> Prepared:
         made: list[Any] = []
         parents: list[int] = []
-        rejected: list[Rejected] = []
-        buffer = DatasetBuffer()
-        buffer.append(piece.table)
-        rows = buffer.snapshot()
+        rows, failed = rows_of(piece.table), Failures(piece, self._name, on_error)
         for i in range(len(piece)):
             try:
                 result = self._called(call, rows[i])
                 each = [result] if isinstance(result, Mapping) else self._several(result)
             except Exception as error:
-                self._failed(error, piece, i, on_error, rejected)
+                failed(i, 1, error)
                 continue
             made += each
             parents += [i] * len(each)
-        return self._fitted(made, parents, piece, on_error, rejected)
+        return self._fitted(made, parents, piece, on_error, failed.rejected)
 
     def _several(self, result: Any) -> list[Any]:
         if result is None:
@@ -161,37 +159,27 @@ class CalledStep:
                 made, parents = [made[i] for i in kept], [parents[i] for i in kept]
         return Prepared(self._nothing(piece), np.empty(0, np.int64), rejected)
 
-    def _failed(self, error: Exception, piece: FragmentRows, i: int, on_error: str, rejected: list[Rejected]) -> None:
-        if on_error == "raise":
-            raise_at(place_of(piece, self._name, i), error)
-        rejected.append(rejected_row(piece, i, error))
-
     # -- batch by batch
 
     def _by_batches(self, call: Callable[..., Any], piece: FragmentRows, on_error: str) -> Prepared:
         tables: list[pa.Table] = []
         parents: list[Int64] = []
-        rejected: list[Rejected] = []
+        failed = Failures(piece, self._name, on_error)
 
         def attempt(first: int, n_rows: int) -> tuple[pa.Table, Int64]:
             return self._batch(call, piece if n_rows == len(piece) else piece.slice(first, n_rows))
-
-        def failed(first: int, n_rows: int, error: Exception) -> None:
-            if on_error == "raise":
-                raise_at(place_of(piece, self._name, first, first + n_rows - 1), error)
-            rejected.append(rejected_row(piece, first, error))
 
         batches = [(first, min(BATCH_ROWS, len(piece) - first)) for first in range(0, len(piece), BATCH_ROWS)]
         for first, _, (table, own) in halving(attempt, batches, failed, halve=on_error != "raise"):
             tables.append(table)
             parents.append(own + first if first else own)
         if not tables:
-            return Prepared(self._nothing(piece), np.empty(0, np.int64), rejected)
+            return Prepared(self._nothing(piece), np.empty(0, np.int64), failed.rejected)
         try:
             table = _one_table(tables)
         except WrongResult as error:
             raise_at(place_of(piece, self._name), error)
-        return Prepared(table, parents[0] if len(parents) == 1 else np.concatenate(parents), rejected)
+        return Prepared(table, parents[0] if len(parents) == 1 else np.concatenate(parents), failed.rejected)
 
     def _batch(self, call: Callable[..., Any], part: FragmentRows) -> tuple[pa.Table, Int64]:
         n_rows, table = len(part), part.table
@@ -247,11 +235,7 @@ def _checked_timeout(timeout_s: Any, name: str) -> float | None:
 def _columns_of(table: pa.Table) -> dict[str, list[Any]]:
     """Columns as lists; arrays are arrays, as they are in rows, so that they can come back as what they were."""
     with_arrays = [field.name for field in table.schema if _holds_arrays(field.type)]
-    arrays: dict[str, list[Any]] = {}
-    if with_arrays:
-        buffer = DatasetBuffer()
-        buffer.append(table.select(with_arrays))
-        arrays = buffer.snapshot().to_pydict()
+    arrays = rows_of(table.select(with_arrays)).to_pydict() if with_arrays else {}
     return {name: arrays[name] if name in arrays else table.column(name).to_pylist() for name in table.column_names}
 
 

@@ -22,15 +22,14 @@ from poolish.expressions import Expression, as_expression, as_value, halving
 from poolish.fingerprints import options_fingerprint
 from poolish.recipes.fragment_rows import (
     INGREDIENT,
+    Failures,
     FragmentRows,
     Int64,
     Prepared,
-    Rejected,
     WrongResult,
     canonical_table,
     place_of,
     raise_at,
-    rejected_row,
 )
 
 #: A table out of a table, and the numbers of the rows that are left; None for all.
@@ -83,21 +82,15 @@ class RowStep:
             raise_at(place_of(piece, self._name), error)
         tables: list[pa.Table] = []
         parents: list[Int64] = []
-        rejected: list[Rejected] = []
-
-        def failed(first: int, n_rows: int, error: Exception) -> None:
-            if on_error == "raise":
-                raise_at(place_of(piece, self._name, first), error)
-            rejected.append(rejected_row(piece, first, error))
-
+        failed = Failures(piece, self._name, on_error)
         for first, n_rows, (table, kept) in halving(self._range(piece), [(0, len(piece))], failed):
             tables.append(canonical_table(table))
             parents.append(first + (np.arange(n_rows) if kept is None else kept))
         if on_error == "raise":  # rows that fail only together
             raise_at(place_of(piece, self._name), error)
         if not tables:
-            return Prepared(canonical_table(nothing), np.empty(0, np.int64), rejected)
-        return Prepared(pa.concat_tables(tables, promote_options="default"), np.concatenate(parents), rejected)
+            return Prepared(canonical_table(nothing), np.empty(0, np.int64), failed.rejected)
+        return Prepared(pa.concat_tables(tables, promote_options="default"), np.concatenate(parents), failed.rejected)
 
     def _range(self, piece: FragmentRows) -> Callable[[int, int], tuple[pa.Table, Int64 | None]]:
         return lambda first, n_rows: self._change(piece.table.slice(first, n_rows))
