@@ -23,7 +23,6 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ import pyarrow.types as kinds
 
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.expressions.nodes import COMPARISONS, FLIPPED, KEYWORDS, Node, constant_text, short, text_of, type_named
+from poolish.printable import suggestion
 from poolish.schema.types import dictionary_decode
 
 #: Part of the key of every cached result. Raise it whenever an expression may give another result than before.
@@ -168,8 +168,7 @@ def _suggestion(name: str, schema: pa.Schema) -> str:
         return "to ask for no value write is_null(column), or not is_null(column)"
     if name.lower() in KEYWORDS:
         return f"write {name.lower()}"
-    near = get_close_matches(name, [*_column_names(schema)], n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {schema.names}"
+    return suggestion(name, _column_names(schema), f"there are {schema.names}")
 
 
 def _column_names(schema: pa.Schema) -> Iterator[str]:
@@ -226,13 +225,17 @@ def _compare(node: Node, left: Operand, right: Operand) -> Typed:
     except RecipeError:
         if kind_of(type_) != "number":
             raise
-        return pa.bool_(), _by_rows(lambda *sides: _compare_exactly(node.op, *sides), left.value, right.value)
+        return pa.bool_(), _one_by_one(_PYTHON[node.op], pa.bool_(), left.value, right.value)
 
 
-def _compare_exactly(sign: str, left: pa.Array, right: pa.Array) -> pa.Array:
-    """Compare numbers that no Arrow type holds together, such as 2**53 + 1 and 0.5, one by one as Python does."""
-    pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
-    return pa.array([None if a is None or b is None else _PYTHON[sign](a, b) for a, b in pairs], pa.bool_())
+def _one_by_one(function: Callable[[Any, Any], Any], type_: pa.DataType, *values: Any) -> Any:
+    """Calculate as Python does with numbers that no Arrow type holds together, such as 2**53 + 1 and 0.5."""
+
+    def calculated(left: pa.Array, right: pa.Array) -> pa.Array:
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+        return pa.array([None if a is None or b is None else function(a, b) for a, b in pairs], type_)
+
+    return _by_rows(calculated, *values)
 
 
 def _common(left: Operand, right: Operand) -> pa.DataType:
@@ -357,13 +360,8 @@ def _quotient(left: Operand, right: Operand) -> Any:
     try:
         dividend, divisor = _alike(pa.float64(), left, right)
     except RecipeError:  # beyond 2**53
-        return _by_rows(_exact_quotients, left.value, right.value)
+        return _one_by_one(lambda a, b: a / b if b else None, pa.float64(), left.value, right.value)
     return pc.divide(dividend, _null_if_zero(divisor, pa.float64()))
-
-
-def _exact_quotients(left: pa.Array, right: pa.Array) -> pa.Array:
-    pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
-    return pa.array([None if a is None or not b else a / b for a, b in pairs], pa.float64())
 
 
 def _null_if_zero(divisor: Any, type_: pa.DataType) -> Any:

@@ -397,11 +397,6 @@ def is_one_to_one(counts: Sequence[dict[str, int]]) -> bool:
     return all(count["alike"] for count in counts[1:])
 
 
-def total(counts: Sequence[dict[str, int]], name: str) -> int:
-    """One figure summed over fragments."""
-    return sum(count.get(name, 0) for count in counts)
-
-
 # One table ----------------------------------------------------------------------------------------------------------
 
 

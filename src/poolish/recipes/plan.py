@@ -64,9 +64,7 @@ class Pick:
         if isinstance(value, Pick):
             return value
         found = re.fullmatch(r"(\w+)(?:\((.+)\))?", str(value), re.DOTALL)
-        if found is None:
-            raise RecipeError(f"pick={value!r}: one of hash, latest, oldest, top(column), stratified(column)")
-        return cls(found[1], found[2])
+        return cls(str(value)) if found is None else cls(found[1], found[2])
 
 
 def top(column: str) -> Pick:
@@ -136,7 +134,11 @@ def check_amount(
     """How much of an ingredient, and which rows: take, weight and pick as plain values; an error names ``what``."""
     if take is not None and weight is not None:
         raise RecipeError(f"{what}: take= and weight= are two ways to say how much; give one")
-    take, weight, picked = plain_number(take), plain_number(weight), _picked(pick, what)
+    take, weight = plain_number(take), plain_number(weight)
+    try:
+        picked = Pick.of(pick)
+    except RecipeError as error:
+        raise RecipeError(f"{what}: {error}") from None
     _check_take(take, what)
     _check_weight(weight, what)
     if on_short not in ON_SHORT:
@@ -175,13 +177,6 @@ def check_total(total: int | None, unit: str = "rows") -> None:
 def plain_number(number: Any) -> Any:
     """A NumPy number as a Python one, which files and reports hold."""
     return number.item() if isinstance(number, np.generic) else number
-
-
-def _picked(pick: Pick | str, what: str) -> Pick:
-    try:
-        return Pick.of(pick)
-    except RecipeError as error:
-        raise RecipeError(f"{what}: {error}") from None
 
 
 def _check_weight(weight: Any, what: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol
 
@@ -60,6 +60,10 @@ class Choice:
     threshold: int | None = None
     rows: dict[Place, Int64] | None = None
     tokens: int | None = None
+
+    def of(self, pipeline: FragmentPipeline) -> FragmentPipeline:
+        """The pipeline that takes what was chosen."""
+        return replace(pipeline, threshold=2**64 if self.threshold is None else self.threshold, chosen=self.rows)
 
 
 class Chooser(Protocol):
@@ -194,10 +198,8 @@ class ByPlace:
         self._n_held += len(rows)
         if self._most is not None and self._is_latest:
             for place, held in self._rows.items():
-                if not len(held) or self._n_held - len(held) < self._most:
-                    if len(held):
-                        break
-                    continue
+                if len(held) and self._n_held - len(held) < self._most:
+                    break
                 self._n_held -= len(held)
                 self._rows[place] = held[:0]
 
@@ -382,6 +384,15 @@ class CandidateReader:
             return joined(pieces)
         empty = pa.table({"value": pa.nulls(0), "tokens": pa.array([], pa.int64())})
         return FragmentRows.read(pipeline.ingredient, name, empty, np.empty(0, np.int64))
+
+
+def check_token_share(ingredient: str, how: str, on_short: str) -> None:
+    """Raise if a share in tokens is asked for together with something that only rows have."""
+    if how != "hash" or on_short == "repeat":
+        raise RecipeError(
+            f"ingredient {ingredient!r}: shares in tokens are picked by hash and not repeated; leave out pick= and "
+            "on_short='repeat', or count the total in rows"
+        )
 
 
 def check_columns(names: Sequence[str], column: str | None, tokens: str | None, ingredient: str) -> None:

@@ -19,11 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.concurrency import cached_property
-from poolish.errors import PoolishError, RecipeError
 from poolish.files import checksum_hex, local_stamp
 from poolish.printable import counted
 from poolish.recipes.fragment_rows import Filter, Fragment, NumberedTables, no_rows, selected, without_columns
-from poolish.recipes.sources.files import located_errors, remote_stamp, row_group_ranges
+from poolish.recipes.sources.files import located_errors, remote_stamp, row_group_ranges, unchanged
 from poolish.recipes.sources.pruning import can_prune, is_out_of_range
 from poolish.tabular import PART_ROWS, fresh_dataset
 
@@ -76,16 +75,11 @@ class ArrowDatasetSource:
         if path is None:
             yield selected(no_rows(self._schema), columns), np.arange(0)
             return
-        changed = RecipeError(f"{self._what}: {path} changed while it was read; bake again when it is complete")
-        try:
-            with self._located_errors(path):
-                yield from self._read(self._pieces[path], fragment, columns, where)
-        except (PoolishError, OSError) as error:
-            if self._stamp(path) != fragment.place["stamp"]:
-                raise changed from error
-            raise
-        if self._stamp(path) != fragment.place["stamp"]:
-            raise changed
+        with (
+            unchanged(self._what, path, fragment.place["stamp"], lambda: self._stamp(path)),
+            self._located_errors(path),
+        ):
+            yield from self._read(self._pieces[path], fragment, columns, where)
 
     def _read(
         self, piece: Any, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None

@@ -23,7 +23,7 @@ import os
 import posixpath
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -126,21 +126,9 @@ class FileSource:
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """The rows of a fragment; a file that changed since the plan was made is refused."""
         with self._concealing():
-            yield from self._read(fragment, columns, where)
-
-    def _read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
-        path, stamp = fragment.place["path"], fragment.place["stamp"]
-        changed = RecipeError(f"{self._what}: {path} changed while it was read; bake again when it is complete")
-        reader = self._file(path)
-        try:
-            yield from reader.read(fragment, columns, where)
-        except (PoolishError, OSError, IndexError) as error:
-            # Half of one file and half of another would be no file at all.
-            if reader.stamp(fresh=True) != stamp:
-                raise changed from error
-            raise
-        if reader.stamp(fresh=True) != stamp:
-            raise changed
+            reader = self._file(fragment.place["path"])
+            with unchanged(self._what, reader.path, fragment.place["stamp"], lambda: reader.stamp(fresh=True)):
+                yield from reader.read(fragment, columns, where)
 
     def _file(self, path: str) -> DataFile:
         kind = format_of(path)
@@ -168,6 +156,20 @@ def located_errors(what: str, path: str, kind: str) -> Iterator[None]:
         raise CorruptDataError(
             f"{what}: {path} cannot be read as {kind}: {error}; repair it or leave it out"
         ) from error
+
+
+@contextmanager
+def unchanged(what: str, path: str, stamp: str, now: Callable[[], str]) -> Iterator[None]:
+    """Refuse a file whose stamp changes while it is read: half of one and half of another would be no file at all."""
+    changed = RecipeError(f"{what}: {path} changed while it was read; bake again when it is complete")
+    try:
+        yield
+    except (PoolishError, OSError, IndexError) as error:
+        if now() != stamp:
+            raise changed from error
+        raise
+    if now() != stamp:
+        raise changed
 
 
 class DataFile(ABC):

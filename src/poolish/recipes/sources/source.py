@@ -26,7 +26,7 @@ from poolish.files import StorageOptions, raising_store_full
 from poolish.fingerprints.tables import content_of
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine
-from poolish.recipes.fragment_rows import Filter, Fragment, Int64, NumberedTables, row_hashes, selected, workable
+from poolish.recipes.fragment_rows import Filter, Fragment, Int64, NumberedTables, selected, workable
 from poolish.recipes.sources.arrow_dataset import ArrowDatasetSource
 from poolish.recipes.sources.files import FileSource, check_options
 from poolish.rows import DatasetBuffer
@@ -254,20 +254,6 @@ class RecipeSource:
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """One slice."""
         return self._rows().read(fragment, columns, where)
-
-
-def identity_numbers(
-    ingredients: list[str], parts: list[str], kinds: Int64, names: Int64, rows: Int64, subs: Int64
-) -> Int64:
-    """One number for each row that depends on what it is alone."""
-    found = np.zeros(len(rows), np.uint64)
-    for kind in np.unique(kinds).tolist():
-        for name in np.unique(names[kinds == kind]).tolist():
-            mine = (kinds == kind) & (names == name)
-            own = row_hashes(0, "identity", ingredients[kind], parts[name], rows[mine])
-            found[mine] = own ^ row_hashes(0, "identity of a part", "", "", subs[mine])
-    numbers: Int64 = (found >> np.uint64(1)).astype(np.int64)
-    return numbers
 
 
 # What a value stands for ---------------------------------------------------------------------------------------------

@@ -431,13 +431,9 @@ def _own_types(values: Sequence[Any]) -> list[pa.DataType]:
 
 def _refuse_floats(values: Sequence[Any]) -> None:
     rule, advice = "this column holds whole numbers", "return int(...), or give it another name"
-    found = {
-        i: ValueRejected(rule, value, advice)
-        for i, value in enumerate(values)
-        if isinstance(value, (float, np.floating))
-    }
-    if found:
-        raise _Unfit(found)
+    floats = [i for i, value in enumerate(values) if isinstance(value, (float, np.floating))]
+    if floats:
+        raise _Unfit({i: ValueRejected(rule, values[i], advice) for i in floats})
 
 
 def _is_within(asked: pa.DataType, before: pa.DataType) -> bool:

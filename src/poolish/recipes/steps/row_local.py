@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,15 +173,23 @@ def _rename(columns: Mapping[str, str]) -> Change:
 def _cast(columns: Mapping[str, Any]) -> Change:
     types = {name: _type_named(type_, name) for name, type_ in columns.items()}
 
+    def cast(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        try:
+            values = column.cast(types[name])
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            raise RecipeError(f"column {name!r} cannot be {types[name]}: {error}; filter or map it first") from error
+        _refuse_overflow(name, column, values)
+        return values
+
+    return _of_columns(columns, cast)
+
+
+def _of_columns(names: Iterable[str], make: Callable[[str, pa.ChunkedArray], pa.ChunkedArray]) -> Change:
+    """New values for columns that are there."""
+
     def change(table: pa.Table) -> tuple[pa.Table, None]:
-        for name, type_ in types.items():
-            column = table.column(known(table, [name])[0])
-            try:
-                values = column.cast(type_)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-                raise RecipeError(f"column {name!r} cannot be {type_}: {error}; filter or map it first") from error
-            _refuse_overflow(name, column, values)
-            table = with_column(table, name, values)
+        for name in names:
+            table = with_column(table, name, make(name, table.column(known(table, [name])[0])))
         return table, None
 
     return change
@@ -218,19 +226,16 @@ def _type_named(type_: Any, column: str) -> pa.DataType:
 
 
 def _fill_nulls(columns: Mapping[str, Any]) -> Change:
-    def change(table: pa.Table) -> tuple[pa.Table, None]:
-        for name, value in columns.items():
-            column = table.column(known(table, [name])[0])
-            try:
-                values = pc.fill_null(column, exact_scalar(value, column.type))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise RecipeError(
-                    f"column {name!r} holds {column.type}, its nulls cannot become {value!r}: {error}; cast it first"
-                ) from error
-            table = with_column(table, name, values)
-        return table, None
+    def filled(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        try:
+            return pc.fill_null(column, exact_scalar(columns[name], column.type))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise RecipeError(
+                f"column {name!r} holds {column.type}, its nulls cannot become {columns[name]!r}: {error}; cast it "
+                "first"
+            ) from error
 
-    return change
+    return _of_columns(columns, filled)
 
 
 def _tokenize(tokenizer: Any, column: str = "text", into: str = "tokens", count: str | None = None) -> Change:
