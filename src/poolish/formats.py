@@ -368,7 +368,7 @@ def _check_finite(data: bytes, where: str) -> None:
             row = decoder.decode(text)
         except (ValueError, RecursionError):
             continue  # Arrow reports every other mistake
-        for name, digits in _infinite(row, ""):
+        for name, digits in _inexact(row, None, ""):
             raise _too_large(f"{where}, line {line}", name, digits, "jsonl")
 
 
@@ -376,28 +376,18 @@ def _if_infinite(digits: str) -> _Inexact | int:
     return _Inexact(digits) if math.isinf(float(digits)) else 0
 
 
-def _infinite(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _inexact(value: Any, type_: pa.DataType | None, path: str) -> Iterator[tuple[str, str]]:
+    """The numbers in a value that its type would change, each with its path; without a type all that are noted."""
     if isinstance(value, _Inexact):
-        yield path, value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from _infinite(item, f"{path}.{name}" if path else name)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _infinite(item, path)
-
-
-def _inexact(value: Any, type_: pa.DataType, path: str) -> Iterator[tuple[str, str]]:
-    """The integers in a value that the floats of its type would round, each with its path."""
-    if isinstance(value, _Inexact):
-        if kinds.is_floating(type_):
+        if type_ is None or kinds.is_floating(type_):
             yield path, value
-    elif isinstance(value, dict) and kinds.is_struct(type_):
-        for part in type_.fields:
-            yield from _inexact(value.get(part.name), part.type, f"{path}.{part.name}")
-    elif isinstance(value, list) and type_.num_fields == 1:
+    elif isinstance(value, dict) and (type_ is None or kinds.is_struct(type_)):
+        parts = [(name, None) for name in value] if type_ is None else [(part.name, part.type) for part in type_.fields]
+        for name, inner in parts:
+            yield from _inexact(value.get(name), inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and (type_ is None or type_.num_fields == 1):
         for item in value:
-            yield from _inexact(item, type_.field(0).type, path)
+            yield from _inexact(item, None if type_ is None else type_.field(0).type, path)
 
 
 def _too_large(where: str, column: str, text: str, kind: str) -> NumberTooLarge:

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["counted", "nearest", "printable"]
+__all__ = ["counted", "nearest", "printable", "suggestion"]
 
 
 def printable(text: object, keep: str = "") -> str:
@@ -42,8 +42,18 @@ def nearest(name: object, known: Iterable[object]) -> str:
     >>> nearest("rewrad", ["reward", "text"])
     "; did you mean 'reward'?"
     """
+    found = suggestion(name, known)
+    return f"; {found}" if found else ""
+
+
+def suggestion(name: object, known: Iterable[object], otherwise: str = "") -> str:
+    """``did you mean 'x'?`` with the known name that is most alike; ``otherwise`` if none is.
+
+    >>> suggestion("rewrad", ["reward", "text"]), suggestion("n", ["reward"], "there is 'reward'")
+    ("did you mean 'reward'?", "there is 'reward'")
+    """
     near = get_close_matches(str(name), [str(each) for each in known], n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def _is_visible(character: str) -> bool:

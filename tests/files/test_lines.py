@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poolish.errors import CorruptDataError
-from poolish.files.lines import ChecksummedLines
+from poolish.files.checksums import ChecksummedLines
 
 
 def test_lines_are_read_once_and_again_after_a_rewind(tmp_path):

@@ -127,7 +127,7 @@ def test_a_write_that_fails_records_nothing(tmp_path, monkeypatch):
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
-    from poolish.files.lines import ChecksummedLines
+    from poolish.files.checksums import ChecksummedLines
 
     ChecksummedLines(tmp_path / "other").write({"block": 1})
     with pytest.raises(CorruptDataError, match="not a membership record"):

@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from poolish import seeds
-from poolish.recipes.fragment_rows import FragmentRows, canonical_table
+from poolish.recipes.fragment_rows import FragmentRows, Prepared, canonical_table
 from poolish.recipes.report import BakeResult
 from poolish.recipes.sources import FileSource, Source, files
 from poolish.recipes.sources import source as sources
 from poolish.recipes.steps import called as called_steps
 from poolish.recipes.steps.called import CalledStep
-from poolish.recipes.steps.step import Prepared
 
 Row = dict[str, Any]
 

@@ -8,8 +8,7 @@ import pytest
 
 from poolish import DatasetRecipe
 from poolish.errors import RecipeError
-from poolish.recipes.pipeline import Candidates
-from poolish.recipes.selection import ByHash, largest_remainder
+from poolish.recipes.selection import ByHash, Candidates, largest_remainder
 from tests.recipes.kitchen import line
 
 

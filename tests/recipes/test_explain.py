@@ -453,10 +453,19 @@ WORDS = [{"text": "x", "n": 5, "half": 0.5, "gap": None if i else 1} for i in ra
     ("recipe", "told"),
     [
         (mixture(WORDS), "1,000 tokens asked for, there are 50; ask for fewer"),
-        (mixture(WORDS, tokens="n_tokens"), "no column 'n_tokens' to count tokens by, there are"),
-        (mixture(WORDS, 10, "half"), "column 'half' has double with 0 nulls"),
-        (mixture(WORDS, 10, "gap"), "column 'gap' has int64 with 9 nulls"),
-        (mixture(WORDS, 10, "text"), "column 'text' has large_string"),
+        (mixture(WORDS, tokens="n_tokens"), "has no column 'n_tokens'; there are"),
+        (
+            mixture(WORDS, 10, "half"),
+            "column 'half': token counts are whole numbers, one for every row, got double with 0 nulls",
+        ),
+        (
+            mixture(WORDS, 10, "gap"),
+            "column 'gap': token counts are whole numbers, one for every row, got int64 with 9 nulls",
+        ),
+        (
+            mixture(WORDS, 10, "text"),
+            "column 'text': token counts are whole numbers, one for every row, got large_string",
+        ),
         (mixture(WORDS, 10, pick="latest"), "shares in tokens are picked by hash"),
         (mixture(WORDS, 10, on_short="repeat"), "shares in tokens are picked by hash"),
     ],
@@ -466,7 +475,7 @@ def test_a_share_in_tokens_that_cannot_be_is_told(recipe, told):
     """Before any work is done, as for rows."""
     (problem,) = recipe.explain().problems
 
-    assert problem.startswith("ingredient 'a': ")
+    assert problem.startswith("ingredient 'a'")
     assert told in problem
     with pytest.raises(PoolishError):
         recipe.bake()

@@ -7,7 +7,7 @@ import pytest
 
 from poolish import DatasetRecipe, col
 from poolish.errors import RecipeError, UnknownColumn
-from poolish.recipes.filters import RowPredicate
+from poolish.recipes.pipeline import RowPredicate
 from poolish.recipes.steps.registry import built_in
 from tests.recipes.kitchen import called, cut, line, message_of, piece, rejects, xs
 

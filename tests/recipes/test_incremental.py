@@ -22,7 +22,7 @@ from poolish import DatasetBuffer, DatasetRecipe, StreamStore, col, register_ste
 from poolish.errors import RecipeError
 from poolish.guards.checks.suite import Suite
 from poolish.recipes.cache import Cache
-from poolish.recipes.pipeline import FragmentPipeline
+from poolish.recipes.selection import CandidateReader
 from poolish.testing import Canary
 from tests.effort import times
 from tests.recipes.kitchen import cached, content, cut, line, made, numbers, shelf, write, xs
@@ -736,13 +736,13 @@ def test_an_entry_that_cannot_be_opened_now_is_not_removed(tmp_path, monkeypatch
 def test_a_choice_looks_only_at_what_is_new(tmp_path, monkeypatch):
     """As long as all that it has seen is still there; else at everything again."""
     looked_at = []
-    candidates = FragmentPipeline.candidates
+    read = CandidateReader.read
 
-    def counted(chain, fragment, *arguments):
+    def counted(reader, fragment):
         looked_at.append(fragment.name)
-        return candidates(chain, fragment, *arguments)
+        return read(reader, fragment)
 
-    monkeypatch.setattr(FragmentPipeline, "candidates", counted)
+    monkeypatch.setattr(CandidateReader, "read", counted)
 
     def baked() -> list[str]:
         recipe = DatasetRecipe("r").add_ingredient("a", str(tmp_path / "data"), where=col.x % 2 == 0, take=20)

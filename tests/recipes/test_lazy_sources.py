@@ -20,7 +20,8 @@ from poolish import DatasetBuffer, DatasetRecipe, Suite, col
 from poolish.columns import TableView
 from poolish.errors import CorruptDataError, PoolishError, RecipeError, SchemaError
 from poolish.guards import validate
-from poolish.recipes.sources import as_source, spool
+from poolish.recipes.sources import as_source
+from poolish.recipes.sources import source as sources
 from tests.recipes.kitchen import cached, cut, fingerprints, message_of, numbers, origins, read_all, rows_of, write, xs
 
 
@@ -244,7 +245,7 @@ def all_rows(value):
 @pytest.mark.parametrize("spool_bytes", [1 << 28, 0])
 def test_what_is_lazy_gives_its_rows_in_its_order(folder, kind, spool_bytes, monkeypatch):
     """In memory or through a file that leaves no name behind; cut into parts of any size."""
-    monkeypatch.setattr(spool, "SPOOL_BYTES", spool_bytes)
+    monkeypatch.setattr(sources, "SPOOL_BYTES", spool_bytes)
     monkeypatch.setattr(tempfile, "tempdir", str(folder.parent))
     value = LAZY[kind](folder)
     before = sorted(os.listdir(folder.parent))

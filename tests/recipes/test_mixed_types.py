@@ -11,8 +11,7 @@ import pytest
 from poolish import DatasetRecipe
 from poolish.errors import RecipeError
 from poolish.recipes import stratified, top
-from poolish.recipes.pipeline import Candidates
-from poolish.recipes.selection import chooser
+from poolish.recipes.selection import Candidates, chooser
 from tests.recipes.kitchen import cut, write
 
 WHAT = "ingredient 'oats', column 'score'"

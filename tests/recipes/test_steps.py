@@ -19,7 +19,7 @@ from poolish import DatasetRecipe, col, register_step
 from poolish.errors import BudgetSpent, PoolishError, RecipeError, SchemaError, UnknownColumn
 from poolish.guards.checks.suite import Suite
 from poolish.recipes.engine import LocalEngine
-from poolish.recipes.filters import as_filter
+from poolish.recipes.pipeline import as_filter
 from poolish.recipes.steps.registry import built_in
 from tests.effort import times
 from tests.recipes.kitchen import content, cut, line, message_of, numbers, rejects, write, xs

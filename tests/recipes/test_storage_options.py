@@ -60,12 +60,12 @@ def test_one_bake_of_two_stores_reads_both(memory):
     reads = []
 
     class Noted(FileSource):
-        def _read(self, fragment, *rest):
+        def read(self, fragment, *rest):
             reads.append(fragment.place["store"])
-            return super()._read(fragment, *rest)
+            return super().read(fragment, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("poolish.recipes.sources.FileSource", Noted)
+        patch.setattr("poolish.recipes.sources.source.FileSource", Noted)
         patch.setattr("poolish.recipes.baking.FileSource", Noted)
         result = recipe.bake()
 

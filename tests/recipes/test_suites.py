@@ -10,9 +10,8 @@ import pytest
 from poolish import DatasetRecipe, col
 from poolish.errors import RecipeError
 from poolish.guards import Suite
-from poolish.recipes.steps.barriers import BarrierContext
-from poolish.recipes.steps.step import piece_at
-from poolish.recipes.steps.suites import SuiteStep
+from poolish.recipes.fragment_rows import piece_at
+from poolish.recipes.steps.barriers import BarrierContext, SuiteStep
 from tests.recipes.kitchen import piece
 
 

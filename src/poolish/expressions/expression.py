@@ -7,13 +7,14 @@
                                           `--bind()--> the same with constants in place of columns
 
 An expression has no types; they come with the table or schema it meets, and decide what may be compared: text is never
-compared with a number. evaluate.py describes nulls, zero divisors and overflow.
+compared with a number. rules.py describes nulls, zero divisors and overflow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,15 +23,6 @@ from numpy.typing import NDArray
 
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
-from poolish.expressions.evaluate import (
-    EVALUATOR_VERSION,
-    bind,
-    column_operand,
-    evaluate,
-    find_column,
-    halving,
-    is_decided,
-)
 from poolish.expressions.grammar import parse_node
 from poolish.expressions.nodes import (
     Node,
@@ -44,9 +36,21 @@ from poolish.expressions.nodes import (
     utf8,
     walk,
 )
-from poolish.expressions.rules import Operand, as_array, kind_of
+from poolish.expressions.rules import (
+    EVALUATOR_VERSION,
+    ON_DICTIONARY,
+    RULES,
+    Operand,
+    as_array,
+    column_operand,
+    constant_operand,
+    find_column,
+    kind_of,
+)
+from poolish.schema.types import dictionary_decode
 
 Mask = NDArray[np.bool_]
+Result = TypeVar("Result")
 
 
 class Expression:
@@ -111,7 +115,7 @@ class Expression:
 
     def top_columns(self, schema: pa.Schema) -> tuple[str, ...]:
         """The columns of a schema that have to be read: ``meta`` for the field ``meta.lang`` of a struct."""
-        return tuple(dict.fromkeys(self._found(name, schema)[0] for name in self.columns))
+        return self._located(lambda: tuple(dict.fromkeys(find_column(name, schema)[0] for name in self.columns)))
 
     # What it gives ----------------------------------------------------------------------------------------------
 
@@ -191,18 +195,16 @@ class Expression:
         return self._built(table.schema, column).decoded()
 
     def _built(self, schema: pa.Schema, column: Callable[[tuple[str, ...]], Any]) -> Operand:
+        return self._located(lambda: evaluate(self._root, lambda node: column_operand(node, schema, column)))
+
+    def _located(self, find: Callable[[], Result]) -> Result:
+        """What a function finds; errors quote the expression."""
         try:
-            return evaluate(self._root, lambda node: column_operand(node, schema, column))
+            return find()
         except (RecipeError, UnknownColumn) as error:
             raise type(error)(f"expression {short(self._text)}: {error}") from None
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise RecipeError(f"expression {short(self._text)}: {error}") from error
-
-    def _found(self, name: str, schema: pa.Schema) -> tuple[str, ...]:
-        try:
-            return find_column(name, schema)
-        except (RecipeError, UnknownColumn) as error:
-            raise type(error)(f"expression {short(self._text)}: {error}") from None
 
     # How it is built --------------------------------------------------------------------------------------------
 
@@ -435,3 +437,112 @@ def _filled(answers: pa.Array, unknown: bool) -> Mask:
     """Answers as a mask, with this for those that are null."""
     known = answers.fill_null(unknown) if answers.null_count else answers
     return np.asarray(known.to_numpy(zero_copy_only=False), np.bool_)
+
+
+# Evaluating ---------------------------------------------------------------------------------------------------------
+
+
+def evaluate(node: Node, column: Callable[[Node], Operand]) -> Operand:
+    """The operand of a tree, where ``column`` gives those of its columns."""
+    if node.op == "constant":
+        return constant_operand(node)
+    if node.op == "column":
+        return column(node)
+    operands = [evaluate(arg, column) for arg in node.args]
+    encoded = [operand for operand in operands if operand.is_dictionary]
+    has_only_constants = all(each.is_constant or each.is_dictionary for each in operands)
+    if len(encoded) == 1 and has_only_constants and node.op in ON_DICTIONARY:
+        return _evaluate_on_dictionary(node, operands, encoded[0])
+    return Operand(node, *RULES[node.op](node, *(operand.decoded() for operand in operands)))
+
+
+def _evaluate_on_dictionary(node: Node, operands: list[Operand], encoded: Operand) -> Operand:
+    """Evaluate once per dictionary value instead of once per row, and give each row the answer for its value."""
+    type_: pa.DataType = pa.null()
+    found = []
+    for chunk in encoded.value.chunks if isinstance(encoded.value, pa.ChunkedArray) else [encoded.value]:
+        is_worth_it = len(chunk.dictionary) <= len(chunk)
+        values = chunk.dictionary.cast(encoded.type) if is_worth_it else dictionary_decode(chunk, encoded.type)
+        given = [Operand(each.node, each.type, values) if each is encoded else each for each in operands]
+        type_, answers = RULES[node.op](node, *given)
+        found.append(answers.take(chunk.indices) if is_worth_it else answers)
+    if not found:
+        return Operand(node, *RULES[node.op](node, *(operand.decoded() for operand in operands)))
+    return Operand(node, type_, found[0] if len(found) == 1 else pa.chunked_array(found))
+
+
+def bind(node: Node, constants: dict[str, Node]) -> Node:
+    """The tree with constants in place of columns: ``lang == "en" and n > 0`` is ``n > 0`` where ``lang`` is "en".
+
+    What then reads no column is evaluated at once, by the same rules as rows.
+    """
+    if node.op == "column":
+        return constants.get(node.value, node)
+    if not node.args:
+        return node
+    args = tuple(bind(arg, constants) for arg in node.args)
+    if node.op in ("and", "or"):
+        return _joined(node.op, *args)
+    folded = negative_node(*args) if node.op == "negative" else Node(node.op, args, node.value)
+    return _folded(folded) if all(arg.op == "constant" for arg in args) else folded
+
+
+def is_decided(node: Node) -> bool:
+    """Whether it is true or false for every row."""
+    return node.op == "constant" and isinstance(node.value, bool)
+
+
+def _joined(op: str, left: Node, right: Node) -> Node:
+    for one, other in ((left, right), (right, left)):
+        if is_decided(one):
+            return other if one.value is (op == "and") else one
+    return Node(op, (left, right))
+
+
+def _folded(node: Node) -> Node:
+    """The constant that a node without columns gives; the node itself if that is a time, NaN or null."""
+    if node.op == "constant":
+        return node
+    value = Expression(node)._located(lambda: evaluate(node, _no_column)).arrow().as_py()
+    is_constant = isinstance(value, (bool, int, str)) or (isinstance(value, float) and not math.isnan(value))
+    return Node("constant", value=value) if is_constant else node
+
+
+def _no_column(node: Node) -> NoReturn:
+    raise AssertionError(f"a constant part reads {node.value!r}")
+
+
+# Rows that fail -----------------------------------------------------------------------------------------------------
+
+
+def halving(
+    attempt: Callable[[int, int], Result],
+    ranges: Iterable[tuple[int, int]],
+    failed: Callable[[int, int, Exception], None],
+    *,
+    halve: bool = True,
+) -> Iterator[tuple[int, int, Result]]:
+    """Yield ``(first, n_rows, attempt(first, n_rows))`` for ranges of rows, in order.
+
+    A range that fails is split in half until single rows fail: these go to ``failed``, which may raise. With
+    ``halve=False`` a failing range goes there whole.
+
+    >>> numbers, bad = [4, 2, 0, 1], []
+    >>> def attempt(first, n_rows):
+    ...     return [8 // n for n in numbers[first : first + n_rows]]
+    >>> [made for _, _, made in halving(attempt, [(0, 4)], lambda first, n_rows, error: bad.append(first))], bad
+    ([[2, 4], [8]], [2])
+    """
+    waiting = list(ranges)[::-1]  # the next range last
+    while waiting:
+        first, n_rows = waiting.pop()
+        try:
+            result = attempt(first, n_rows)
+        except Exception as error:
+            if halve and n_rows > 1:
+                half = n_rows // 2
+                waiting += [(first + half, n_rows - half), (first, half)]
+            else:
+                failed(first, n_rows, error)
+            continue
+        yield first, n_rows, result

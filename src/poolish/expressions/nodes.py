@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from poolish.errors import ConfigError, LimitExceeded
+from poolish.printable import suggestion
 
 #: An expression may list many values.
 MAX_CHARACTERS = 4_194_304
@@ -139,8 +139,7 @@ def _regex(text: str) -> str:
 
 def _type_name(text: str) -> str:
     if text not in _TYPES and not _ZONED.fullmatch(text):
-        near = get_close_matches(text, _TYPES, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_TYPES)}"
+        advice = suggestion(text, _TYPES, f"there are {', '.join(_TYPES)}")
         raise ConfigError(f"{text!r} is no type to cast to; {advice}")
     return text
 

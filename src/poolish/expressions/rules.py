@@ -4,14 +4,24 @@ An expression has no types before it meets a table or a schema; then each node b
 constants upwards. Numbers are compared as the numbers they are, whatever type holds them: a float32 of 0.7 is not the
 constant 0.7, and an integer beyond 2**53 is not rounded to meet a float. A constant is moved to the nearest value that
 its column can hold, so columns are not converted and parquet can skip by its statistics. Integers calculate in int64,
-everything else in float64; a result that could only be had by rounding an integer or by overflow is an error.
+everything else in float64.
+
+Recipes, suites and the command line share these semantics:
+
+- Nulls follow SQL's three-valued logic: an operation on null is null, except that ``and`` and ``or`` may be decided by
+  the other side, and ``is_null`` always answers. NaN is a value; of the comparisons only ``!=`` is true for it.
+- ``x / 0`` and ``x % 0`` are null for integers and follow IEEE for floats (infinite or NaN).
+- Integer overflow is an error, and so is rounding an integer to calculate with a float. Comparisons are exact, and
+  the quotient of integers is correctly rounded.
+- A filter *drops* rows for which the answer is unknown (``Expression.mask``); a check lets them *pass*
+  (``Expression.passes``), because missing values are what ``nullable=False`` is for.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +30,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from poolish.errors import RecipeError
-from poolish.expressions.nodes import COMPARISONS, FLIPPED, Node, constant_text, short, text_of, type_named
+from poolish.errors import RecipeError, UnknownColumn
+from poolish.expressions.nodes import COMPARISONS, FLIPPED, KEYWORDS, Node, constant_text, short, text_of, type_named
+from poolish.printable import suggestion
 from poolish.schema.types import dictionary_decode
+
+#: Part of the key of every cached result. Raise it whenever an expression may give another result than before.
+EVALUATOR_VERSION = 2
 
 Typed = tuple[pa.DataType, Any]
 
@@ -133,6 +147,62 @@ def _alike(type_: pa.DataType, *operands: Operand) -> list[Any]:
     return [pc.scalar(value) if isinstance(value, pa.Scalar) else value for value in values]
 
 
+# Columns of a schema ------------------------------------------------------------------------------------------------
+
+
+def find_column(name: str, schema: pa.Schema) -> tuple[str, ...]:
+    """The path to a column: the column of this name, else the field of a struct that the dots lead to."""
+    n_found = len(schema.get_all_field_indices(name))
+    if n_found == 1:
+        return (name,)
+    if n_found > 1:
+        raise RecipeError(f"{n_found} columns are called {name!r}; rename them")
+    path = tuple(name.split("."))
+    if len(path) > 1 and _type_at(schema, path) is not None:
+        return path
+    raise UnknownColumn(f"there is no column {name!r}; {_suggestion(name, schema)}")
+
+
+def _suggestion(name: str, schema: pa.Schema) -> str:
+    if name.lower() in ("none", "null"):
+        return "to ask for no value write is_null(column), or not is_null(column)"
+    if name.lower() in KEYWORDS:
+        return f"write {name.lower()}"
+    return suggestion(name, _column_names(schema), f"there are {schema.names}")
+
+
+def _column_names(schema: pa.Schema) -> Iterator[str]:
+    """All names of columns of a schema: its columns, and the fields of structs with dots."""
+    for field in schema:
+        yield field.name
+        if kinds.is_struct(field.type):
+            yield from (f"{field.name}.{inner}" for inner in _column_names(pa.schema(field.type.fields)))
+
+
+def _type_at(schema: pa.Schema, path: tuple[str, ...]) -> Any:
+    """The type of a column or of a field in its structs; None if there is none."""
+    i = schema.get_field_index(path[0])
+    type_: Any = schema.field(i).type if i >= 0 else None
+    for name in path[1:]:
+        i = type_.get_field_index(name) if type_ is not None and kinds.is_struct(type_) else -1
+        type_ = type_.field(i).type if i >= 0 else None
+    return type_
+
+
+def column_operand(node: Node, schema: pa.Schema, value: Callable[[tuple[str, ...]], Any]) -> Operand:
+    """A column in a type that Arrow has kernels for: views and half floats are widened, dictionaries stay."""
+    path = find_column(node.value, schema)
+    column = Operand(node, _type_at(schema, path), value(path))
+    type_ = column.type.value_type if kinds.is_dictionary(column.type) else column.type
+    if kinds.is_float16(type_):
+        type_ = pa.float32()
+    elif kinds.is_string_view(type_):
+        type_ = pa.large_string()
+    elif kinds.is_binary_view(type_):
+        type_ = pa.large_binary()
+    return Operand(node, type_, column.value if column.is_dictionary else column.arrow(type_))
+
+
 # Logic and comparisons ----------------------------------------------------------------------------------------------
 
 
@@ -155,13 +225,17 @@ def _compare(node: Node, left: Operand, right: Operand) -> Typed:
     except RecipeError:
         if kind_of(type_) != "number":
             raise
-        return pa.bool_(), _by_rows(lambda *sides: _compare_exactly(node.op, *sides), left.value, right.value)
+        return pa.bool_(), _one_by_one(_PYTHON[node.op], pa.bool_(), left.value, right.value)
 
 
-def _compare_exactly(sign: str, left: pa.Array, right: pa.Array) -> pa.Array:
-    """Compare numbers that no Arrow type holds together, such as 2**53 + 1 and 0.5, one by one as Python does."""
-    pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
-    return pa.array([None if a is None or b is None else _PYTHON[sign](a, b) for a, b in pairs], pa.bool_())
+def _one_by_one(function: Callable[[Any, Any], Any], type_: pa.DataType, *values: Any) -> Any:
+    """Calculate as Python does with numbers that no Arrow type holds together, such as 2**53 + 1 and 0.5."""
+
+    def calculated(left: pa.Array, right: pa.Array) -> pa.Array:
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+        return pa.array([None if a is None or b is None else function(a, b) for a, b in pairs], type_)
+
+    return _by_rows(calculated, *values)
 
 
 def _common(left: Operand, right: Operand) -> pa.DataType:
@@ -286,13 +360,8 @@ def _quotient(left: Operand, right: Operand) -> Any:
     try:
         dividend, divisor = _alike(pa.float64(), left, right)
     except RecipeError:  # beyond 2**53
-        return _by_rows(_exact_quotients, left.value, right.value)
+        return _one_by_one(lambda a, b: a / b if b else None, pa.float64(), left.value, right.value)
     return pc.divide(dividend, _null_if_zero(divisor, pa.float64()))
-
-
-def _exact_quotients(left: pa.Array, right: pa.Array) -> pa.Array:
-    pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
-    return pa.array([None if a is None or not b else a / b for a, b in pairs], pa.float64())
 
 
 def _null_if_zero(divisor: Any, type_: pa.DataType) -> Any:

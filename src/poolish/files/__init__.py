@@ -3,9 +3,8 @@
     publishing   a file or directory appears whole or not at all, and survives a power cut if asked to
     locks        one writer at a time, distinguished from one that was killed
     space        a full disk is an error where space is requested, never a signal later
-    checksums    is this what was written? has this file changed? Small state files with a checksum
+    checksums    is this what was written? has this file changed? State files and append-only lines with a checksum
     documents    small JSON files, names, paths and sizes that come from outside
-    lines        append-only files of JSON lines with checksums; imported by name
     membership   permanent numbers for the members of a dataset; imported by name
     storage_options  secrets of file systems behind URLs, shown to no one
     yaml_toml    files that people write, read strictly; imported by name, because PyYAML takes long to load

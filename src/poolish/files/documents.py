@@ -112,7 +112,7 @@ def _encode(value: Any, path: str | os.PathLike[str]) -> bytes:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise BadText(f"{os.fspath(path)}: {error}; remove the lone surrogate") from None
-    _check_size(len(data), path, MAX_BYTES)
+    check_size(len(data), path, "JSON file of poolish")
     return data
 
 
@@ -168,13 +168,14 @@ def _read(path: str | os.PathLike[str], max_bytes: int) -> bytes:
             data = file.read(max_bytes + 1)
     finally:
         os.close(fd)
-    _check_size(len(data), path, max_bytes)
+    check_size(len(data), path, "JSON file of poolish", max_bytes=max_bytes)
     return data
 
 
-def _check_size(n_bytes: int, path: str | os.PathLike[str], max_bytes: int) -> None:
+def check_size(n_bytes: int, path: str | os.PathLike[str], what: str, *, max_bytes: int = MAX_BYTES) -> None:
+    """Refuse more than any ``what`` has."""
     if n_bytes > max_bytes:
-        raise LimitExceeded(f"{os.fspath(path)}: more than {max_bytes:,} bytes of JSON; no file of poolish is so large")
+        raise LimitExceeded(f"{os.fspath(path)}: more than {max_bytes:,} bytes; no {what} is so large")
 
 
 def shorten(text: str) -> str:

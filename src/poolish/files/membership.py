@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from poolish.errors import ConfigError, CorruptDataError, LimitExceeded
-from poolish.files.lines import ChecksummedLines
+from poolish.files.checksums import ChecksummedLines
 from poolish.files.locks import Lock
 from poolish.files.publishing import sync, sync_directory
 from poolish.files.space import open_regular

@@ -21,8 +21,8 @@ from typing import Any
 import tomli_w
 import yaml
 
-from poolish.errors import ConfigError, LimitExceeded
-from poolish.files.documents import MAX_BYTES, MAX_DEPTH, shorten
+from poolish.errors import ConfigError
+from poolish.files.documents import MAX_BYTES, MAX_DEPTH, check_size, shorten
 
 # YAML --------------------------------------------------------------------------------------------------------------
 
@@ -212,12 +212,6 @@ def read_text(path: str | os.PathLike[str], *, what: str = "file") -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source}: a {what} is text in UTF-8 ({error}); save it as that") from None
-
-
-def check_size(n_bytes: int, source: str, what: str) -> None:
-    """Refuse files too large to be written by hand."""
-    if n_bytes > MAX_BYTES:
-        raise LimitExceeded(f"{source}: more than {MAX_BYTES:,} bytes; no {what} is so large")
 
 
 def _place(text: str, position: int) -> str:

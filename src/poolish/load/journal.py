@@ -23,7 +23,7 @@ from typing import Any
 
 from poolish.errors import ConfigError, ResumeError
 from poolish.files import Lock, read_json, write_json
-from poolish.files.lines import ChecksummedLines
+from poolish.files.checksums import ChecksummedLines
 from poolish.load.frozen import FrozenRows
 from poolish.load.ledger import OnEmpty, Run, Skipped, digest
 from poolish.load.order import BLOCK_ROWS, Block, GenerationCursors, ObservedBounds, Order

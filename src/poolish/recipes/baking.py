@@ -23,11 +23,11 @@ from poolish.guards.checks.guard import ask, passed
 from poolish.guards.checks.verdicts import Result
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine, taken
-from poolish.recipes.fragment_rows import BakedFragment, Fragment, FragmentRows, part_numbers, threshold_of, total
+from poolish.recipes.fragment_rows import BakedFragment, Fragment, FragmentRows, part_numbers, threshold_of
 from poolish.recipes.lineage import BakedRows, Nested
 from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, bake_together, fragments_of, prepared
 from poolish.recipes.plan import AddIngredient, IngredientState, Recipe, RecipeRun
-from poolish.recipes.selection import ByTokens, Choice, Chooser, chooser, scan
+from poolish.recipes.selection import ByTokens, CandidateReader, Choice, Chooser, check_token_share, chooser, scan
 from poolish.recipes.sources import FileSource, RecipeSource, Source, as_source
 from poolish.recipes.steps.registry import is_barrier
 from poolish.rows import DatasetBuffer
@@ -211,23 +211,16 @@ class Bake(RecipeRun[BakingState]):
             choice = picking.choose(asked)
         if asked > choice.available:
             choice = self._short(state, ingredient, asked, choice.available, picking)
-        self._set(state, choice)
+        state.pipeline = choice.of(state.pipeline)
 
     def _scan(self, state: BakingState, picking: Chooser, column: str | None, tokens: str | None) -> Chooser:
         """Feed all candidates of an ingredient to its selector."""
-        scan(picking, state.pipeline, state.fragments, column, tokens, self._options.engine, self._options.cache)
+        reader = CandidateReader(state.pipeline, column, tokens, self._options.cache)
+        scan(picking, reader, state.fragments, self._options.engine)
         return picking
 
-    def _set(self, state: BakingState, choice: Choice) -> None:
-        threshold = 2**64 if choice.threshold is None else choice.threshold
-        state.pipeline = replace(state.pipeline, threshold=threshold, chosen=choice.rows)
-
     def _choose_tokens(self, state: BakingState, ingredient: AddIngredient, asked: int) -> None:
-        if ingredient.pick.how != "hash" or ingredient.on_short == "repeat":
-            raise RecipeError(
-                f"ingredient {state.name!r}: shares in tokens are picked by hash and not repeated; leave out pick= and "
-                "on_short='repeat', or count the total in rows"
-            )
+        check_token_share(state.name, ingredient.pick.how, ingredient.on_short)
         choice = self._scan(state, ByTokens(asked), None, self.recipe.tokens).choose(asked)
         state.line.tokens = choice.tokens
         if asked > choice.available and ingredient.on_short != "accept":
@@ -235,7 +228,7 @@ class Bake(RecipeRun[BakingState]):
                 f"ingredient {state.name!r}: {asked:,} tokens asked for, there are {choice.available:,}; ask for "
                 "fewer, or pass on_short='accept'"
             )
-        self._set(state, choice)
+        state.pipeline = choice.of(state.pipeline)
 
     def _short(
         self, state: BakingState, ingredient: AddIngredient, asked: int, available: int, picking: Chooser
@@ -349,8 +342,7 @@ class Bake(RecipeRun[BakingState]):
         """The rows that come once more than the others, where a share asks for more rows than there are."""
         if state.extra is None:
             return []
-        threshold = 2**64 if state.extra.threshold is None else state.extra.threshold
-        pipeline = replace(state.pipeline, threshold=threshold, chosen=state.extra.rows)
+        pipeline = state.extra.of(state.pipeline)
         baked = [self._kept_or_baked(pipeline, fragment) for fragment in state.fragments]
         self._reject([reject for each in baked for reject in each.rejects if reject["step"] != "where"], 0)
         n_rows = state.line.rows_in
@@ -368,12 +360,9 @@ class Bake(RecipeRun[BakingState]):
 
     def _count(self, state: BakingState, baked: list[BakedFragment], times: int) -> None:
         """Add what was counted on the way to the lines of the report."""
-        firsts = [each.counts[0] for each in baked]
-        state.line.rows_in += total(firsts, "in")
-        state.line.nulls, state.line.filtered = total(firsts, "null"), total(firsts, "filtered")
-        state.line.rows_out += times * total(firsts, "out")
-        for i, line in enumerate(state.lines[1:], 1):
-            line.rows_in += times * sum(each.counts[i]["in"] for each in baked)
+        state.line.nulls, state.line.filtered = (sum(b.counts[0][name] for b in baked) for name in ("null", "filtered"))
+        for i, line in enumerate(state.lines):  # the source is read once, however often its rows come
+            line.rows_in += (times if i else 1) * sum(each.counts[i]["in"] for each in baked)
             line.rows_out += times * sum(each.counts[i]["out"] for each in baked)
 
     def _reject(self, rejects: list[Reject], n_seen: int, line: InstructionStats | None = None) -> None:

@@ -26,7 +26,7 @@ from poolish.errors import RecipeError
 from poolish.expressions import Expression, as_expression, as_value
 from poolish.files import checksum_hex
 from poolish.fingerprints import function_fingerprint
-from poolish.recipes.filters import RowPredicate
+from poolish.recipes.pipeline import RowPredicate
 from poolish.recipes.plan import AddIngredient, Pick, Recipe
 from poolish.recipes.serialization import listed, path_from
 from poolish.recipes.sources import are_paths, is_path, is_recipe

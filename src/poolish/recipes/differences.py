@@ -177,12 +177,11 @@ def _occurrences(keys: list[Int64]) -> Int64:
 
 def n_changed(mine: pa.Table, theirs: pa.Table, my_rows: Int64, their_rows: Int64) -> int:
     """How many of the matched rows have other values; where columns or types differ, all have."""
-    if mine.schema.names != theirs.schema.names or mine.schema.types != theirs.schema.types:
-        if sorted(mine.schema.names) != sorted(theirs.schema.names):
-            return len(my_rows)
-        theirs = theirs.select(mine.schema.names)
-        if mine.schema.types != theirs.schema.types:
-            return len(my_rows)
+    if sorted(mine.schema.names) != sorted(theirs.schema.names):
+        return len(my_rows)
+    theirs = theirs.select(mine.schema.names)
+    if mine.schema.types != theirs.schema.types:
+        return len(my_rows)
     n_found = 0
     for first in range(0, len(my_rows), COMPARED_ROWS):
         chosen = slice(first, first + COMPARED_ROWS)

@@ -21,9 +21,8 @@ from functools import reduce
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as kinds
 
-from poolish.errors import PoolishError, RecipeError
+from poolish.errors import PoolishError, RecipeError, UnknownColumn
 from poolish.recipes.cache import Cache, LastBake, local_cache
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explanation import NOTHING, Estimate, ExplainedLine, Explanation, duration_text
@@ -34,13 +33,13 @@ from poolish.recipes.fragment_rows import (
     below,
     canonical,
     one_table,
-    row_hashes,
     threshold_of,
 )
 from poolish.recipes.lineage import BakedRows
 from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, fragment_key, fragments_of, prepared
 from poolish.recipes.plan import AddIngredient, Recipe, RecipeRun, check_not_empty
 from poolish.recipes.sampling import SampledState, SampleScan, border_of, counted_tokens, scanned, smallest, spread
+from poolish.recipes.selection import check_columns, check_token_share, token_counts
 from poolish.recipes.sources import as_source
 from poolish.recipes.steps.barriers import Decision
 from poolish.recipes.steps.registry import is_barrier
@@ -157,7 +156,7 @@ class DryRun(RecipeRun[SampledState]):
         line: ExplainedLine,
     ) -> SampledState:
         available, take, how = scan.available(pipeline.where), ingredient.take, ingredient.pick.how
-        hashes = [row_hashes(pipeline.seed, "pick", each.ingredient, each.name, each.rows) for each in scan.pieces]
+        hashes = [pipeline.hashes(each) for each in scan.pieces]
         threshold: int | None = 2**64
         rows = available
         if isinstance(take, float) and how == "hash":
@@ -202,11 +201,15 @@ class DryRun(RecipeRun[SampledState]):
     ) -> Estimate:
         line.notes.append(f"{quota:,} tokens asked for")
         column = self.recipe.tokens or ""
-        problem = _uncountable(scan.pieces, column, ingredient)
-        counted = None if problem else counted_tokens(scan.pieces, column)
-        if counted is None:
-            self._problems.append(f"ingredient {ingredient.name!r}: {problem}")
+        try:
+            check_token_share(ingredient.name, ingredient.pick.how, ingredient.on_short)
+            for piece in scan.pieces:
+                check_columns(piece.table.column_names, None, column, ingredient.name)
+                token_counts(piece.table.column(column), column, ingredient.name)
+        except (RecipeError, UnknownColumn) as error:
+            self._problems.append(str(error))
             return Estimate(0, False)
+        counted = counted_tokens(scan.pieces, column) or 0
         if scan.is_all:
             there = Estimate(counted, True)
         else:
@@ -372,24 +375,6 @@ def _seconds(pieces: list[FragmentRows], bound: BoundStep) -> float:
     for piece in pieces:
         prepared(piece, bound, "skip", [])
     return time.perf_counter() - started
-
-
-def _uncountable(pieces: Sequence[FragmentRows], column: str, ingredient: AddIngredient) -> str | None:
-    """Why the bake cannot take a share in tokens; None if it can, as far as these rows tell."""
-    if ingredient.pick.how != "hash" or ingredient.on_short == "repeat":
-        return "shares in tokens are picked by hash and not repeated; leave out pick= and on_short='repeat'"
-    for piece in pieces:
-        names = piece.table.column_names
-        if column not in names:
-            return (
-                f"no column {column!r} to count tokens by, there are {names}; shares are taken before any step, so "
-                "count tokens in a recipe of its own, and make that recipe the ingredient"
-            )
-        counts = piece.table.column(column)
-        if counts.null_count or (len(counts) and not kinds.is_integer(counts.type)):
-            text = f"column {column!r} has {counts.type} with {counts.null_count:,} nulls"
-            return f"{text}; token counts are whole numbers, one for every row: count them first, or filter those out"
-    return None
 
 
 def _end_of_bake(*, is_certain: bool) -> str:

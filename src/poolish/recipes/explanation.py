@@ -146,10 +146,6 @@ def duration_text(seconds: float) -> str:
     """
     if seconds < 1:
         return f"{seconds * 1000:.1f} ms"
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, ValidationInfo, WithJsonSchema
@@ -19,6 +18,7 @@ from poolish.errors import LimitExceeded, PoolishError
 from poolish.expressions import as_expression
 from poolish.files.documents import MAX_DEPTH
 from poolish.guards.checks.suite import Suite
+from poolish.printable import suggestion
 from poolish.recipes.description import Key, plain
 from poolish.recipes.serialization import path_in
 
@@ -147,8 +147,8 @@ def unknown_key(key: Any, known: list[str]) -> str:
     """The text for a key that a table cannot have, with the nearest one that it can."""
     if not isinstance(key, str):
         return f"names are text, got {short(key)}; put it in quotes"
-    near = get_close_matches(key, known, 1)
-    return f"no key {key!r} here; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}")
+    otherwise = f"there are {', '.join(known)}"
+    return f"no key {key!r} here; {suggestion(key, known, otherwise)}"
 
 
 def short(value: Any) -> str:

@@ -2,15 +2,19 @@
 
 Fragment        a part of a source, not read yet
 FragmentRows    its rows, with their origins
+Step            what is done to them: ``prepare(piece, on_error) -> Prepared``
 BakedFragment   its rows after the row-local steps, with what was counted on the way; what a cache keeps
 one_table       the rows of many fragments behind each other
+
+With ``on_error="raise"`` a row that a step fails for is an error that names its place; otherwise it becomes a
+``Rejected`` row. Steps work on many rows at once, so ``poolish.expressions.halving`` finds the ones that fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +23,11 @@ from numpy.typing import NDArray
 
 from poolish import seeds
 from poolish.columns import one_chunk
-from poolish.errors import CorruptDataError, SchemaError
+from poolish.errors import CorruptDataError, RecipeError, SchemaError
 from poolish.expressions import col
+from poolish.rows import DatasetBuffer
 from poolish.rows.cast import cast_exact
+from poolish.rows.snapshot import Snapshot
 from poolish.rows.values import ragged, resolve_null_type
 from poolish.schema import Schema, dtype_and_shape, is_tensor, types
 from poolish.schema.types import dictionary_decode, is_rare, unsliced
@@ -85,6 +91,11 @@ class FragmentRows:
         return cls(ingredient, name, table, rows, nothing, nothing)
 
     @property
+    def place(self) -> str:
+        """Ingredient and file, for messages."""
+        return f"ingredient {self.ingredient!r}{f', {self.name}' if self.name else ''}"
+
+    @property
     def origin(self) -> Origin:
         """Where they came from, without what is in them."""
         return Origin(self.ingredient, self.name, self.rows, self.subs, self.steps)
@@ -93,9 +104,7 @@ class FragmentRows:
         """The rows where ``mask`` is true."""
         if mask.all():
             return self
-        numbers = np.flatnonzero(mask)  # once for all arrays
-        table = self.table.filter(pa.array(mask))
-        return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
+        return self.rows_of(np.flatnonzero(mask), self.table.filter(pa.array(mask)))
 
     def apply_mask(self) -> FragmentRows:
         """Apply the pending row mask."""
@@ -103,12 +112,11 @@ class FragmentRows:
 
     def take(self, numbers: Int64) -> FragmentRows:
         """These rows, in this order."""
-        table = self.table.take(pa.array(numbers))
-        return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
+        return self.rows_of(numbers, self.table.take(pa.array(numbers)))
 
-    def rows_of(self, numbers: Int64) -> FragmentRows:
-        """The origins of these rows; the caller replaces the table."""
-        return replace(self, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
+    def rows_of(self, numbers: Int64 | slice, table: pa.Table) -> FragmentRows:
+        """Rows that came of these, with what is in them now."""
+        return replace(self, table=table, rows=self.rows[numbers], subs=self.subs[numbers], steps=self.steps[numbers])
 
     def with_table(self, table: pa.Table) -> FragmentRows:
         """The same rows with other columns."""
@@ -116,14 +124,7 @@ class FragmentRows:
 
     def slice(self, first: int, n_rows: int) -> FragmentRows:
         """Consecutive rows."""
-        chosen = slice(first, first + n_rows)
-        return replace(
-            self,
-            table=unsliced(self.table.slice(first, n_rows)),
-            rows=self.rows[chosen],
-            subs=self.subs[chosen],
-            steps=self.steps[chosen],
-        )
+        return self.rows_of(slice(first, first + n_rows), unsliced(self.table.slice(first, n_rows)))
 
 
 def joined(pieces: list[FragmentRows]) -> FragmentRows:
@@ -139,17 +140,16 @@ def joined(pieces: list[FragmentRows]) -> FragmentRows:
 
 def canonical(piece: FragmentRows) -> FragmentRows:
     """The same rows in the types that poolish keeps them in; an error names where they are from."""
-    where = ", ".join([f"ingredient {piece.ingredient!r}", *([piece.name] if piece.name else [])])
     try:
         table = canonical_table(piece.table)
     except SchemaError as error:
-        raise SchemaError(f"{where}: {error}") from None
+        raise SchemaError(f"{piece.place}: {error}") from None
     for name, column in zip(table.column_names, table.columns, strict=True):
         if kinds.is_large_string(column.type):
             try:
                 column.validate(full=True)  # not validated before: 5 GB/s
             except pa.ArrowInvalid as error:
-                raise CorruptDataError(f"{where}, column {name!r}: {error}; fix it or leave it out") from None
+                raise CorruptDataError(f"{piece.place}, column {name!r}: {error}; fix it or leave it out") from None
     return piece.with_table(table)
 
 
@@ -173,6 +173,13 @@ def canonical_table(table: pa.Table) -> pa.Table:
 def workable(table: pa.Table) -> pa.Table:
     """The same values in types that Arrow can filter: it cannot take rows of the views that polars keeps text in."""
     return unsliced(canonical_table(table) if any(map(is_rare, table.schema.types)) else table)
+
+
+def rows_of(table: pa.Table) -> Snapshot:
+    """The rows of a table, as functions of the user's get them."""
+    buffer = DatasetBuffer()
+    buffer.append(table)
+    return buffer.snapshot()
 
 
 def selected_rows(piece: FragmentRows, where: Filter | None) -> Mask:
@@ -283,6 +290,87 @@ def below(hashes: Words, threshold: int) -> NDArray[np.bool_]:
     return chosen
 
 
+# Steps and the rows that they fail for -------------------------------------------------------------------------------
+
+
+class Rejected(NamedTuple):
+    """A row that a step failed for."""
+
+    row: int
+    sub: int
+    reason: str
+
+
+class Prepared(NamedTuple):
+    """The rows a step returns, the position of each one's parent in the input, and the rejected rows."""
+
+    table: pa.Table
+    parents: Int64
+    rejected: list[Rejected]
+
+
+class Step(Protocol):
+    """A row-local step: what it does to a row depends on that row alone."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever its results do; raises ``Unfingerprintable`` if that cannot be known without a version."""
+
+    def prepare(self, piece: FragmentRows, on_error: str) -> Prepared:
+        """Apply the step to all rows of a fragment."""
+
+
+class WrongResult(RecipeError):
+    """A user's function returned the wrong thing, or nothing in time; reported as a RecipeError with its place."""
+
+
+def place_of(piece: FragmentRows, step: str, first: int | None = None, last: int | None = None) -> str:
+    """The ingredient, file, rows and step for an error message; without rows where all are concerned."""
+    rows = ""
+    if first is not None and last is not None and last > first:
+        rows = f", rows {piece.rows[first]} to {piece.rows[last]}"
+    elif first is not None:
+        rows = f", row {piece.rows[first]}"
+    return f"{piece.place}{rows}, step {step!r}"
+
+
+def piece_at(pieces: Sequence[FragmentRows], position: int) -> tuple[int, int]:
+    """The number of the piece that holds a row, and the row's position in it."""
+    ends = np.cumsum([len(piece) for piece in pieces])
+    k = int(np.searchsorted(ends, position, side="right"))
+    return k, position - int(ends[k]) + len(pieces[k])
+
+
+def rejected_row(piece: FragmentRows, i: int, error: Exception) -> Rejected:
+    """Row ``i`` of a fragment, rejected because of an error."""
+    kind = RecipeError if isinstance(error, WrongResult) else type(error)
+    return Rejected(int(piece.rows[i]), int(piece.subs[i]), f"{kind.__name__}: {error}")
+
+
+class Failures:
+    """What becomes of rows that a step fails for: an error, or one more ``rejected``."""
+
+    def __init__(self, piece: FragmentRows, step: str, on_error: str) -> None:
+        self._piece, self._step, self._on_error = piece, step, on_error
+        self.rejected: list[Rejected] = []
+
+    def __call__(self, first: int, n_rows: int, error: Exception) -> None:
+        """Reject a row, or raise with the place of all ``n_rows``."""
+        if self._on_error == "raise":
+            raise_at(place_of(self._piece, self._step, first, first + n_rows - 1), error)
+        self.rejected.append(rejected_row(self._piece, first, error))
+
+
+def raise_at(place: str, error: Exception) -> NoReturn:
+    """Raise an error with its place: in the message of our errors, in a note on the user's."""
+    if isinstance(error, WrongResult):
+        raise RecipeError(f"{place}: {error}") from error.__cause__
+    if isinstance(error, StopIteration):  # it would end the loop that asks for the next result
+        raise RuntimeError(f"while baking {place}: StopIteration, from next() without a default") from error
+    error.add_note(f"while baking {place}")
+    raise error
+
+
 # Baked rows ---------------------------------------------------------------------------------------------------------
 
 
@@ -307,11 +395,6 @@ class BakedFragment:
 def is_one_to_one(counts: Sequence[dict[str, int]]) -> bool:
     """Whether no step dropped or added a row; as many out as in are not enough for that."""
     return all(count["alike"] for count in counts[1:])
-
-
-def total(counts: Sequence[dict[str, int]], name: str) -> int:
-    """One figure summed over fragments."""
-    return sum(count.get(name, 0) for count in counts)
 
 
 # One table ----------------------------------------------------------------------------------------------------------
@@ -377,9 +460,8 @@ def one_table(pieces: list[FragmentRows]) -> pa.Table:
         if first is None:
             first = piece.ingredient, table.schema
         elif set(table.column_names) != set(first[1].names):
-            where = f", {piece.name}," if piece.name else ""
             raise SchemaError(
-                f"ingredient {piece.ingredient!r}{where} has columns {table.column_names}, {first[0]!r} has "
+                f"{piece.place}{',' if piece.name else ''} has columns {table.column_names}, {first[0]!r} has "
                 f"{first[1].names}; select, rename or drop until they are the same, or return the same columns for "
                 "all rows from a function: row.get(...) where one may be missing"
             )
@@ -387,8 +469,51 @@ def one_table(pieces: list[FragmentRows]) -> pa.Table:
     try:
         return joined_tables(tables)
     except TypesDiffer as both:
-        where = f", {filled[both.place].name}" if filled[both.place].name else ""
         raise SchemaError(
-            f"ingredient {filled[both.place].ingredient!r}{where}, column {both.name!r}: {both.other}, where "
-            f"{filled[0].ingredient!r} has {both.known}; cast one of them"
+            f"{filled[both.place].place}, column {both.name!r}: {both.other}, where {filled[0].ingredient!r} has "
+            f"{both.known}; cast one of them"
         ) from None
+
+
+# Values of several types ----------------------------------------------------------------------------------------------
+
+
+#: A step comes too late for a choice.
+_ADVICE = "give the column one type in its source"
+
+
+def comparable_type(found_in: Mapping[pa.DataType, str], what: str, advice: str = _ADVICE) -> pa.DataType:
+    """The type in which values of these types can be compared, given where each was found; else a ``RecipeError``.
+
+    Files without types (jsonl, csv) may have 1 in one and 0.5 in the next. Where one has nothing but nulls, or empty
+    lists, the others know the type.
+
+    >>> comparable_type({pa.int64(): "a.jsonl", pa.null(): "b.jsonl", pa.float64(): "c.jsonl"}, "column 'score'")
+    DataType(double)
+    """
+    found = {type_: place for type_, place in found_in.items() if not kinds.is_null(type_)}
+    if len(found) > 1 and all(map(_is_number, found)):
+        return pa.int64() if all(map(kinds.is_integer, found)) else pa.float64()
+    try:
+        return pa.unify_schemas([pa.schema([("value", type_)]) for type_ in found_in]).field("value").type
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        pass
+    found_types = ", ".join(f"{type_} in {place}" if place else str(type_) for type_, place in found.items())
+    raise RecipeError(f"{what}: {found_types} cannot be compared with each other; {advice}")
+
+
+def as_type(values: Any, type_: pa.DataType, what: str, advice: str = _ADVICE) -> Any:
+    """Numbers in a type in which they can be compared; one that this type would round is a ``RecipeError``.
+
+    Nulls get their type when they are joined with the others.
+    """
+    if values.type == type_ or not _is_number(values.type):
+        return values
+    try:
+        return values.cast(type_)
+    except pa.ArrowInvalid as error:
+        raise RecipeError(f"{what}: {values.type} cannot be compared as {type_} exactly: {error}; {advice}") from None
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(kinds.is_integer(type_) or kinds.is_floating(type_))

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from poolish.concurrency import cached_property
 from poolish.printable import printable
-from poolish.recipes.fragment_rows import FragmentRows, Int64, Mask, Origin, one_table
+from poolish.recipes.fragment_rows import FragmentRows, Int64, Mask, Origin, one_table, row_hashes
 from poolish.recipes.sources import Source
-from poolish.recipes.sources.source import RecipeSource, identity_numbers
+from poolish.recipes.sources.source import RecipeSource
 from poolish.rows import DatasetBuffer
 
 
@@ -208,8 +208,13 @@ class BakedRows:
 
     def identities(self) -> Int64:
         """A number for each row that depends on its origin alone, not on what else was baked."""
-        parts = (self.ingredient_names, self.part_names, self.ingredients, self.names, self.rows, self.subs)
-        return identity_numbers(*parts)
+        found = np.zeros(len(self), np.uint64)
+        for kind, ingredient in enumerate(self.ingredient_names):
+            for name in np.unique(self.names[self.ingredients == kind]).tolist():
+                mine = (self.ingredients == kind) & (self.names == name)
+                own = row_hashes(0, "identity", ingredient, self.part_names[name], self.rows[mine])
+                found[mine] = own ^ row_hashes(0, "identity of a part", "", "", self.subs[mine])
+        return (found >> np.uint64(1)).astype(np.int64)
 
     def shares(self) -> dict[str, int]:
         """How many rows of each ingredient there are."""

@@ -29,6 +29,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, WithJsonSchema, create_m
 from poolish import seeds
 from poolish.errors import PoolishError, RecipeError
 from poolish.files import StorageOptions
+from poolish.printable import suggestion
 from poolish.recipes.description import INGREDIENT, RECIPE, STEP
 from poolish.recipes.file_values import (
     COUNT,
@@ -297,8 +298,7 @@ class OpenStep(RegisteredStep):
 
 def _unknown_step(use: str) -> str:
     known = [*STEPS, *registered_names()]
-    near = get_close_matches(use, known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+    hint = suggestion(use, known, f"there are {', '.join(known)}.")
     return (
         f"no step {use!r}; {hint} Files name steps and import nothing: load the module that has @register_step first, "
         "which is what poolish bake --steps does"

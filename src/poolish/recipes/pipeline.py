@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
 from poolish.concurrency import cached_property
-from poolish.errors import RecipeError, UnknownColumn
-from poolish.expressions import Expression
+from poolish.errors import PoolishError, RecipeError
+from poolish.expressions import Expression, as_expression, halving
+from poolish.fingerprints import check_attributes, function_fingerprint
 from poolish.recipes.cache import Cache, key_of
-from poolish.recipes.filters import asked_for, filtered, reject_of
 from poolish.recipes.fragment_rows import (
     BakedFragment,
+    Failures,
     Filter,
     Fragment,
     FragmentRows,
     Int64,
     Mask,
+    Rejected,
     Words,
     below,
+    bound_to,
     canonical,
     canonical_table,
     is_one_to_one,
     joined,
     no_rows,
     part_numbers,
+    place_of,
+    raise_at,
     row_hashes,
+    rows_of,
     selected,
     workable,
 )
@@ -39,19 +45,6 @@ from poolish.recipes.sources import Source
 
 #: A rejected row: ingredient, file, row, step and reason.
 Reject = dict[str, Any]
-#: The name of a fragment: its part and its number there.
-Place = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Rows of one fragment that passed the filter: their numbers, hashes, and what they are picked by."""
-
-    place: Place
-    rows: Int64
-    hashes: Words
-    values: Any = None
-    tokens: Int64 | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,7 @@ class FragmentPipeline:
             return found
         if found.rejects or not is_one_to_one(found.counts):
             return None
-        mask = below(self._hashes(found.piece), self.threshold)
+        mask = below(self.hashes(found.piece), self.threshold)
         n_left = int(np.count_nonzero(mask))
         if self.steps and not (n_left and _tells_types(found, mask)):
             return None
@@ -149,11 +142,9 @@ class FragmentPipeline:
             steps |= (piece.steps >> i & 1) << bound.bit
         return replace(piece, steps=steps)
 
-    def _hashes(self, piece: FragmentRows) -> Any:
-        return self._hashes_of(piece, piece.rows)
-
-    def _hashes_of(self, piece: FragmentRows, rows: Int64) -> Any:
-        return row_hashes(self.seed, "pick", piece.ingredient, piece.name, rows)
+    def hashes(self, piece: FragmentRows, rows: Int64 | None = None) -> Words:
+        """What rows of a piece are chosen by, where that is nothing else."""
+        return row_hashes(self.seed, "pick", piece.ingredient, piece.name, piece.rows if rows is None else rows)
 
     def nothing(self, name: str) -> FragmentRows:
         """No rows, with the columns that the source has."""
@@ -167,7 +158,7 @@ class FragmentPipeline:
         needs = list(self.steps[0].step.needs)
         if not set(needs) <= set(self.source.schema().names):
             return None  # the step itself says what is wrong with a name that is not there, and which are
-        return self._with_filter(needs)
+        return self.with_filter(needs)
 
     def choose(
         self, piece: FragmentRows, fragment: Fragment, count: dict[str, int], rejects: list[Reject]
@@ -186,50 +177,10 @@ class FragmentPipeline:
         elif self.threshold < 2**64:
             # Only rows that passed are worth a hash.
             numbers = np.flatnonzero(mask)
-            mask[numbers] = below(self._hashes_of(piece, piece.rows[numbers]), self.threshold)
+            mask[numbers] = below(self.hashes(piece, piece.rows[numbers]), self.threshold)
         return piece.keep(mask)
 
-    def candidates(self, fragment: Fragment, column: str | None, tokens: str | None, cache: Cache | None) -> Candidates:
-        """What the rows of a fragment are chosen by, after the filter; kept, so that a later choice reads only this."""
-        key = self.candidates_key(fragment, column, tokens)
-        found = None if cache is None else cache.get(key)
-        piece = self._candidates(fragment, column, tokens) if found is None else found.piece
-        if cache is not None and found is None:
-            cache.put(key, BakedFragment(piece))
-        values = None if column is None else piece.table.column("value")
-        counts = None if tokens is None else piece.table.column("tokens").to_numpy()
-        return Candidates((fragment.name, fragment.number), piece.rows, self._hashes(piece), values, counts)
-
-    def candidates_key(self, fragment: Fragment, column: str | None, tokens: str | None) -> str:
-        """The name under which they are kept."""
-        about = [fragment.name, fragment.number, fragment.fingerprint, column, tokens]
-        return key_of("candidates", self.ingredient, str(self.where), *about)
-
-    def _candidates(self, fragment: Fragment, column: str | None, tokens: str | None) -> FragmentRows:
-        needed = {"value": column, "tokens": tokens}
-        asked = [name for name in needed.values() if name is not None]
-        for name in asked:
-            _check_column(self.source.schema().names, name, self.ingredient, is_count=name == tokens)
-        pieces = []
-        for table, rows in self.source.read(fragment, self._with_filter(asked), self.where):
-            table, kept = workable(table), rows
-            if self.where is not None:
-                whole = FragmentRows.read(self.ingredient, fragment.name, table, rows)
-                mask = filtered(whole, self.where, self.on_error, [])[0]
-                # Columns that only the filter looks at are not needed any more.
-                table, kept = table.select(list(dict.fromkeys(asked))).filter(pa.array(mask)), rows[mask]
-            columns = {as_: table.column(name) for as_, name in needed.items() if name is not None}
-            if tokens is not None:
-                columns["tokens"] = _counts(columns["tokens"], tokens, self.ingredient)
-            # A table without columns has no rows either, so there is always one.
-            columns = columns or {"value": pa.nulls(len(kept))}
-            pieces.append(FragmentRows.read(self.ingredient, fragment.name, canonical_table(pa.table(columns)), kept))
-        if pieces:
-            return joined(pieces)
-        empty = pa.table({"value": pa.nulls(0), "tokens": pa.array([], pa.int64())})
-        return FragmentRows.read(self.ingredient, fragment.name, empty, np.empty(0, np.int64))
-
-    def _with_filter(self, names: list[str]) -> list[str] | None:
+    def with_filter(self, names: list[str]) -> list[str] | None:
         """These columns and those that the filter looks at; None for all, where those are unknown."""
         if self.where is None:
             return names
@@ -259,25 +210,6 @@ def _tells_its_type(column: Any, mask: Mask) -> bool:
     return column.null_count == 0 or bool((column.is_valid().to_numpy() & mask).any())
 
 
-def _check_column(names: list[str], name: str, ingredient: str, *, is_count: bool) -> None:
-    if name not in names:
-        way = (
-            "; shares are taken before any step, so count tokens in a recipe of its own, and make it the ingredient"
-            if is_count
-            else ""
-        )
-        raise UnknownColumn(f"ingredient {ingredient!r} has no column {name!r}; there are {names}{way}")
-
-
-def _counts(column: Any, name: str, ingredient: str) -> Any:
-    if column.null_count or (len(column) and not kinds.is_integer(column.type)):
-        raise RecipeError(
-            f"ingredient {ingredient!r}, column {name!r}: token counts are whole numbers, one for every row, got "
-            f"{column.type} with {column.null_count} nulls; count them first, or filter those rows out"
-        )
-    return column.cast(pa.int64())
-
-
 def prepared(piece: FragmentRows, bound: BoundStep, on_error: str, rejects: list[Reject]) -> FragmentRows:
     """A piece after one step, on the rows that its filter selects; the others stay, and all keep their places."""
     if not len(piece):  # whatever the step would make of rows, there are none
@@ -289,9 +221,9 @@ def prepared(piece: FragmentRows, bound: BoundStep, on_error: str, rejects: list
     made = bound.step.prepare(part, on_error)
     rejects += [reject_of(piece, bound.name, rejected) for rejected in made.rejected]
     is_one_to_one = len(made.parents) == len(part) and np.array_equal(made.parents, np.arange(len(part)))
-    done = part if is_one_to_one else part.rows_of(made.parents)
+    done = part.with_table(made.table) if is_one_to_one else part.rows_of(made.parents, made.table)
     subs = done.subs if is_one_to_one else part_numbers(done.subs, bound.name, _nth_of_parent(made.parents))
-    done = replace(done, table=made.table, subs=subs, steps=done.steps | (1 << bound.bit))
+    done = replace(done, subs=subs, steps=done.steps | (1 << bound.bit))
     if not chosen.all():
         return _back_in_place(piece, chosen, done, made.parents, bound.name)
     names = piece.table.column_names
@@ -402,3 +334,141 @@ def fragments_of(source: Source, what: str) -> Sequence[Fragment]:
     except Exception as error:
         error.add_note(f"while looking at {what}")
         raise
+
+
+# Filters ------------------------------------------------------------------------------------------------------------
+#
+# An expression is evaluated on all rows at once. Only if that fails, halving finds the rows that it fails for: each is
+# an error that names its place, or a rejected row. What fails without any rows (an unknown column) is always an error.
+
+
+def filtered(piece: FragmentRows, where: Filter, on_error: str, rejects: list[dict[str, Any]]) -> tuple[Mask, int]:
+    """Which rows of a piece an ingredient's filter keeps, and how many it knows nothing of."""
+    judged = _judged(piece, where, on_error, None)
+    rejects += [reject_of(piece, "where", rejected) for rejected in judged.rejected]
+    return judged.mask, judged.n_null
+
+
+def asked_for(
+    piece: FragmentRows, where: Filter | None, on_error: str, step: str, rejects: list[dict[str, Any]]
+) -> tuple[FragmentRows, Mask]:
+    """The rows of a piece that a step's filter does not fail for, and which of them it asks for."""
+    if where is None:
+        return piece, np.ones(len(piece), bool)
+    bound = bound_to(piece, where)
+    if isinstance(bound, bool):
+        return piece, np.full(len(piece), bound)
+    judged = _judged(piece, bound, on_error, step)
+    if not judged.rejected:
+        return piece, judged.mask
+    rejects += [reject_of(piece, step, rejected) for rejected in judged.rejected]
+    failed = {(rejected.row, rejected.sub) for rejected in judged.rejected}
+    named = zip(piece.rows.tolist(), piece.subs.tolist(), strict=True)
+    is_left = np.array([pair not in failed for pair in named], bool)
+    return piece.keep(is_left), judged.mask[is_left]
+
+
+def reject_of(piece: FragmentRows, step: str, rejected: Rejected) -> dict[str, Any]:
+    """A rejected row with all that says which it is."""
+    place = {"ingredient": piece.ingredient, "file": piece.name, "row": rejected.row}
+    return {**place, "step": step, "reason": rejected.reason}
+
+
+def _judged(piece: FragmentRows, where: Filter, on_error: str, step: str | None) -> FilterResult:
+    if isinstance(where, RowPredicate):
+        return where.judged(piece, on_error, step)
+    step = step or "where"
+    try:
+        mask, n_null = where.mask(piece.table)
+        return FilterResult(mask, n_null, [])
+    except Exception as error:
+        try:
+            where.mask(piece.table.slice(0, 0))
+        except Exception:
+            raise_at(place_of(piece, step), error)
+    mask, n_null, failed = np.zeros(len(piece), bool), 0, Failures(piece, step, on_error)
+
+    def attempt(first: int, n_rows: int) -> tuple[Mask, int]:
+        found: tuple[Mask, int] = where.mask(piece.slice(first, n_rows).table)
+        return found
+
+    for first, n_rows, (kept, n_unknown) in halving(attempt, [(0, len(piece))], failed):
+        mask[first : first + n_rows] = kept
+        n_null += n_unknown
+    return FilterResult(mask, n_null, failed.rejected)
+
+
+# Functions of a row -------------------------------------------------------------------------------------------------
+
+
+class FilterResult(NamedTuple):
+    """Which rows of a piece a filter keeps, for how many it gave no answer, and those that it failed for."""
+
+    mask: Mask
+    n_null: int
+    rejected: list[Rejected]
+
+
+class RowPredicate:
+    """``where`` as a function: called with each row as a dict. A version may stand in its attribute ``version``."""
+
+    #: The columns that a function reads are unknown, so all are read.
+    columns: tuple[str, ...] = ()
+
+    def __init__(self, function: Callable[[dict[str, Any]], Any], what: str = "") -> None:
+        self._function, self._what = function, what
+        self.name = str(getattr(function, "__name__", type(function).__name__))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The fingerprint of the function; an ``Unfingerprintable`` asks for a version."""
+        # A filter has no argument of its own for a version.
+        place = f"{self._what}, where {self.name!r}" if self._what else f"where {self.name!r}"
+        name = self.name if self.name.isidentifier() else "keep"
+        advice = f"give it an attribute, {name}.version = 1, and another number whenever it changes"
+        version = getattr(self._function, "version", None)
+        return f"function {function_fingerprint(self._function, place, version, advice=advice)}"
+
+    def __str__(self) -> str:
+        return self.fingerprint
+
+    def mask(self, table: pa.Table) -> tuple[Mask, int]:
+        """Which rows it is true for; None is no, and counted."""
+        return self._answered(table, self._tell_number)
+
+    def judged(self, piece: FragmentRows, on_error: str, step: str | None = None) -> FilterResult:
+        """The same for rows whose place is known, so that an error can name it, or rejects the row alone."""
+        failed = Failures(piece, step or f"where {self.name}", on_error)
+        return FilterResult(*self._answered(piece.table, failed), failed.rejected)
+
+    def _answered(self, table: pa.Table, failed: Callable[[int, int, Exception], None]) -> tuple[Mask, int]:
+        rows, answers = rows_of(table), list[bool | None]()
+        for i in range(len(rows)):
+            try:
+                answer = self._function(rows[i])
+                answers.append(None if answer is None else bool(answer))
+            except Exception as error:
+                failed(i, 1, error)
+                answers.append(False)
+        return np.array([bool(answer) for answer in answers], bool), answers.count(None)
+
+    def _tell_number(self, i: int, n_rows: int, error: Exception) -> NoReturn:
+        error.add_note(f"while asking the filter {self.name!r} about row {i} of those that were read together")
+        raise error
+
+    def bind(self, **_: Any) -> RowPredicate:
+        """A function has no columns to bind."""
+        return self
+
+
+def as_filter(where: Any, what: str = "") -> Filter | None:
+    """A filter as an expression or predicate that gives a mask; ``what`` names what it filters in errors."""
+    if where is None:
+        return None
+    if callable(where) and not isinstance(where, Expression):
+        check_attributes(where, f"{what}, where" if what else "where")
+        return RowPredicate(where, what)
+    try:
+        return as_expression(where)
+    except PoolishError as error:
+        raise type(error)(f"{what}, where: {error}" if what else str(error)) from None

@@ -19,14 +19,21 @@ import numpy as np
 
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
 from poolish.files import StorageOptions
-from poolish.recipes.filters import as_filter, reject_of
-from poolish.recipes.fragment_rows import Fragment, FragmentRows, Int64, Mask, selected_rows
-from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, prepared
+from poolish.recipes.fragment_rows import (
+    Fragment,
+    FragmentRows,
+    Int64,
+    Mask,
+    Rejected,
+    piece_at,
+    place_of,
+    selected_rows,
+)
+from poolish.recipes.pipeline import BoundStep, FragmentPipeline, Reject, as_filter, prepared, reject_of
 from poolish.recipes.selection import largest_remainder
 from poolish.recipes.sources import Source
 from poolish.recipes.steps.barriers import BarrierContext, Decision, SortKey
 from poolish.recipes.steps.registry import step_of
-from poolish.recipes.steps.step import Rejected, piece_at, place_of
 
 ON_SHORT = ("error", "repeat", "accept")
 UNITS = ("rows", "tokens")
@@ -57,9 +64,7 @@ class Pick:
         if isinstance(value, Pick):
             return value
         found = re.fullmatch(r"(\w+)(?:\((.+)\))?", str(value), re.DOTALL)
-        if found is None:
-            raise RecipeError(f"pick={value!r}: one of hash, latest, oldest, top(column), stratified(column)")
-        return cls(found[1], found[2])
+        return cls(str(value)) if found is None else cls(found[1], found[2])
 
 
 def top(column: str) -> Pick:
@@ -93,7 +98,9 @@ class AddIngredient:
     @property
     def storage(self) -> StorageOptions | None:
         """The options of the store, if there are any."""
-        return StorageOptions.of(self.storage_options, f"ingredient {self.name!r}")
+        options = self.storage_options
+        assert options is None or isinstance(options, StorageOptions)  # ``__post_init__`` made them that
+        return options
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,11 @@ def check_amount(
     """How much of an ingredient, and which rows: take, weight and pick as plain values; an error names ``what``."""
     if take is not None and weight is not None:
         raise RecipeError(f"{what}: take= and weight= are two ways to say how much; give one")
-    take, weight, picked = plain_number(take), plain_number(weight), _picked(pick, what)
+    take, weight = plain_number(take), plain_number(weight)
+    try:
+        picked = Pick.of(pick)
+    except RecipeError as error:
+        raise RecipeError(f"{what}: {error}") from None
     _check_take(take, what)
     _check_weight(weight, what)
     if on_short not in ON_SHORT:
@@ -166,13 +177,6 @@ def check_total(total: int | None, unit: str = "rows") -> None:
 def plain_number(number: Any) -> Any:
     """A NumPy number as a Python one, which files and reports hold."""
     return number.item() if isinstance(number, np.generic) else number
-
-
-def _picked(pick: Pick | str, what: str) -> Pick:
-    try:
-        return Pick.of(pick)
-    except RecipeError as error:
-        raise RecipeError(f"{what}: {error}") from None
 
 
 def _check_weight(weight: Any, what: str) -> None:

@@ -25,7 +25,7 @@ from poolish.recipes.differences import RecipeDifference, recipe_difference
 from poolish.recipes.engine import as_engine
 from poolish.recipes.explain import explain
 from poolish.recipes.explanation import Explanation
-from poolish.recipes.filters import as_filter
+from poolish.recipes.pipeline import as_filter
 from poolish.recipes.plan import (
     AddIngredient,
     Instruction,

@@ -164,26 +164,24 @@ class SampledState(IngredientState):
 
     def sized(self) -> Estimate:
         """Bytes of all rows; never exact, because Arrow keeps the same rows in more or fewer bytes."""
-        n_bytes = sum(piece.table.nbytes for piece in self.sample)
-        return Estimate(n_bytes / max(1, self.n_sampled) * self.rows.value, False)
+        return self._scaled(sum(piece.table.nbytes for piece in self.sample))
 
     def tokens(self, column: str | None) -> Estimate | None:
         """The sum of a column of counts, where there is one."""
         counted = None if column is None else counted_tokens(self.sample, column)
-        if counted is None:
-            return None
-        if self.is_whole:
-            return Estimate(counted, True)
-        return Estimate(counted / max(1, self.n_sampled) * self.rows.value, False)
+        return None if counted is None else self._counted(counted)
 
     def selected(self, where: Filter | None) -> Estimate:
         """How many rows a step's filter selects."""
         if where is None:
             return self.rows
-        n_selected = sum(int(np.count_nonzero(selected_rows(piece, where))) for piece in self.sample)
-        if self.is_whole:
-            return Estimate(n_selected, True)
-        return Estimate(n_selected / max(1, self.n_sampled) * self.rows.value, False)
+        return self._counted(sum(int(np.count_nonzero(selected_rows(piece, where))) for piece in self.sample))
+
+    def _counted(self, n_of_sample: int) -> Estimate:
+        return Estimate(n_of_sample, True) if self.is_whole else self._scaled(n_of_sample)
+
+    def _scaled(self, n_of_sample: int) -> Estimate:
+        return Estimate(n_of_sample / max(1, self.n_sampled) * self.rows.value, False)
 
     def became(self, made: list[FragmentRows], n_before: int, *, is_all: bool, keeps_rows: bool = False) -> None:
         """Go on with the result of a step on ``n_before`` rows; these were all rows if ``is_all``."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,12 +20,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from poolish.errors import RecipeError
+from poolish.errors import RecipeError, UnknownColumn
 from poolish.recipes.cache import Cache, key_of
 from poolish.recipes.engine import Engine, taken
-from poolish.recipes.fragment_rows import BakedFragment, Fragment, FragmentRows, Int64, Words
-from poolish.recipes.pipeline import Candidates, FragmentPipeline, Place
-from poolish.recipes.rows_to_table import as_type, comparable_type
+from poolish.recipes.fragment_rows import (
+    BakedFragment,
+    Fragment,
+    FragmentRows,
+    Int64,
+    Words,
+    as_type,
+    canonical_table,
+    comparable_type,
+    joined,
+    workable,
+)
+from poolish.recipes.pipeline import FragmentPipeline, filtered
+
+#: The name of a fragment: its part and its number there.
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Rows of one fragment that passed the filter: their numbers, hashes, and what they are picked by."""
+
+    place: Place
+    rows: Int64
+    hashes: Words
+    values: Any = None
+    tokens: Int64 | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +60,10 @@ class Choice:
     threshold: int | None = None
     rows: dict[Place, Int64] | None = None
     tokens: int | None = None
+
+    def of(self, pipeline: FragmentPipeline) -> FragmentPipeline:
+        """The pipeline that takes what was chosen."""
+        return replace(pipeline, threshold=2**64 if self.threshold is None else self.threshold, chosen=self.rows)
 
 
 class Chooser(Protocol):
@@ -171,10 +198,8 @@ class ByPlace:
         self._n_held += len(rows)
         if self._most is not None and self._is_latest:
             for place, held in self._rows.items():
-                if not len(held) or self._n_held - len(held) < self._most:
-                    if len(held):
-                        break
-                    continue
+                if len(held) and self._n_held - len(held) < self._most:
+                    break
                 self._n_held -= len(held)
                 self._rows[place] = held[:0]
 
@@ -312,38 +337,97 @@ def chooser(how: str, most: int | None, what: str = "the column that rows are pi
 # Scanning candidates --------------------------------------------------------------------------------------------------
 
 
-def scan(
-    picking: Chooser,
-    pipeline: FragmentPipeline,
-    fragments: Sequence[Fragment],
-    column: str | None,
-    tokens: str | None,
-    engine: Engine,
-    cache: Cache | None,
-) -> None:
+@dataclass(frozen=True)
+class CandidateReader:
+    """Reads the candidates of an ingredient: rows that pass its filter, with the columns that they are chosen by."""
+
+    pipeline: FragmentPipeline
+    column: str | None
+    tokens: str | None
+    cache: Cache | None
+
+    def key(self, fragment: Fragment) -> str:
+        """The name under which the candidates of a fragment are kept."""
+        about = [fragment.name, fragment.number, fragment.fingerprint, self.column, self.tokens]
+        return key_of("candidates", self.pipeline.ingredient, str(self.pipeline.where), *about)
+
+    def read(self, fragment: Fragment) -> Candidates:
+        """The candidates of a fragment; kept, so that a later choice reads only this."""
+        key = self.key(fragment)
+        found = None if self.cache is None else self.cache.get(key)
+        piece = self._read(fragment) if found is None else found.piece
+        if self.cache is not None and found is None:
+            self.cache.put(key, BakedFragment(piece))
+        values = None if self.column is None else piece.table.column("value")
+        counts = None if self.tokens is None else piece.table.column("tokens").to_numpy()
+        return Candidates((fragment.name, fragment.number), piece.rows, self.pipeline.hashes(piece), values, counts)
+
+    def _read(self, fragment: Fragment) -> FragmentRows:
+        pipeline, name = self.pipeline, fragment.name
+        needed = {as_: each for as_, each in (("value", self.column), ("tokens", self.tokens)) if each is not None}
+        check_columns(pipeline.source.schema().names, self.column, self.tokens, pipeline.ingredient)
+        pieces = []
+        for table, rows in pipeline.source.read(fragment, pipeline.with_filter([*needed.values()]), pipeline.where):
+            table, kept = workable(table), rows
+            if pipeline.where is not None:
+                whole = FragmentRows.read(pipeline.ingredient, name, table, rows)
+                mask = filtered(whole, pipeline.where, pipeline.on_error, [])[0]
+                # Columns that only the filter looks at are not needed any more.
+                table, kept = table.select(list(dict.fromkeys(needed.values()))).filter(pa.array(mask)), rows[mask]
+            columns = {as_: table.column(each) for as_, each in needed.items()}
+            if self.tokens is not None:
+                columns["tokens"] = token_counts(columns["tokens"], self.tokens, pipeline.ingredient)
+            # A table without columns has no rows either, so there is always one.
+            columns = columns or {"value": pa.nulls(len(kept))}
+            pieces.append(FragmentRows.read(pipeline.ingredient, name, canonical_table(pa.table(columns)), kept))
+        if pieces:
+            return joined(pieces)
+        empty = pa.table({"value": pa.nulls(0), "tokens": pa.array([], pa.int64())})
+        return FragmentRows.read(pipeline.ingredient, name, empty, np.empty(0, np.int64))
+
+
+def check_token_share(ingredient: str, how: str, on_short: str) -> None:
+    """Raise if a share in tokens is asked for together with something that only rows have."""
+    if how != "hash" or on_short == "repeat":
+        raise RecipeError(
+            f"ingredient {ingredient!r}: shares in tokens are picked by hash and not repeated; leave out pick= and "
+            "on_short='repeat', or count the total in rows"
+        )
+
+
+def check_columns(names: Sequence[str], column: str | None, tokens: str | None, ingredient: str) -> None:
+    """Raise if a column is missing that rows are picked by, or that counts their tokens."""
+    way = "; shares are taken before any step, so count tokens in a recipe of its own, and make it the ingredient"
+    for name, advice in ((column, ""), (tokens, way)):
+        if name is not None and name not in names:
+            raise UnknownColumn(f"ingredient {ingredient!r} has no column {name!r}; there are {list(names)}{advice}")
+
+
+def token_counts(column: pa.ChunkedArray, name: str, ingredient: str) -> pa.ChunkedArray:
+    """The numbers of tokens in a column; a RecipeError if these are none."""
+    if column.null_count or (len(column) and not kinds.is_integer(column.type)):
+        raise RecipeError(
+            f"ingredient {ingredient!r}, column {name!r}: token counts are whole numbers, one for every row, got "
+            f"{column.type} with {column.null_count} nulls; count them first, or filter those rows out"
+        )
+    return column.cast(pa.int64())
+
+
+def scan(picking: Chooser, reader: CandidateReader, fragments: Sequence[Fragment], engine: Engine) -> None:
     """Feed all candidates of an ingredient to its selector, new ones only where the cache holds its state."""
-    names = {pipeline.candidates_key(fragment, column, tokens): fragment for fragment in fragments}
+    cache, names = reader.cache, {reader.key(fragment): fragment for fragment in fragments}
     memory = None
     if cache is not None and isinstance(picking, ByHash) and picking.most is not None:
-        memory = _Memory(cache, pipeline, picking)
+        memory = _Memory(cache, reader.pipeline, picking)
     seen = set() if memory is None else memory.recall(names)
     fresh = {name: fragment for name, fragment in names.items() if name not in seen}
     # What is kept is taken here: to hand it to a worker and back takes longer than to read it.
     is_kept = {name: cache is not None and cache.has(name) for name in fresh}
-    tasks = [(pipeline, fragment) for name, fragment in fresh.items() if not is_kept[name]]
-    run = engine.run(partial(_candidates, column, tokens, cache), tasks)
-    with taken(run) as found:
+    with taken(engine.run(reader.read, [each for name, each in fresh.items() if not is_kept[name]])) as found:
         for name, fragment in fresh.items():
-            picking.add(pipeline.candidates(fragment, column, tokens, cache) if is_kept[name] else next(found))
+            picking.add(reader.read(fragment) if is_kept[name] else next(found))
     if memory is not None and len(fresh) > len(names) // 8:  # a few may be looked at again, for less than this costs
         memory.keep(names)
-
-
-def _candidates(
-    column: str | None, tokens: str | None, cache: Cache | None, task: tuple[FragmentPipeline, Fragment]
-) -> Candidates:
-    pipeline, fragment = task
-    return pipeline.candidates(fragment, column, tokens, cache)
 
 
 class _Memory:

@@ -19,6 +19,7 @@ from typing import Any
 
 from poolish.errors import ConfigError, LimitExceeded, RecipeError
 from poolish.files import parse_json
+from poolish.files.documents import check_size
 
 ENDINGS = (".yaml", ".yml", ".toml", ".json")
 
@@ -50,7 +51,7 @@ def _leaves(values: Any) -> Iterable[Any]:
 
 def parse(text: str, ending: str, source: str = "recipe") -> Any:
     """The values in a text; nothing in it is executed."""
-    from poolish.files.yaml_toml import check_size, parse_toml, parse_yaml
+    from poolish.files.yaml_toml import parse_toml, parse_yaml
 
     check_size(len(text), source, "recipe")
     if ending == ".json":

@@ -1,7 +1,7 @@
 """Datasets of pyarrow as sources: the files that one lists, with the columns that its partitions add.
 
     parquet or Arrow files, here or behind fsspec    a fragment for each file, or for some row groups of a large one
-    other formats, stores or rows in memory          read once for each bake (``spool``)
+    other formats, stores or rows in memory          read once for each bake (``source.spooled``)
 
 A row is named by the path of its file (absolute on this machine) and its number in the file, whatever the filter of the
 dataset; so files may be added without a row changing its name. A fragment is known by the stamp of its file
@@ -19,11 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.concurrency import cached_property
-from poolish.errors import PoolishError, RecipeError
 from poolish.files import checksum_hex, local_stamp
 from poolish.printable import counted
 from poolish.recipes.fragment_rows import Filter, Fragment, NumberedTables, no_rows, selected, without_columns
-from poolish.recipes.sources.files import located_errors, remote_stamp, row_group_ranges
+from poolish.recipes.sources.files import located_errors, remote_stamp, row_group_ranges, unchanged
 from poolish.recipes.sources.pruning import can_prune, is_out_of_range
 from poolish.tabular import PART_ROWS, fresh_dataset
 
@@ -76,16 +75,11 @@ class ArrowDatasetSource:
         if path is None:
             yield selected(no_rows(self._schema), columns), np.arange(0)
             return
-        changed = RecipeError(f"{self._what}: {path} changed while it was read; bake again when it is complete")
-        try:
-            with self._located_errors(path):
-                yield from self._read(self._pieces[path], fragment, columns, where)
-        except (PoolishError, OSError) as error:
-            if self._stamp(path) != fragment.place["stamp"]:
-                raise changed from error
-            raise
-        if self._stamp(path) != fragment.place["stamp"]:
-            raise changed
+        with (
+            unchanged(self._what, path, fragment.place["stamp"], lambda: self._stamp(path)),
+            self._located_errors(path),
+        ):
+            yield from self._read(self._pieces[path], fragment, columns, where)
 
     def _read(
         self, piece: Any, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None

@@ -23,8 +23,8 @@ import os
 import posixpath
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from poolish.errors import CorruptDataError, PoolishError, RecipeError
-from poolish.files import StorageOptions, checksum_hex, concealing, local_stamp
+from poolish.files import StorageOptions, checksum_hex, local_stamp
 from poolish.formats import (
     FORMATS,
     check_exact,
@@ -82,10 +82,13 @@ class FileSource:
         """How many files there are."""
         return f"{counted(len(self._files()), 'file')} of {', '.join(self.paths)}"
 
+    def _concealing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.options is None else self.options.concealed()
+
     def _files(self) -> list[tuple[str, str]]:
         """Path and name below the root of every file, in the order of names."""
         if self._found is None:
-            with concealing(self.options):
+            with self._concealing():
                 self._found = named_files(self.paths, self._what, self.options)
         return self._found
 
@@ -94,7 +97,7 @@ class FileSource:
         if self._schema is None:
             found = pa.schema([])
             for path, _ in self._files():
-                with concealing(self.options):
+                with self._concealing():
                     schema, has_rows = self._file(path).look()
                 found = schema if has_rows or not len(found) else found
                 if has_rows:
@@ -107,7 +110,7 @@ class FileSource:
 
         A text without rows does not say what its columns hold, so it counts only if there is nothing else.
         """
-        with concealing(self.options):
+        with self._concealing():
             readers = [(self._file(path), name) for path, name in self._files()]
             found = [self._stored(fragment) for reader, name in readers for fragment in reader.fragments(name)]
         return [each for each in found if each.n_rows != 0 or "groups" in each.place] or found[:1]
@@ -122,22 +125,10 @@ class FileSource:
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """The rows of a fragment; a file that changed since the plan was made is refused."""
-        with concealing(self.options):
-            yield from self._read(fragment, columns, where)
-
-    def _read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
-        path, stamp = fragment.place["path"], fragment.place["stamp"]
-        changed = RecipeError(f"{self._what}: {path} changed while it was read; bake again when it is complete")
-        reader = self._file(path)
-        try:
-            yield from reader.read(fragment, columns, where)
-        except (PoolishError, OSError, IndexError) as error:
-            # Half of one file and half of another would be no file at all.
-            if reader.stamp(fresh=True) != stamp:
-                raise changed from error
-            raise
-        if reader.stamp(fresh=True) != stamp:
-            raise changed
+        with self._concealing():
+            reader = self._file(fragment.place["path"])
+            with unchanged(self._what, reader.path, fragment.place["stamp"], lambda: reader.stamp(fresh=True)):
+                yield from reader.read(fragment, columns, where)
 
     def _file(self, path: str) -> DataFile:
         kind = format_of(path)
@@ -165,6 +156,20 @@ def located_errors(what: str, path: str, kind: str) -> Iterator[None]:
         raise CorruptDataError(
             f"{what}: {path} cannot be read as {kind}: {error}; repair it or leave it out"
         ) from error
+
+
+@contextmanager
+def unchanged(what: str, path: str, stamp: str, now: Callable[[], str]) -> Iterator[None]:
+    """Refuse a file whose stamp changes while it is read: half of one and half of another would be no file at all."""
+    changed = RecipeError(f"{what}: {path} changed while it was read; bake again when it is complete")
+    try:
+        yield
+    except (PoolishError, OSError, IndexError) as error:
+        if now() != stamp:
+            raise changed from error
+        raise
+    if now() != stamp:
+        raise changed
 
 
 class DataFile(ABC):

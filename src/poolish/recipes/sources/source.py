@@ -10,19 +10,28 @@ file, the buffer or the stream, not of the fragment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from poolish import tabular
+from poolish.errors import RecipeError
+from poolish.files import StorageOptions, raising_store_full
 from poolish.fingerprints.tables import content_of
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine
-from poolish.recipes.fragment_rows import Filter, Fragment, Int64, NumberedTables, row_hashes, selected, workable
+from poolish.recipes.fragment_rows import Filter, Fragment, Int64, NumberedTables, selected, workable
+from poolish.recipes.sources.arrow_dataset import ArrowDatasetSource
+from poolish.recipes.sources.files import FileSource, check_options
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
+from poolish.rows.values import is_array
 from poolish.schema import Schema
 from poolish.tokens.fields import schema_of
 from poolish.tokens.reading import read_ordinals
@@ -247,15 +256,145 @@ class RecipeSource:
         return self._rows().read(fragment, columns, where)
 
 
-def identity_numbers(
-    ingredients: list[str], parts: list[str], kinds: Int64, names: Int64, rows: Int64, subs: Int64
-) -> Int64:
-    """One number for each row that depends on what it is alone."""
-    found = np.zeros(len(rows), np.uint64)
-    for kind in np.unique(kinds).tolist():
-        for name in np.unique(names[kinds == kind]).tolist():
-            mine = (kinds == kind) & (names == name)
-            own = row_hashes(0, "identity", ingredients[kind], parts[name], rows[mine])
-            found[mine] = own ^ row_hashes(0, "identity of a part", "", "", subs[mine])
-    numbers: Int64 = (found >> np.uint64(1)).astype(np.int64)
-    return numbers
+# What a value stands for ---------------------------------------------------------------------------------------------
+
+
+def as_source(value: Any, what: str, options: StorageOptions | None = None) -> Source:
+    """The source that a value stands for; ``what`` names the ingredient in errors, ``options`` are for URLs."""
+    check_storage(value, what, options)
+    if hasattr(value, "fragments") and hasattr(value, "read"):
+        source: Source = value
+        return source
+    if is_path(value) or are_paths(value):
+        return FileSource(value, what, options)
+    if isinstance(value, (DatasetBuffer, Snapshot)):
+        return BufferSource(value)
+    if isinstance(value, StreamStore):
+        return StreamSource(value)
+    if is_recipe(value):
+        return RecipeSource(value)
+    try:
+        found = _rows_of(value, what)
+    except Exception as error:
+        error.add_note(f"while reading {what}")
+        raise
+    if found is not None:
+        return found
+    raise RecipeError(
+        f"{what}: a source is a path, a buffer, a stream, a table, a dataset or an iterable, got {value!r}"
+    )
+
+
+def _rows_of(value: Any, what: str) -> Source | None:
+    """Arrays, tables and samples; what is lazy is computed now, but for files that are read when they are needed."""
+    columns = _array_columns(value)
+    if columns is not None:
+        buffer = DatasetBuffer()
+        buffer.append_columns(columns)
+        return BufferSource(buffer)
+    if tabular.is_lazy(value):
+        return ArrowDatasetSource(value, what) if ArrowDatasetSource.can_read(value) else _computed(value)
+    is_hf = type(value).__module__.split(".")[0] == "datasets"
+    table = None if is_hf else tabular.table_of(value)
+    if table is not None:
+        return TableSource(table)
+    return BufferSource(buffered(value)) if is_hf or isinstance(value, Iterable) or _is_map_style(value) else None
+
+
+def _computed(value: Any) -> Source:
+    batches = tabular.batches_of(value)
+    assert batches is not None
+    return TableSource(spooled(batches), of=f"{type(value).__module__.split('.')[0]} {type(value).__name__}")
+
+
+def _array_columns(value: Any) -> dict[str, Any] | None:
+    """The columns in an array or tensor, or in a dict of nothing else: a row for each entry of the first dimension."""
+    columns = dict(value) if isinstance(value, Mapping) else {"tensor": value}
+    are_arrays = columns and all(is_array(each) and each.ndim for each in columns.values())
+    return columns if are_arrays else None
+
+
+def check_storage(value: Any, what: str, options: StorageOptions | None) -> None:
+    """Raise if options would be ignored, or reach a store that they are not for."""
+    if options is None:
+        return
+    if not is_path(value) and not are_paths(value):
+        raise RecipeError(
+            f"{what}: storage_options are for URLs, and {type(value).__name__} has none; give them where it is made"
+        )
+    check_options([os.fsdecode(path) for path in ([value] if is_path(value) else value)], what, options)
+
+
+def is_path(value: Any) -> bool:
+    """Whether a source is a path, glob or URL."""
+    return isinstance(value, (str, bytes)) or hasattr(value, "__fspath__")
+
+
+def are_paths(value: Any) -> bool:
+    """Whether a source is a list of paths."""
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_path, value))
+
+
+def is_recipe(value: Any) -> bool:
+    """Whether a source is another recipe."""
+    return hasattr(value, "instructions") and hasattr(value, "bake")
+
+
+def _is_map_style(value: Any) -> bool:
+    """Whether this has a length and an index, as the datasets of torch, which need not be iterable."""
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+def materialize(value: Any) -> Any:
+    """A source that can be read again and again: an iterator or a scanner is read once, now, and kept."""
+    if tabular.is_scanner(value):
+        return spooled(tabular.batches_of(value) or ())
+    if not isinstance(value, Iterator):
+        return value
+    return pa.table(value) if hasattr(value, "__arrow_c_stream__") else buffered(value)
+
+
+# What can be read only once -------------------------------------------------------------------------------------------
+#
+# A bake looks at its rows more than once: to know what they are, to choose among them, and to prepare them. A query
+# or a scan that ran again could give other rows, so it runs once; its file goes when the rows go, even after a kill.
+#
+#     batches --up to SPOOL_BYTES--> memory         batches --more--> file, mapped, and without a name from then on
+
+#: How much is kept in memory; what is larger goes to a temporary file as a whole.
+SPOOL_BYTES = 1 << 28
+
+
+def spooled(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """All rows as a table, in memory or mapped from a temporary file that has no name any more.
+
+    >>> spooled(iter([pa.record_batch({"x": [1]}), pa.record_batch({"x": [2]})])).to_pydict()
+    {'x': [1, 2]}
+    """
+    kept: list[pa.RecordBatch] = []
+    n_bytes = 0
+    coming = _workable(batches)
+    for batch in coming:
+        kept.append(batch)
+        n_bytes += batch.nbytes
+        if n_bytes > SPOOL_BYTES:
+            return _in_file(chain(kept, coming), kept[0].schema)
+    return pa.Table.from_batches(kept)
+
+
+def _workable(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield from workable(pa.Table.from_batches([batch])).to_batches() or [batch]
+
+
+def _in_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    folder = tempfile.gettempdir()
+    number, path = tempfile.mkstemp(prefix="poolish-spool-", dir=folder)
+    try:
+        with raising_store_full(folder), os.fdopen(number, "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        with pa.memory_map(path) as mapped:
+            return pa.ipc.open_stream(mapped.read_buffer()).read_all()
+    finally:
+        os.unlink(path)  # what is mapped stays

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from poolish.errors import PoolishError, RecipeError
-from poolish.recipes.steps.barriers import BARRIERS, Barrier
+from poolish.printable import nearest, suggestion
+from poolish.recipes.steps.barriers import BARRIERS, Barrier, SuiteStep
 from poolish.recipes.steps.called import CalledStep
 from poolish.recipes.steps.row_local import ROW_STEPS, RowStep
-from poolish.recipes.steps.suites import SuiteStep
 
 
 @dataclass(frozen=True)
@@ -154,11 +153,9 @@ def _built_in(step: str, name: str, options: dict[str, Any], version: Any) -> An
 
 
 def _unknown(step: str, name: str) -> NoReturn:
-    near = get_close_matches(step, BUILT_IN, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise RecipeError(
-        f"step {name!r}: no step {step!r}{hint} Steps by name are {', '.join(BUILT_IN)}, validate and those of "
-        "@register_step"
+        f"step {name!r}: no step {step!r}{nearest(step, BUILT_IN) or '.'} Steps by name are {', '.join(BUILT_IN)}, "
+        "validate and those of @register_step"
     )
 
 
@@ -179,8 +176,7 @@ def _check_options(step: str, name: str, options: Mapping[str, Any]) -> None:
     known = STEPS[step]
     for option in options:
         if option not in known:
-            near = get_close_matches(option, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            hint = suggestion(option, known, f"it has {', '.join(known)}")
             raise RecipeError(f"step {name!r}: {step} has no option {option!r}; {hint}")
     for option, about in known.items():
         if about.is_needed and option not in options:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,17 @@ from poolish.concurrency import cached_property
 from poolish.errors import RecipeError, UnknownColumn
 from poolish.expressions import Expression, as_expression, as_value, halving
 from poolish.fingerprints import options_fingerprint
-from poolish.recipes.fragment_rows import INGREDIENT, FragmentRows, Int64, canonical_table
-from poolish.recipes.steps.step import Prepared, Rejected, WrongResult, place_of, raise_at, rejected_row
+from poolish.recipes.fragment_rows import (
+    INGREDIENT,
+    Failures,
+    FragmentRows,
+    Int64,
+    Prepared,
+    WrongResult,
+    canonical_table,
+    place_of,
+    raise_at,
+)
 
 #: A table out of a table, and the numbers of the rows that are left; None for all.
 Change = Callable[[pa.Table], tuple[pa.Table, Int64 | None]]
@@ -73,21 +82,15 @@ class RowStep:
             raise_at(place_of(piece, self._name), error)
         tables: list[pa.Table] = []
         parents: list[Int64] = []
-        rejected: list[Rejected] = []
-
-        def failed(first: int, n_rows: int, error: Exception) -> None:
-            if on_error == "raise":
-                raise_at(place_of(piece, self._name, first), error)
-            rejected.append(rejected_row(piece, first, error))
-
+        failed = Failures(piece, self._name, on_error)
         for first, n_rows, (table, kept) in halving(self._range(piece), [(0, len(piece))], failed):
             tables.append(canonical_table(table))
             parents.append(first + (np.arange(n_rows) if kept is None else kept))
         if on_error == "raise":  # rows that fail only together
             raise_at(place_of(piece, self._name), error)
         if not tables:
-            return Prepared(canonical_table(nothing), np.empty(0, np.int64), rejected)
-        return Prepared(pa.concat_tables(tables, promote_options="default"), np.concatenate(parents), rejected)
+            return Prepared(canonical_table(nothing), np.empty(0, np.int64), failed.rejected)
+        return Prepared(pa.concat_tables(tables, promote_options="default"), np.concatenate(parents), failed.rejected)
 
     def _range(self, piece: FragmentRows) -> Callable[[int, int], tuple[pa.Table, Int64 | None]]:
         return lambda first, n_rows: self._change(piece.table.slice(first, n_rows))
@@ -170,15 +173,23 @@ def _rename(columns: Mapping[str, str]) -> Change:
 def _cast(columns: Mapping[str, Any]) -> Change:
     types = {name: _type_named(type_, name) for name, type_ in columns.items()}
 
+    def cast(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        try:
+            values = column.cast(types[name])
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            raise RecipeError(f"column {name!r} cannot be {types[name]}: {error}; filter or map it first") from error
+        _refuse_overflow(name, column, values)
+        return values
+
+    return _of_columns(columns, cast)
+
+
+def _of_columns(names: Iterable[str], make: Callable[[str, pa.ChunkedArray], pa.ChunkedArray]) -> Change:
+    """New values for columns that are there."""
+
     def change(table: pa.Table) -> tuple[pa.Table, None]:
-        for name, type_ in types.items():
-            column = table.column(known(table, [name])[0])
-            try:
-                values = column.cast(type_)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-                raise RecipeError(f"column {name!r} cannot be {type_}: {error}; filter or map it first") from error
-            _refuse_overflow(name, column, values)
-            table = with_column(table, name, values)
+        for name in names:
+            table = with_column(table, name, make(name, table.column(known(table, [name])[0])))
         return table, None
 
     return change
@@ -215,19 +226,16 @@ def _type_named(type_: Any, column: str) -> pa.DataType:
 
 
 def _fill_nulls(columns: Mapping[str, Any]) -> Change:
-    def change(table: pa.Table) -> tuple[pa.Table, None]:
-        for name, value in columns.items():
-            column = table.column(known(table, [name])[0])
-            try:
-                values = pc.fill_null(column, exact_scalar(value, column.type))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise RecipeError(
-                    f"column {name!r} holds {column.type}, its nulls cannot become {value!r}: {error}; cast it first"
-                ) from error
-            table = with_column(table, name, values)
-        return table, None
+    def filled(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        try:
+            return pc.fill_null(column, exact_scalar(columns[name], column.type))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise RecipeError(
+                f"column {name!r} holds {column.type}, its nulls cannot become {columns[name]!r}: {error}; cast it "
+                "first"
+            ) from error
 
-    return change
+    return _of_columns(columns, filled)
 
 
 def _tokenize(tokenizer: Any, column: str = "text", into: str = "tokens", count: str | None = None) -> Change:
