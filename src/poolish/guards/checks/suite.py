@@ -33,8 +33,7 @@ from poolish import html
 from poolish.columns import NotApplicable, TableView
 from poolish.errors import ConfigError
 from poolish.files import local_path, publish
-from poolish.guards.checks.checks import RowCheck, Unique
-from poolish.guards.checks.custom import Holds
+from poolish.guards.checks.checks import Holds, RowCheck, Unique
 from poolish.guards.checks.distributions import ColumnCheck, Reference, reference_of
 from poolish.guards.checks.entries import (
     DEFAULT_ACTIONS,
