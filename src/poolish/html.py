@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["ACCENT", "Html", "bar_chart", "element", "escape", "histogram", "join", "sparkline", "table"]
+__all__ = ["ACCENT", "Html", "badge", "bar_chart", "element", "escape", "histogram", "join", "sparkline", "table"]
 
 #: A blue with a contrast of more than 3.5 to white and to the dark pages of notebooks.
 ACCENT: Final = "#3d85c6"
@@ -97,6 +97,24 @@ def table(headers: Sequence[object], rows: Iterable[Sequence[object]], *, captio
     body = [element("tr", *(_cell("td", value, text_align=_side(value)) for value in row)) for row in rows]
     title = None if caption is None else element("caption", caption, style="text-align:left;opacity:.7")
     return element("table", title, element("thead", head), element("tbody", *body), style=style)
+
+
+#: Backgrounds, half transparent for light and dark pages; what is neither has none.
+_OUTCOMES: Final = {
+    "ok": "rgba(64,160,96,.25)",
+    "warning": "rgba(230,160,0,.35)",
+    "failed": "rgba(220,60,50,.35)",
+}
+
+
+def badge(word: object) -> Html:
+    """An outcome (ok, warning, failed) on its colour; any other word on none.
+
+    >>> badge("ok") != badge("insufficient")
+    True
+    """
+    colour = _OUTCOMES.get(str(word), "transparent")
+    return element("span", word, style=f"background:{colour};border-radius:.3em;padding:0 .4em")
 
 
 def page(title: object, *children: object) -> str:

@@ -81,7 +81,7 @@ class Suite:
     ... )
     >>> result = suite.check({"reward": [0.5, 99.0], "text": ["go left", "wait"], "start": [0, 7], "end": [3, 9]})
     >>> print(result)
-    rollouts: not ok, 1 of 5 checks failed, 1 of 2 rows bad
+    rollouts: failed, 1 of 5 checks failed, 1 of 2 rows bad
       error: reward is between -10 and 10: 1 of 2 rows are bad; row 1: 99.0
 
     A suite that guards something cannot be changed any more, only copied: ``suite.copy().on(error="drop")``.
