@@ -34,7 +34,7 @@ def test_only_the_new_file_is_baked_again(folder: Path):
 
 
 def test_asked_is_selected_and_achieved_is_what_the_steps_left(folder: Path):
-    """A count of rows is selected exactly, a fraction about; what the steps add and remove leads to what is achieved."""
+    """A count of rows is selected exactly, a fraction about; steps add and remove rows until it is achieved."""
     printed = " ".join((folder / "printed.txt").read_text().split())
 
     assert "ingredient comedies: 1,609 -> 250, asked 250, achieved " in printed

@@ -171,7 +171,7 @@ def test_distributions_of_many_rows_are_of_a_sample():
 
     assert told["of_rows"] == told["columns"]["n"]["rows"] == PROFILED_ROWS
     assert told["columns"]["n"]["mean"] == pytest.approx(n_rows / 2, rel=0.02)
-    assert f"{PROFILED_ROWS:,} sampled" in result.report.to_html()
+    assert f"estimates from {PROFILED_ROWS:,} of them" in result.report.to_html()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from poolish import html
 from poolish.concurrency import cached_property
 from poolish.files import checksum_hex
 from poolish.guards import ColumnProfile, Profile
-from poolish.guards.stats.samples import Bins
+from poolish.guards.stats.drawing import bars_of, draw, figure
 from poolish.printable import counted, printable
 from poolish.recipes.baking import BakeOutcome, InstructionStats
 from poolish.recipes.description import RecipeDescription
@@ -32,8 +32,8 @@ from poolish.rows import DatasetBuffer
 
 #: Rows of an ingredient that its distributions are made of.
 PROFILED_ROWS = 100_000
-#: Bars of a histogram, values of a column and reasons of rejects that are shown.
-N_BARS, N_VALUES, N_REASONS = 20, 8, 50
+#: Values of a column and reasons of rejects that are shown.
+N_VALUES, N_REASONS = 8, 50
 #: Reasons shown where the whole report is a few lines.
 _SHOWN_REASONS = 5
 
@@ -297,8 +297,8 @@ def _shape(column: ColumnProfile) -> dict[str, Any]:
 
 def _numbers(column: ColumnProfile) -> dict[str, Any]:
     figures = {"min": column.min, "mean": column.mean, "max": column.max, "std": column.std}
-    counts, edges = bars(column)
-    return {**figures, "histogram": {"counts": counts, "edges": edges}}
+    bars = bars_of(column)
+    return figures if bars is None else {**figures, "histogram": bars.to_json()}
 
 
 def _most(column: ColumnProfile) -> list[list[Any]]:
@@ -306,35 +306,35 @@ def _most(column: ColumnProfile) -> list[list[Any]]:
     return [[value, n] for value, n in ordered[:N_VALUES]]
 
 
-def bars(column: ColumnProfile) -> tuple[list[int], list[float]]:
-    """Counts of numbers between equal steps from the smallest to the largest, and those steps."""
-    low, high = float(column.min), float(column.max)
-    # Halves, because the distance between two finite numbers may be infinite.
-    edges = 2 * np.linspace(low / 2, high / 2, N_BARS + 1)
-    if not (np.diff(edges / 2) > 0).all():
-        return [column.moments.n], [low, high]
-    return column.histogram_on(Bins.of_edges(edges[1:-1])).counts.tolist(), edges.tolist()
-
-
 def _profile_table(profile: Profile, n_rows: int) -> html.Html:
-    sampled = f", of {PROFILED_ROWS:,} sampled" if n_rows > PROFILED_ROWS else ""
+    is_sample = n_rows > PROFILED_ROWS
+    sampled = f"; figures with a ~ are estimates from {PROFILED_ROWS:,} of them" if is_sample else ""
     headers = ["column", "kind", "nulls", "min", "mean", "max", "", "most frequent"]
-    rows = [[html.element("b", name), *_cells(column)] for name, column in profile.items()]
-    return html.table(headers, rows, caption=f"{n_rows:,} rows{sampled}")
+    times = n_rows / PROFILED_ROWS if is_sample else None
+    rows = [[html.element("b", name), *_cells(column, times)] for name, column in profile.items()]
+    return html.table(headers, rows, caption=f"{counted(n_rows, 'row')}{sampled}")
 
 
-def _cells(column: ColumnProfile) -> list[object]:
-    measured = column if column.is_numeric and column.moments.n else column.lengths
-    is_length = measured is column.lengths and measured is not None
+def _cells(column: ColumnProfile, times: float | None) -> list[object]:
+    """The figures of a column; those of a sample stand for ``times`` as many rows, about."""
+    is_length = not (column.is_numeric and column.moments.n) and column.lengths is not None
+    measured = column.lengths if is_length else column
     figures: list[object] = ["", "", ""]
     drawing: object = ""
     if measured is not None and measured.moments.n:
-        figures = [_figure(_plain(each)) for each in (measured.min, measured.mean, measured.max)]
-        drawing = html.histogram(*bars(measured), width=160, height=44, title="lengths" if is_length else "values")
+        values = (measured.min, measured.mean, measured.max)
+        figures = [figure(each, is_exact=times is None, digits=4) for each in values]
+        drawing = draw(measured, width=160, height=44, is_sample=times is not None)
     words = [] if column.kind not in ("text", "bool") else _most(column)
-    shown = [f"{_clipped(value)}: {n:,}" for value, n in words[:4] if n > 1]
+    shown = [f"{_clipped(value)}: {_scaled(n, times)}" for value, n in words[:4] if n > 1]
     most = html.join(*(html.element("div", each, style="white-space:nowrap") for each in shown))
-    return [f"{column.kind}, lengths" if is_length else column.kind, column.nulls, *figures, drawing, most]
+    kind = f"{column.kind}, lengths" if is_length else column.kind
+    return [kind, _right(_scaled(column.nulls, times)), *map(_right, figures), drawing, most]
+
+
+def _scaled(n: int, times: float | None) -> str:
+    """A number of rows; one of a sample as an estimate for all."""
+    return figure(n) if times is None else figure(round(n * times), is_exact=False)
 
 
 def _clipped(value: object) -> str:
