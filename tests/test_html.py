@@ -294,12 +294,13 @@ def test_bars_are_as_long_as_their_values():
 
 
 def test_histogram_bars_stand_between_their_edges():
-    """A bin of twice the width is drawn twice as wide; the ends are named."""
+    """A bin of twice the width is drawn twice as wide and, with twice the values, as high; the ends are named."""
     parts = drawing(histogram([1, 2], [0, 1, 3], width=300, height=64))
     bars = [(float(part.get("x")), float(part.get("width")), float(part.get("height"))) for part in parts[1:3]]
 
-    assert bars == [(0, 99.5, 25), (100, 199.5, 50)]
+    assert bars == [(0, 99.5, 50), (100, 199.5, 50)]
     assert [part.text for part in parts[3:]] == ["0", "3"]
+    assert [part.text for part in drawing(histogram([1, 2], [0, 1, 3], ends=("few", 9)))[3:]] == ["few", "9"]
 
 
 def test_long_labels_are_cut():

@@ -371,7 +371,7 @@ def test_every_file_is_written_by_the_functions_that_write_everything_or_raise()
     """Only ``poolish.files`` calls the system's writes; the command line prints to a pipe that is no file."""
     lines = [line for module, tree in sources().items() for line in short_writes(module, tree)]
 
-    assert [line for line in lines if not line.startswith(("poolish.files.", "poolish.cli.workers:"))] == []
+    assert [line for line in lines if not line.startswith(("poolish.files.", "poolish.cli.prepare:"))] == []
     assert list(short_writes("module", ast.parse("import os\nos.pwrite(fd, data, 0)")))
 
 

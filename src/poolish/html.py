@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from numbers import Integral, Number
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["ACCENT", "Html", "bar_chart", "element", "escape", "histogram", "join", "sparkline", "table"]
+__all__ = ["ACCENT", "Html", "badge", "bar_chart", "element", "escape", "histogram", "join", "sparkline", "table"]
 
 #: A blue with a contrast of more than 3.5 to white and to the dark pages of notebooks.
 ACCENT: Final = "#3d85c6"
@@ -99,6 +100,24 @@ def table(headers: Sequence[object], rows: Iterable[Sequence[object]], *, captio
     return element("table", title, element("thead", head), element("tbody", *body), style=style)
 
 
+#: Backgrounds, half transparent for light and dark pages; what is neither has none.
+_OUTCOMES: Final = {
+    "ok": "rgba(64,160,96,.25)",
+    "warning": "rgba(230,160,0,.35)",
+    "failed": "rgba(220,60,50,.35)",
+}
+
+
+def badge(word: object) -> Html:
+    """An outcome (ok, warning, failed) on its colour; any other word on none.
+
+    >>> badge("ok") != badge("insufficient")
+    True
+    """
+    colour = _OUTCOMES.get(str(word), "transparent")
+    return element("span", word, style=f"background:{colour};border-radius:.3em;padding:0 .4em")
+
+
 def page(title: object, *children: object) -> str:
     """A whole page, which needs nothing from elsewhere and runs nothing.
 
@@ -125,23 +144,31 @@ def sparkline(values: Iterable[float], *, width: int = 120, height: int = 24, ti
 
 
 def histogram(
-    counts: Sequence[float], edges: Sequence[float], *, width: int = 240, height: int = 64, title: object = None
+    counts: Sequence[float],
+    edges: Sequence[float],
+    *,
+    width: int = 240,
+    height: int = 64,
+    title: object = None,
+    ends: tuple[object, object] | None = None,
 ) -> Html:
-    """Counts as bars from each edge to the next, with the first and the last edge written below."""
+    """Counts as the areas of bars from each edge to the next, so a wide bin is no taller for being wide.
+
+    ``ends`` are written below the first and the last bar, by default the edges there.
+    """
     if len(edges) != len(counts) + 1:
         raise ValueError(f"{len(counts)} counts need {len(counts) + 1} edges, got {len(edges)}")
-    places, heights = _scaled(edges), _shares(counts)
+    places = _scaled(edges)
+    heights = _shares(_densities(counts, places))
     floor = height - 14
     bars = [
         _bar(left * width, floor * (1 - share), max((right - left) * width - 0.5, 0.5), floor * share)
         for left, right, share in zip(places, places[1:], heights, strict=False)
         if left is not None and right is not None
     ]
-    ends = [
-        _text(0, height - 2, _figure(edges[0])),
-        _text(width, height - 2, _figure(edges[-1]), text_anchor="end"),
-    ]
-    return _svg(width, height, title, *bars, *ends if bars else [_no_data(height)])
+    first, last = (edges[0], edges[-1]) if ends is None else ends
+    below = _text(0, height - 2, _figure(first)), _text(width, height - 2, _figure(last), text_anchor="end")
+    return _svg(width, height, title, *bars, *below if bars else [_no_data(height)])
 
 
 def bar_chart(
@@ -249,6 +276,13 @@ def _shares(values: Iterable[float]) -> list[float]:
     numbers = [max(_finite(value) or 0.0, 0.0) for value in values]
     most = max(numbers, default=0.0)
     return [number / most if most else 0.0 for number in numbers]
+
+
+def _densities(counts: Sequence[float], places: Sequence[float | None]) -> list[float]:
+    """Counts by the width of their bins; without a width a bin keeps its count."""
+    widths = [None if left is None or right is None else right - left for left, right in pairwise(places)]
+    numbers = [_finite(count) or 0.0 for count in counts]
+    return [number / width if width else number for number, width in zip(numbers, widths, strict=True)]
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,6 +1,6 @@
 """Validation in four levels. Programs call it as ``poolish.guards.validate``; ``poolish check`` prints its result.
 
-    data --sources--> file? --> format? --> statistics? --> meaning?      stops at the first level that fails
+    data --sources--> file? --> format? --> statistics? --> meaning?      all of them, as long as there are rows
                       look      parse       suite, reference              guards/checks/levels.py
 
     file         parquet, Arrow (file or stream), JSON lines, csv, tsv, a saved DatasetBuffer; recognised by its first
@@ -49,7 +49,7 @@ from poolish.guards.checks.distributions import Reference
 from poolish.guards.checks.infer import infer
 from poolish.guards.checks.levels import Findings, LevelReport, Validation, run_levels
 from poolish.guards.checks.suite import Suite
-from poolish.guards.checks.verdicts import Level, level_named
+from poolish.guards.checks.verdicts import Level, Verdict, level_named
 from poolish.guards.stats.profile import Profile
 from poolish.guards.stats.serialization import is_arrays_file
 from poolish.printable import counted
@@ -70,21 +70,21 @@ def validate(data: Any, level: str | int = "meaning", *, suite: Any = None, refe
     good data to compare with: a path, rows, a ``Profile``, or the ``Reference`` that a suite was fitted on. Without a
     suite the reference suggests one.
 
-    The first level that fails is the last one that runs. Nothing that is read is ever executed.
+    Every level is checked and shown; only what cannot be read ends it. Nothing that is read is ever executed.
 
     >>> from poolish.guards import Suite, validate
     >>> suite = Suite("rewards").expect("reward", between=(-1, 1))
     >>> result = validate({"reward": [0.5, 7.0]}, level=3, suite=suite)
     >>> print(result)
-    dict (in memory): not ok
+    dict (in memory): failed
       file: ok
         in memory
       format: ok
         2 rows, 1 column: reward
-      statistics: failed, 1 check
+      statistics: failed, 1 of 1 check failed
         error: reward is between -1 and 1: 1 of 2 rows are bad; row 1: 7.0
-    >>> validate({"reward": [0.5, 7.0]}, level="format", suite=suite).ok
-    True
+    >>> result.outcome, validate({"reward": [0.5, 7.0]}, level="format", suite=suite).outcome
+    ('failed', 'ok')
     """
     wanted = level_named(level)
     known = _reference(reference)
@@ -140,20 +140,24 @@ def _report(source: Source, level: Level, suite: Suite | None, reference: Any) -
 
 def _format(source: Source, suite: Suite | None) -> Findings:
     findings = source.read()
-    if findings.ok and suite is not None:
+    if findings.is_readable and suite is not None:
         findings.verdicts = suite.check_rows(source.rows, "format", only=True)
     return findings
 
 
 def _statistics(source: Source, suite: Suite | None, reference: Any) -> Findings:
     if suite is None:
-        return Findings(notes=["no expectations: pass a suite, or a reference to infer one from"])
+        return Findings(notes=["no expectations: pass a suite, or a reference to infer one from"], is_checked=False)
     of_rows = suite.check_rows(source.rows, "statistics", only=True)
-    return Findings(verdicts=[*of_rows, *suite.check_columns(source.rows, reference, "statistics")])
+    return _judged([*of_rows, *suite.check_columns(source.rows, reference, "statistics")])
 
 
 def _meaning(source: Source, suite: Suite | None) -> Findings:
-    return Findings() if suite is None else Findings(verdicts=suite.check_rows(source.rows, "meaning", only=True))
+    return _judged([] if suite is None else suite.check_rows(source.rows, "meaning", only=True))
+
+
+def _judged(verdicts: list[Verdict]) -> Findings:
+    return Findings(verdicts=verdicts, is_checked=bool(verdicts))
 
 
 # Sources ------------------------------------------------------------------------------------------------------------
@@ -178,7 +182,7 @@ class Source:
         try:
             rows = self.rows
         except (PoolishError, pa.ArrowException, ValueError, OSError) as error:
-            return Findings([" ".join(str(error).split())[:500]])
+            return Findings([" ".join(str(error).split())[:500]], is_readable=False)
         size = f"{counted(len(rows), 'row')}, {counted(len(rows.names), 'column')}"
         return Findings(notes=[f"{size}: {', '.join(rows.names[:20])}"])
 
@@ -256,13 +260,13 @@ def look_at(path: Path) -> Findings:
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):
-            return Findings([f"{path}: not a regular file"])
+            return Findings([f"{path}: not a regular file"], is_readable=False)
         with path.open("rb") as file:
             file.read(1)
     except OSError as error:
-        return Findings([f"{path}: {error.strerror or error}"])
+        return Findings([f"{path}: {error.strerror or error}"], is_readable=False)
     if found.st_size == 0:
-        return Findings([f"{path}: it is empty"])
+        return Findings([f"{path}: it is empty"], is_readable=False)
     return _compare_sums(path, Findings(notes=[f"{found.st_size:,} bytes"]))
 
 
@@ -323,7 +327,7 @@ def _stream(path: Path) -> Source:
             with StreamStore.open(path, mode="r") as store:
                 return Findings(notes=[str(store.verify())])
         except (PoolishError, OSError) as error:
-            return Findings([str(error)])
+            return Findings([str(error)], is_readable=False)
 
     def rows() -> TableView:
         from poolish.tokens import StreamStore
@@ -366,8 +370,8 @@ def _verified(folder: Path) -> Findings:
     try:
         problems = verify_queue(folder)[folder.name]
     except (PoolishError, OSError) as error:
-        return Findings([str(error)])
-    return Findings(problems, notes=[] if problems else ["every batch is whole"])
+        return Findings([str(error)], is_readable=False)
+    return Findings(problems, notes=[] if problems else ["every batch is whole"], is_readable=not problems)
 
 
 def _batches(folder: Path) -> TableView:

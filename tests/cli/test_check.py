@@ -18,7 +18,9 @@ from typer.testing import CliRunner, Result
 from poolish import DatasetBuffer, DatasetProvider, StreamStore
 from poolish.cli.app import app
 from poolish.guards import Suite
+from poolish.guards.checks.verdicts import LEVELS
 from poolish.testing import Canary
+from tests.cli.commands import finish, start
 
 TABLE = pa.table({"reward": np.linspace(-1, 1, 200), "kind": ["a", "b"] * 100, "n": np.arange(200)})
 FORMATS = ("x.parquet", "x.arrow", "x.ipc", "x.jsonl", "x.csv", "x.tsv", "x.rows")
@@ -91,8 +93,8 @@ def test_good_files_are_good(tmp_path: Path, suite: Path, name: str):
         ({"n": pa.array(np.arange(200) - 1)}, "meaning", "n >= 0: 1 of 200 rows are bad; row 0: -1"),
     ],
 )
-def test_the_first_level_that_fails_ends_it(tmp_path: Path, suite: Path, change: dict, level: str, found: str):
-    """With exit code 1, and the levels that were skipped."""
+def test_a_level_that_fails_hides_no_other(tmp_path: Path, suite: Path, change: dict, level: str, found: str):
+    """With exit code 1; the levels above are checked and shown as well."""
     columns = {name: TABLE[name] for name in TABLE.column_names} | change
 
     done = check(write(tmp_path / "x.parquet", pa.table(columns)), "--suite", suite)
@@ -100,8 +102,8 @@ def test_the_first_level_that_fails_ends_it(tmp_path: Path, suite: Path, change:
     assert done.exit_code == 1
     assert found in done.output
     assert f"{level}: failed" in done.output
-    if level != "meaning":
-        assert f"stopped at {level}; " in done.output
+    shown = [line.strip().partition(":")[0] for line in done.output.splitlines()]
+    assert [line for line in shown if line in LEVELS] == list(LEVELS)
 
 
 def test_only_the_levels_that_are_asked_for_are_looked_at(tmp_path: Path, suite: Path):
@@ -132,7 +134,7 @@ def test_what_is_no_file_fails_the_first_level(tmp_path: Path, make, why: str):
 
     assert done.exit_code == 1
     assert why in done.output
-    assert "stopped at file; format, statistics, meaning: skipped" in done.output
+    assert [f"{level}: skipped, because file failed" in done.output for level in LEVELS] == [False, True, True, True]
 
 
 @pytest.mark.parametrize("method", ["sha256", "xxh3"])
@@ -208,9 +210,9 @@ def test_a_directory_is_all_its_files(tmp_path: Path):
     bad = check(folder)
 
     assert good.exit_code == 0
-    assert "2 checked, 0 not ok" in good.output
+    assert "2 checked: 2 ok" in good.output
     assert bad.exit_code == 1
-    assert "3 checked, 1 not ok" in bad.output
+    assert "3 checked: 2 ok, 1 failed" in bad.output
 
 
 def test_a_stream_is_verified_and_its_fields_are_columns(tmp_path: Path):
@@ -230,7 +232,7 @@ def test_a_stream_is_verified_and_its_fields_are_columns(tmp_path: Path):
     assert good.exit_code == 0, good.output
     assert "20 rows, 3 columns: step, action, reward" in good.output
     assert bad.exit_code == 1
-    assert "stopped at file" in bad.output
+    assert "format: skipped, because file failed" in bad.output
 
 
 def test_a_queue_is_verified_and_its_batches_are_rows(tmp_path: Path):
@@ -249,7 +251,7 @@ def test_a_queue_is_verified_and_its_batches_are_rows(tmp_path: Path):
     content[-1] ^= 1
     batch.unlink()
     batch.write_bytes(content)
-    assert "stopped at file" in check(tmp_path / "data").output
+    assert "format: skipped, because file failed" in check(tmp_path / "data").output
 
 
 # A reference, and the report --------------------------------------------------------------------------------------
@@ -266,8 +268,11 @@ def test_a_reference_says_what_is_usual(tmp_path: Path):
     assert check(same, "--reference", reference).exit_code == 0
     moved = check(shifted, "--reference", reference)
     assert moved.exit_code == 0
+    assert f"{shifted} (parquet): warning" in moved.output
+    assert "statistics: warning, 1 of 3 checks warned" in moved.output
     assert "warn: x is as in the reference (psi): psi" in moved.output
-    assert "stopped at format" in check(other, "--reference", reference).output
+    assert check(shifted, "--reference", reference, "--fail-on", "warn").exit_code == 1
+    assert "format: failed, 3 of 3 checks failed" in check(other, "--reference", reference).output
 
 
 def test_the_report_is_json_or_a_page(tmp_path: Path, suite: Path):
@@ -277,8 +282,9 @@ def test_the_report_is_json_or_a_page(tmp_path: Path, suite: Path):
     done = check(path, "--suite", suite, "--json", "--html", tmp_path / "report.html")
 
     shown = json.loads(done.output)
-    assert shown["ok"] is False
-    assert shown["reports"][0]["stopped_at"] == "statistics"
+    assert (shown["outcome"], shown["ok"]) == ("failed", False)
+    outcomes = {level: each["outcome"] for level, each in shown["reports"][0]["levels"].items()}
+    assert outcomes == {"file": "ok", "format": "ok", "statistics": "failed", "meaning": "ok"}
     assert "reward is between -5 and 5" in (tmp_path / "report.html").read_text()
 
 
@@ -309,3 +315,33 @@ def test_a_wrong_question_is_exit_code_2(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_empty_directory_is_a_wrong_question(tmp_path: Path):
     """There is nothing to say about it."""
     assert check(tmp_path).exit_code == 2
+
+
+def test_exit_codes_are_those_of_the_manual(tmp_path: Path):
+    """Through the real command: 0 ok or warning, 1 failed or a warning with --fail-on warn, 2 a wrong question."""
+    path = write(tmp_path / "x.parquet")
+    for severity in ("warn", "error"):
+        Suite().expect("reward", at_most=0, severity=severity).save(tmp_path / f"{severity}.yaml")
+    Suite().expect("reward", at_most=1).save(tmp_path / "good.yaml")
+    expected = {
+        ("--suite", "good.yaml", "--fail-on", "warn"): (0, "ok"),
+        ("--suite", "warn.yaml"): (0, "warning"),
+        ("--suite", "warn.yaml", "--fail-on", "warn"): (1, "warning"),
+        ("--suite", "error.yaml", "--fail-on", "error"): (1, "failed"),
+        ("--suite", "missing.yaml"): (2, ""),
+        ("--fail-on", "never"): (2, ""),
+    }
+
+    running = {options: start("check", path, *options, cwd=tmp_path) for options in expected}
+    ended = {options: finish(process) for options, process in running.items()}
+
+    for options, (code, outcome) in expected.items():
+        assert ended[options][0] == code, (options, ended[options])
+        assert (f"x.parquet (parquet): {outcome}\n" in ended[options][1]) == bool(outcome)
+
+
+def test_help_states_the_exit_codes():
+    """With the two levels of --fail-on."""
+    shown = " ".join(check("--help").output.split())
+
+    assert "Exit code: 0 ok, or warnings only; 1 failed, or a warning with --fail-on warn; 2" in shown

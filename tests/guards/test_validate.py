@@ -81,7 +81,7 @@ def test_everything_that_holds_rows_can_be_validated(tmp_path: Path, kind: str):
     (bad,) = [verdict for verdict in found.verdicts if not verdict.ok]
     assert not found.ok
     assert np.flatnonzero(bad.bad).tolist() == [7]
-    assert found.reports[0].stopped_at == "statistics"
+    assert found.reports[0].failed_levels == ["statistics"]
     assert len(found.problems) == 1
     assert "reward is between -5 and 5" in found.problems[0]
 
@@ -101,7 +101,7 @@ def test_the_command_prints_what_validate_returns(tmp_path: Path):
 
         assert plain.output.strip() == repr(found)
         assert json.loads(as_json.output) == json.loads(found.to_json())
-        assert plain.exit_code == (0 if found.ok else 1)
+        assert plain.exit_code == (1 if found.failed else 0)
 
 
 @pytest.mark.parametrize("reference", ["path", "rows", "profile"])

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from poolish import DatasetRecipe, col
+from poolish import DatasetRecipe, Suite, col
 from poolish.recipes.report import N_REASONS, PROFILED_ROWS, reasons_of
 
 HOSTILE = "<script>alert('x')</script>\x00&\""
@@ -77,6 +77,52 @@ def test_the_report_counts_what_was_asked_and_achieved():
     assert told["n_rows"] == sum(told["shares"].values())
 
 
+def pairs_of_rows(row):
+    """A row twice, where its number is even."""
+    return [row, row] if row["n"] % 2 == 0 else [row]
+
+
+def test_achieved_is_what_the_result_contains_after_all_steps():
+    """Beside what was asked and what each step and the guard added or removed, of each ingredient, in every form."""
+    recipe = DatasetRecipe("breads", seed=4)
+    recipe.add_ingredient("few", table_of(1000), take=200).add_ingredient(
+        "some", table_of(1000), where=col.n < 500, take=0.5
+    )
+    recipe.prepare_step("small", "filter", keep=col.n < 400).prepare_step("once", "dedup", columns=["n"])
+    recipe.prepare_step("late", "filter", keep=col.n >= 100).prepare_step("two", pairs_of_rows)
+    guard = Suite("guard").expect("n", at_most=350).on(error="drop")
+
+    result = recipe.bake(guard=guard)
+
+    told, baked = strict(result.report.to_json()), result.lineage.rows.shares()
+    for each, line in zip(told["ingredients"], told["lines"], strict=False):
+        assert each["rows"] == baked[each["name"]] > 0
+        assert each["selected"] + sum(each["changes"].values()) == each["rows"]
+        assert line["achieved"] == each["achieved"] == (each["rows"] if each["name"] == "few" else each["rows"] / 500)
+        changes = ", ".join(f"{step} {n:+,}" for step, n in each["changes"].items())
+        assert f"; then {changes}: {each['rows']:,} rows" in str(result.report)
+    few, some = (each["changes"] for each in told["ingredients"])
+    assert list(few) == ["small", "late", "two", "guard"]
+    assert list(some) == ["small", "once", "late", "two", "guard"]
+    assert {step: n > 0 for step, n in some.items()} == {step: step == "two" for step in some}
+    assert "asked 200, achieved" in str(result.report)
+    assert "<th" in result.report.to_html().partition("Asked and achieved")[2]
+
+
+def test_tokens_are_achieved_where_a_column_still_counts_them():
+    """In what the result contains; without the column nobody can say, so the report does not either."""
+    recipe = DatasetRecipe("r", total=50, unit="tokens", tokens="n").add_ingredient("a", table_of(20), weight=1)
+
+    whole = recipe.bake().report.ingredients[0]
+    fewer = recipe.copy().prepare_step("less", "filter", keep=col.n > 8).bake()
+    gone = recipe.copy().prepare_step("gone", "drop", columns=["n"]).bake().report
+
+    assert whole.achieved >= 50
+    assert fewer.report.ingredients[0].achieved == sum(fewer.table["n"].to_pylist())
+    assert gone.ingredients[0].achieved is None
+    assert "achieved unknown, as no column counts tokens any more" in str(gone)
+
+
 def test_rejected_rows_are_counted_by_reason():
     """By step and reason, in text, JSON and HTML."""
     recipe = DatasetRecipe("breads").add_ingredient("rye", table_of(100)).prepare_step("picky", picky)
@@ -125,7 +171,7 @@ def test_distributions_of_many_rows_are_of_a_sample():
 
     assert told["of_rows"] == told["columns"]["n"]["rows"] == PROFILED_ROWS
     assert told["columns"]["n"]["mean"] == pytest.approx(n_rows / 2, rel=0.02)
-    assert f"{PROFILED_ROWS:,} sampled" in result.report.to_html()
+    assert f"estimates from {PROFILED_ROWS:,} of them" in result.report.to_html()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
 from rich.console import Console
@@ -188,13 +188,19 @@ def check_path(
         Optional[Path],  # noqa: UP045
         typer.Option("--reference", callback=_local, metavar="PATH", help="Good data to compare with."),
     ] = None,
+    fail_on: Annotated[
+        Literal["warn", "error"], typer.Option("--fail-on", help="Which findings make the exit code 1.")
+    ] = "error",
     json: AsJson = False,
     html: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--html", callback=_local, metavar="FILE", help="Write the report as a page, too."),
     ] = None,
 ) -> None:
-    """Check data level by level, stop at the first level that fails; exit code 1 if one does. Nothing is executed."""
+    """Check data level by level. Nothing that is read is executed.
+
+    Exit code: 0 ok, or warnings only; 1 failed, or a warning with --fail-on warn; 2 the question was wrong.
+    """
     with explained(OSError):
         from poolish.validation import validate
 
@@ -203,7 +209,8 @@ def check_path(
         if html is not None:
             with publish(html) as file:
                 file.write(found.to_html(f"poolish check {path}").encode())
-        raise typer.Exit(0 if found.ok else FAILED)
+        is_failure = found.failed if fail_on == "error" else not found.ok
+        raise typer.Exit(FAILED if is_failure else 0)
 
 
 def _show_validation(found: Validation, *, as_json: bool) -> None:
@@ -213,10 +220,13 @@ def _show_validation(found: Validation, *, as_json: bool) -> None:
     console = Console(highlight=False)
     for report in found.reports:
         for i, line in enumerate(str(report).split("\n")):
-            style = "bold" if i == 0 else "red" if line.lstrip().startswith(("error:", "fatal:", "stopped")) else ""
-            console.print(one_line(line, style), soft_wrap=True)
+            console.print(one_line(line, "bold" if i == 0 else _style(line.lstrip())), soft_wrap=True)
     if len(found.reports) > 1:
         console.print(found.summary())
+
+
+def _style(line: str) -> str:
+    return "red" if line.startswith(("error:", "fatal:")) else "yellow" if line.startswith("warn:") else ""
 
 
 def _schema(is_asked: bool) -> None:

@@ -23,7 +23,7 @@ from poolish.guards.faults.retry import Retry as Retry
 from poolish.guards.faults.retry import RetryStats as RetryStats
 
 if TYPE_CHECKING:
-    from poolish.guards.checks.custom import register_check as register_check
+    from poolish.guards.checks.checks import register_check as register_check
     from poolish.guards.checks.distributions import Reference as Reference
     from poolish.guards.checks.guard import Guard as Guard
     from poolish.guards.checks.guard import Rejected as Rejected
@@ -59,7 +59,7 @@ _LOADED = ("DATA_ERRORS", "CircuitBreaker", "CircuitOpen", "Faults", "Retry", "R
 
 #: Module -> the names loaded from it on first use. The imports above say the same to type checkers.
 _HOMES = {
-    "checks.custom": ("register_check",),
+    "checks.checks": ("register_check",),
     "checks.guard": ("Guard", "Rejected"),
     "checks.infer": ("infer",),
     "checks.levels": ("LevelReport", "Validation"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,7 @@ class BakeOptions:
 
 @dataclass
 class InstructionStats:
-    """What one instruction did."""
+    """What one instruction did. ``changes`` of an ingredient: how many of its rows each later step added or removed."""
 
     name: str
     kind: str
@@ -64,6 +64,12 @@ class InstructionStats:
     cached: int = 0
     seconds: float = 0.0
     tokens: int | None = None
+    changes: dict[str, int] = field(default_factory=dict)
+
+    def changed_by(self, step: str, n_rows: int) -> None:
+        """Count rows that a step added to this ingredient, or, below 0, removed from it."""
+        if n_rows:
+            self.changes[step] = self.changes.get(step, 0) + n_rows
 
 
 @dataclass
@@ -74,6 +80,11 @@ class BakingState(IngredientState):
     lines: list[InstructionStats]
     repeat: int = 1
     extra: Choice | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """Its rows, as far as they were read."""
+        return sum(map(len, self.pieces or ()))
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,7 @@ class BakeOutcome:
     rejects: tuple[Reject, ...]
     step_names: tuple[str, ...]
     ingredients: tuple[BakingState, ...]
+    tokens: str | None
 
 
 class Bake(RecipeRun[BakingState]):
@@ -114,7 +126,7 @@ class Bake(RecipeRun[BakingState]):
         buffer = DatasetBuffer() if into is None else into
         rows = rows.append_into(buffer) if into is None else self._appended(rows, into)
         lines, rejects, names = tuple(self._lines), tuple(self._rejects), tuple(self.step_names)
-        return BakeOutcome(buffer, rows, lines, rejects, names, tuple(self.states))
+        return BakeOutcome(buffer, rows, lines, rejects, names, tuple(self.states), self.recipe.tokens)
 
     def _appended(self, rows: BakedRows, buffer: DatasetBuffer) -> BakedRows:
         """Append the rows to an existing buffer; returns those that its guard accepts."""
@@ -144,6 +156,9 @@ class Bake(RecipeRun[BakingState]):
         self._lines.append(
             InstructionStats("guard", "step", rows_in=len(mask), rows_out=len(mask) - n_rejected, rejected=n_rejected)
         )
+        lost = np.bincount(rows.ingredients[~mask], minlength=len(self.states))
+        for state, n_lost in zip(self.states, lost.tolist(), strict=True):
+            state.line.changed_by("guard", -n_lost)
         for bad in result.rejected(~mask).to_pylist():
             i = bad["row"]
             ingredient, file = rows.ingredient_names[int(rows.ingredients[i])], rows.part_names[int(rows.names[i])]
@@ -259,9 +274,11 @@ class Bake(RecipeRun[BakingState]):
             self._materialize()
         started = time.perf_counter()
         if has_barrier:
-            line.rows_in = sum(map(len, self.pieces()))
+            before = [state.n_rows for state in self.states]
             self._reject(self.act(self.decide(bound, self.on_error), bound, self.on_error), 0)
-            line.rows_out = sum(map(len, self.pieces()))
+            line.rows_in, line.rows_out = sum(before), sum(state.n_rows for state in self.states)
+            for state, n_before in zip(self.states, before, strict=True):
+                state.line.changed_by(bound.name, state.n_rows - n_before)
         else:
             self._row_local(bound, line)
         line.seconds += time.perf_counter() - started
@@ -273,9 +290,10 @@ class Bake(RecipeRun[BakingState]):
                 state.lines.append(line)
             else:
                 found = list(self._options.engine.run(partial(_prepared, bound, self.on_error), state.pieces))
-                line.rows_in += sum(len(piece) for piece in state.pieces)
+                n_before = state.n_rows
                 state.pieces = [piece for piece, _ in found]
-                line.rows_out += sum(len(piece) for piece in state.pieces)
+                line.rows_in, line.rows_out = line.rows_in + n_before, line.rows_out + state.n_rows
+                state.line.changed_by(bound.name, state.n_rows - n_before)
                 self._reject([each for _, rejects in found for each in rejects], 0)
 
     # -- baking what is pending
@@ -362,8 +380,11 @@ class Bake(RecipeRun[BakingState]):
         """Add what was counted on the way to the lines of the report."""
         state.line.nulls, state.line.filtered = (sum(b.counts[0][name] for b in baked) for name in ("null", "filtered"))
         for i, line in enumerate(state.lines):  # the source is read once, however often its rows come
-            line.rows_in += (times if i else 1) * sum(each.counts[i]["in"] for each in baked)
-            line.rows_out += times * sum(each.counts[i]["out"] for each in baked)
+            n_in = (times if i else 1) * sum(each.counts[i]["in"] for each in baked)
+            n_out = times * sum(each.counts[i]["out"] for each in baked)
+            line.rows_in, line.rows_out = line.rows_in + n_in, line.rows_out + n_out
+            if i:
+                state.line.changed_by(line.name, n_out - n_in)
 
     def _reject(self, rejects: list[Reject], n_seen: int, line: InstructionStats | None = None) -> None:
         """Count rejected rows at the line of the step that rejected them, or at that of the recipe they were in."""

@@ -1,5 +1,7 @@
 """What a bake did: what each instruction was asked and did, what was rejected, and what the rows look like.
 
+    asked --select--> selected --steps, guard: rows added or removed, by each--> rows in the result = achieved
+
 Distributions are computed on first access, from a sample if there are many rows, so that baking does not pay for them.
 """
 
@@ -19,8 +21,8 @@ from poolish import html
 from poolish.concurrency import cached_property
 from poolish.files import checksum_hex
 from poolish.guards import ColumnProfile, Profile
-from poolish.guards.stats.samples import Bins
-from poolish.printable import printable
+from poolish.guards.stats.drawing import bars_of, draw, figure
+from poolish.printable import counted, printable
 from poolish.recipes.baking import BakeOutcome, InstructionStats
 from poolish.recipes.description import RecipeDescription
 from poolish.recipes.differences import Difference, cause, is_other_order, matched, n_changed, recipe_difference
@@ -30,8 +32,8 @@ from poolish.rows import DatasetBuffer
 
 #: Rows of an ingredient that its distributions are made of.
 PROFILED_ROWS = 100_000
-#: Bars of a histogram, values of a column and reasons of rejects that are shown.
-N_BARS, N_VALUES, N_REASONS = 20, 8, 50
+#: Values of a column and reasons of rejects that are shown.
+N_VALUES, N_REASONS = 8, 50
 #: Reasons shown where the whole report is a few lines.
 _SHOWN_REASONS = 5
 
@@ -40,6 +42,7 @@ _SHOWN_REASONS = 5
 class Report:
     """What each instruction was asked for and did.
 
+    ``ingredients`` say what the result contains of each, beside what was asked and what every step removed.
     ``shares`` are the rows of each ingredient in the result, ``reasons`` the rejected rows by step and reason,
     ``contents`` a fingerprint of what each source held.
     """
@@ -50,6 +53,7 @@ class Report:
     n_rows: int
     n_rejected: int
     seconds: float
+    ingredients: tuple[IngredientResult, ...]
     shares: dict[str, int]
     reasons: tuple[Reason, ...]
     contents: dict[str, str] = field(repr=False)
@@ -74,7 +78,8 @@ class Report:
             "n_rejected": self.n_rejected,
             "seconds": self.seconds,
             "shares": dict(self.shares),
-            "lines": [{**asdict(line), "achieved": achieved(line)} for line in self.lines],
+            "ingredients": [asdict(each) for each in self.ingredients],
+            "lines": [self._line(line) for line in self.lines],
             "reasons": [asdict(reason) for reason in self.reasons],
             "distributions": distributions,
         }
@@ -89,7 +94,13 @@ class Report:
         if len(self.reasons) > _SHOWN_REASONS:
             n_rest = sum(each.rows for each in self.reasons[_SHOWN_REASONS:])
             reasons.append(f"  rejected {n_rest:,} for other reasons: see report.reasons")
-        return "\n".join(map(printable, [head, *(f"  {_line_text(line)}" for line in self.lines), *reasons]))
+        results = {each.name: each for each in self.ingredients}
+        lines = [f"  {_line_text(line, results.get(line.name))}" for line in self.lines]
+        return "\n".join(map(printable, [head, *lines, *reasons]))
+
+    def _line(self, line: InstructionStats) -> dict[str, Any]:
+        found = next((each for each in self.ingredients if (line.kind, line.name) == ("ingredient", each.name)), None)
+        return {**asdict(line), "achieved": None if found is None else found.achieved}
 
     def to_html(self) -> str:
         """As a page that needs nothing from elsewhere and runs nothing."""
@@ -100,10 +111,12 @@ class Report:
 
     def _body(self) -> html.Html:
         text = f"{self.n_rows:,} rows in {self.seconds:.2f} s, {self.n_rejected:,} rejected"
-        parts = [html.element("h1", self.recipe), html.element("p", text), _lines_table(self.lines)]
+        parts = [html.element("h1", self.recipe), html.element("p", text)]
+        parts += [html.element("h2", "Asked and achieved"), _ingredients_table(self.ingredients, self.lines)]
         if len(self.shares) > 1:
-            title = html.element("h2", "Rows of each ingredient")
+            title = html.element("h2", "Rows of each ingredient in the result")
             parts += [title, html.bar_chart(list(self.shares), list(self.shares.values()))]
+        parts += [html.element("h2", "Instructions"), _lines_table(self.lines)]
         if self.reasons:
             rows = [[each.step, each.reason, each.rows] for each in self.reasons]
             parts += [html.element("h2", "Rejected rows"), html.table(["step", "reason", "rows"], rows)]
@@ -137,23 +150,75 @@ def reasons_of(rejects: Sequence[Mapping[str, Any]]) -> tuple[Reason, ...]:
     return tuple(found)
 
 
-def achieved(line: InstructionStats) -> int | float | None:
-    """What came of ``asked``, in its unit: rows, tokens, or a share of the rows that passed the filter."""
-    if line.asked is None:
-        return None
-    if line.tokens is not None:
-        return line.tokens
-    if isinstance(line.asked, float):
-        return line.rows_out / max(1, line.rows_in - line.filtered)
-    return line.rows_out
+@dataclass(frozen=True)
+class IngredientResult:
+    """What the result contains of an ingredient, after all steps, beside what was asked.
+
+    ``unit`` is that of ``asked`` and ``achieved``: "rows", "tokens", or "share" of the rows that passed the filter.
+    ``changes`` are the rows that each step, or the guard, added, or below 0 removed: ``selected`` and all of them
+    together are ``rows``. ``achieved`` is None where nothing was asked, and where no column counts tokens any more.
+    """
+
+    name: str
+    asked: int | float | None
+    unit: str
+    selected: int
+    changes: dict[str, int]
+    rows: int
+    achieved: int | float | None
+
+    @classmethod
+    def of(cls, line: InstructionStats, n_rows: int, n_tokens: int | None) -> IngredientResult:
+        """The account of one ingredient with so many rows, and tokens, in the result."""
+        unit = "tokens" if line.tokens is not None else "share" if isinstance(line.asked, float) else "rows"
+        share = n_rows / max(1, line.rows_in - line.filtered)
+        achieved = {"rows": n_rows, "tokens": n_tokens, "share": share}[unit]
+        found = None if line.asked is None else achieved
+        return cls(line.name, line.asked, unit, line.rows_out, dict(line.changes), n_rows, found)
 
 
-def _line_text(line: InstructionStats) -> str:
-    got = achieved(line)
-    asked = "" if got is None else f", asked {_figure(line.asked)}, achieved {_figure(got)}"
+def ingredient_results(
+    rows: BakedRows, lines: Sequence[InstructionStats], tokens: str | None
+) -> tuple[IngredientResult, ...]:
+    """What the rows of a result contain of each ingredient; ``tokens`` is the column that counts them."""
+    shares, n_tokens = rows.shares(), _tokens_of(rows, tokens)
+    return tuple(IngredientResult.of(line, shares[line.name], n_tokens.get(line.name)) for line in lines)
+
+
+def _tokens_of(rows: BakedRows, name: str | None) -> dict[str, int]:
+    """The tokens of each ingredient; empty where no column of whole numbers counts them at the end."""
+    if name not in rows.table.column_names or not pa.types.is_integer(rows.table.schema.field(name).type):
+        return {}
+    counts = np.asarray(rows.table.column(name).fill_null(0).to_numpy(), np.int64)
+    sums = np.zeros(len(rows.ingredient_names), np.int64)
+    np.add.at(sums, rows.ingredients, counts)
+    return dict(zip(rows.ingredient_names, sums.tolist(), strict=True))
+
+
+def _line_text(line: InstructionStats, result: IngredientResult | None) -> str:
+    asked = later = ""
+    if line.kind == "ingredient" and result is not None:
+        asked = "" if result.asked is None else f", {_asked_text(result)}"
+        later = f"; then {_changes_text(result.changes)}: {result.rows:,} rows" if result.changes else ""
     nulls = f", {line.nulls:,} unknown to the filter" if line.nulls else ""
-    cached = f", {line.cached} of {line.fragments} fragments from the cache" if line.cached else ""
-    return f"{line.kind} {line.name}: {line.rows_in:,} -> {line.rows_out:,}{asked}{nulls}{cached}, {line.seconds:.2f} s"
+    cached = f", {line.cached} of {counted(line.fragments, 'fragment')} from the cache" if line.cached else ""
+    figures = f"{line.rows_in:,} -> {line.rows_out:,}{asked}{nulls}{cached}, {line.seconds:.2f} s"
+    return f"{line.kind} {line.name}: {figures}{later}"
+
+
+def _asked_text(result: IngredientResult) -> str:
+    unit = {"rows": "", "tokens": " tokens", "share": " of the filtered rows"}[result.unit]
+    got = "unknown, as no column counts tokens any more" if result.achieved is None else _figure(result.achieved) + unit
+    return f"asked {_figure(result.asked)}, achieved {got}"
+
+
+def _changes_text(changes: Mapping[str, int]) -> str:
+    """What each step added or removed.
+
+    >>> _changes_text({"dedup": -1200, "split": 30})
+    'dedup -1,200, split +30'
+    """
+    return ", ".join(f"{step} {n:+,}" for step, n in changes.items())
 
 
 def _figure(value: Any) -> str:
@@ -163,14 +228,33 @@ def _figure(value: Any) -> str:
 
 
 def _lines_table(lines: Sequence[InstructionStats]) -> html.Html:
-    headers = ("instruction", "", "rows in", "rows out", "asked", "achieved", "filtered", "unknown", "rejected")
-    names = ("filtered", "nulls", "rejected", "fragments", "cached")
+    headers = ("instruction", "", "rows in", "rows out", "filtered", "unknown", "rejected", "fragments", "cached")
+    names = "rows_in", "rows_out", "filtered", "nulls", "rejected", "fragments", "cached"
     rows = []
     for line in lines:
-        asked = [line.kind, html.element("b", line.name), line.rows_in, line.rows_out, line.asked, achieved(line)]
-        counts = [getattr(line, name) for name in names]
-        rows.append([_cell(value) for value in (*asked, *counts, f"{line.seconds:.2f}")])
-    return html.table([*headers, "fragments", "cached", "seconds"], rows)
+        counts = [_cell(getattr(line, name)) for name in names]
+        rows.append([line.kind, html.element("b", line.name), *counts, f"{line.seconds:.2f}"])
+    return html.table([*headers, "seconds"], rows)
+
+
+def _ingredients_table(results: Sequence[IngredientResult], lines: Sequence[InstructionStats]) -> html.Html:
+    """From what was asked to what the result contains, with a column for each step that changed a number of rows."""
+    names = (line.name for line in lines if line.kind == "step")
+    steps = [name for name in names if any(name in each.changes for each in results)]
+    n_rows = max(1, sum(each.rows for each in results))
+    rows = []
+    for each in results:
+        changes = [f"{each.changes[step]:+,}" if step in each.changes else None for step in steps]
+        figures = [each.selected, *changes, each.rows, f"{100 * each.rows / n_rows:.1f} %"]
+        unit = each.unit if each.asked is not None else ""
+        name = html.element("b", each.name)
+        rows.append([name, _cell(each.asked), unit, _cell(each.achieved), *(_right(value) for value in figures)])
+    headers = ["ingredient", "asked", "in", "achieved", "selected", *steps, "rows in the result", "of all"]
+    return html.table(headers, rows)
+
+
+def _right(value: object) -> object:
+    return "" if value is None else html.element("div", _figure(value), style="text-align:right;white-space:nowrap")
 
 
 def _cell(value: Any) -> object:
@@ -213,8 +297,8 @@ def _shape(column: ColumnProfile) -> dict[str, Any]:
 
 def _numbers(column: ColumnProfile) -> dict[str, Any]:
     figures = {"min": column.min, "mean": column.mean, "max": column.max, "std": column.std}
-    counts, edges = bars(column)
-    return {**figures, "histogram": {"counts": counts, "edges": edges}}
+    bars = bars_of(column)
+    return figures if bars is None else {**figures, "histogram": bars.to_json()}
 
 
 def _most(column: ColumnProfile) -> list[list[Any]]:
@@ -222,35 +306,35 @@ def _most(column: ColumnProfile) -> list[list[Any]]:
     return [[value, n] for value, n in ordered[:N_VALUES]]
 
 
-def bars(column: ColumnProfile) -> tuple[list[int], list[float]]:
-    """Counts of numbers between equal steps from the smallest to the largest, and those steps."""
-    low, high = float(column.min), float(column.max)
-    # Halves, because the distance between two finite numbers may be infinite.
-    edges = 2 * np.linspace(low / 2, high / 2, N_BARS + 1)
-    if not (np.diff(edges / 2) > 0).all():
-        return [column.moments.n], [low, high]
-    return column.histogram_on(Bins.of_edges(edges[1:-1])).counts.tolist(), edges.tolist()
-
-
 def _profile_table(profile: Profile, n_rows: int) -> html.Html:
-    sampled = f", of {PROFILED_ROWS:,} sampled" if n_rows > PROFILED_ROWS else ""
+    is_sample = n_rows > PROFILED_ROWS
+    sampled = f"; figures with a ~ are estimates from {PROFILED_ROWS:,} of them" if is_sample else ""
     headers = ["column", "kind", "nulls", "min", "mean", "max", "", "most frequent"]
-    rows = [[html.element("b", name), *_cells(column)] for name, column in profile.items()]
-    return html.table(headers, rows, caption=f"{n_rows:,} rows{sampled}")
+    times = n_rows / PROFILED_ROWS if is_sample else None
+    rows = [[html.element("b", name), *_cells(column, times)] for name, column in profile.items()]
+    return html.table(headers, rows, caption=f"{counted(n_rows, 'row')}{sampled}")
 
 
-def _cells(column: ColumnProfile) -> list[object]:
-    measured = column if column.is_numeric and column.moments.n else column.lengths
-    is_length = measured is column.lengths and measured is not None
+def _cells(column: ColumnProfile, times: float | None) -> list[object]:
+    """The figures of a column; those of a sample stand for ``times`` as many rows, about."""
+    is_length = not (column.is_numeric and column.moments.n) and column.lengths is not None
+    measured = column.lengths if is_length else column
     figures: list[object] = ["", "", ""]
     drawing: object = ""
     if measured is not None and measured.moments.n:
-        figures = [_figure(_plain(each)) for each in (measured.min, measured.mean, measured.max)]
-        drawing = html.histogram(*bars(measured), width=160, height=44, title="lengths" if is_length else "values")
+        values = (measured.min, measured.mean, measured.max)
+        figures = [figure(each, is_exact=times is None, digits=4) for each in values]
+        drawing = draw(measured, width=160, height=44, is_sample=times is not None)
     words = [] if column.kind not in ("text", "bool") else _most(column)
-    shown = [f"{_clipped(value)}: {n:,}" for value, n in words[:4] if n > 1]
+    shown = [f"{_clipped(value)}: {_scaled(n, times)}" for value, n in words[:4] if n > 1]
     most = html.join(*(html.element("div", each, style="white-space:nowrap") for each in shown))
-    return [f"{column.kind}, lengths" if is_length else column.kind, column.nulls, *figures, drawing, most]
+    kind = f"{column.kind}, lengths" if is_length else column.kind
+    return [kind, _right(_scaled(column.nulls, times)), *map(_right, figures), drawing, most]
+
+
+def _scaled(n: int, times: float | None) -> str:
+    """A number of rows; one of a sample as an estimate for all."""
+    return figure(n) if times is None else figure(round(n * times), is_exact=False)
 
 
 def _clipped(value: object) -> str:
@@ -291,6 +375,7 @@ class BakeResult:
     def of(cls, outcome: BakeOutcome, recipe: str, description: RecipeDescription, seconds: float) -> BakeResult:
         """The result of a bake with its report and lineage."""
         rows, states = outcome.rows, outcome.ingredients
+        ingredients = ingredient_results(rows, [state.line for state in states], outcome.tokens)
         report = Report(
             recipe,
             # Only a cache needs functions to have fingerprints.
@@ -299,6 +384,7 @@ class BakeResult:
             len(rows),
             len(outcome.rejects),
             seconds,
+            ingredients,
             rows.shares(),
             reasons_of(outcome.rejects),
             {state.name: checksum_hex(*(each.fingerprint.encode() for each in state.fragments)) for state in states},

@@ -1,21 +1,23 @@
-"""Levels: each is asked only if the ones before it are well, and the report says where it stopped."""
+"""Levels: all that are asked for are checked and shown, as long as there is something to read."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Callable
+from functools import partial
 
 from poolish.guards import Suite
 from poolish.guards.checks.levels import Findings, Validation, levels_through, run_levels
 from poolish.guards.checks.verdicts import LEVELS
 
 BAD = Suite().expect("a", at_least=5).check({"a": [1, 9]}).verdicts
+GOOD = Suite().expect("a", at_least=0).check({"a": [1, 9]}).verdicts
 WARNING = Suite().expect("a", at_least=5, severity="warn").check({"a": [1, 9]}).verdicts
 
 
-def test_the_first_level_that_fails_is_the_last_that_is_asked():
-    """Up to each level, with each one failing or none; and what was not asked is not called good."""
+def test_only_what_cannot_be_read_ends_the_levels():
+    """Up to each level, with each one unreadable or none; and what was not checked is not called good."""
     for level, failing in itertools.product(LEVELS, [*LEVELS, None]):
         asked: list[str] = []
 
@@ -27,7 +29,10 @@ def test_the_first_level_that_fails_is_the_last_that_is_asked():
         assert report.ok == (failing not in wanted)
         assert report.stopped_at == (failing if failing in wanted else None)
         left = wanted[len(expected) :]
-        assert (f"stopped at {failing}; {', '.join(left)}: skipped" in str(report)) == bool(left)
+        assert report.skipped == left
+        shown = report.to_json()["levels"]
+        assert [level for level in wanted if shown[level]["outcome"] == "skipped"] == left
+        assert str(report).count(f"skipped, because {failing} failed") == len(left)
 
 
 def step(level: str, failing: str | None, asked: list[str]) -> Callable[[], Findings]:
@@ -35,19 +40,38 @@ def step(level: str, failing: str | None, asked: list[str]) -> Callable[[], Find
 
     def look() -> Findings:
         asked.append(level)
-        return Findings(["it is broken"]) if level == failing else Findings(notes=["fine"])
+        return Findings(["it is broken"], is_readable=False) if level == failing else Findings(notes=["fine"])
 
     return look
 
 
-def test_a_failing_check_stops_and_a_warning_does_not():
-    """By its severity."""
-    stopped = run_levels("x", "csv", {"statistics": lambda: Findings(verdicts=BAD)}, "meaning")
-    passed = run_levels("x", "csv", {"statistics": lambda: Findings(verdicts=WARNING)}, "meaning")
+def test_an_outcome_is_what_the_headline_says():
+    """A failing check is "failed", one of severity warn is a "warning", and neither is called ok; nor is nothing."""
+    cases = {"failed": [*WARNING, *BAD], "warning": WARNING, "ok": GOOD}
+    for outcome, verdicts in cases.items():
+        report = run_levels("x", "csv", {"statistics": partial(Findings, verdicts=verdicts)}, "meaning")
 
-    assert stopped.stopped_at == "statistics"
-    assert passed.ok
-    assert "warn: a is at least 5: 1 of 2 rows are bad; row 0: 1" in str(passed)
+        found = Validation([report])
+
+        assert (found.outcome, found.ok, found.failed) == (outcome, outcome == "ok", outcome == "failed")
+        assert str(report).startswith(f"x (csv): {outcome}\n")
+        assert f"\n  statistics: {outcome}, " in str(report)
+        assert "\n  meaning: unchecked" in str(report)
+        assert found.summary() == f"1 checked: 1 {outcome}"
+    assert found.problems == []
+    assert Validation([run_levels("x", "csv", {"format": partial(Findings, verdicts=WARNING)}, "format")]).warnings == [
+        "x: warn: a is at least 5: 1 of 2 rows are bad; row 0: 1"
+    ]
+
+
+def test_a_check_that_could_not_judge_is_counted_in_the_headline():
+    """Drift without a reference is no failure, and not silently ok."""
+    unsure = Suite().drift().check({"a": [1]}).verdicts
+
+    report = run_levels("x", "csv", {"statistics": lambda: Findings(verdicts=unsure)}, "statistics")
+
+    assert str(report).startswith("x (csv): ok, 1 check inconclusive\n")
+    assert "statistics: ok, 1 of 1 check inconclusive" in str(report)
 
 
 def test_reports_are_text_json_and_a_page():
@@ -58,7 +82,7 @@ def test_reports_are_text_json_and_a_page():
     shown = json.loads(found.to_json())
     html = found.to_html("check")
 
-    assert shown["ok"] is False
+    assert shown["outcome"] == "failed"
     assert shown["reports"][0]["levels"]["format"]["verdicts"][0]["n_bad"] == 1
     assert html.startswith("<!doctype html>")
     assert "<script>" not in html

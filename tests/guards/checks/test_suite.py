@@ -60,7 +60,7 @@ def test_a_result_reports_all_of_it():
         ("reward is between -10 and 10", "error", 2, False),
         ("kind is not null", "warn", 1, False),
     ]
-    assert str(result).splitlines()[0] == "rollouts: not ok, 3 of 3 checks failed, 2 of 4 rows bad"
+    assert str(result).splitlines()[0] == "rollouts: failed, 2 of 3 checks failed, 1 warned, 2 of 4 rows bad"
     shown = json.loads(result.to_json())
     assert shown["n_bad"] == 2
     assert shown["verdicts"][0]["examples"] == [{"row": 1, "id": None, "value": "nan"}]
@@ -71,7 +71,7 @@ def test_a_warning_leaves_a_row_good():
     """It is reported, and the row passes."""
     result = Suite().expect("reward", finite=True, severity="warn").check(ROWS)
 
-    assert result.ok
+    assert result.outcome == "warning"
     assert result.mask.all()
     assert [str(verdict) for verdict in result.failures] == ["reward is finite: 1 of 4 rows are bad; row 1: nan"]
 
@@ -118,7 +118,7 @@ def test_statistics_are_in_their_ranges():
         ("reward has a nan_share between 0 and 0.5", "ok", 0.25),
         ("kind has a null_share between 0 and 0.1", "failed", 0.25),
     ]
-    assert result.ok  # statistics warn, unless their severity is raised
+    assert result.outcome == "warning"  # statistics warn, unless their severity is raised
     assert result.mask.all()
 
 

@@ -22,7 +22,9 @@ from poolish.errors import ConfigError, LimitExceeded, PoolishError
 from poolish.expressions import parse
 from poolish.guards.checks import values
 from poolish.guards.checks.checks import (
+    Custom,
     Finite,
+    Holds,
     InRange,
     Matches,
     NotNull,
@@ -34,7 +36,6 @@ from poolish.guards.checks.checks import (
     RowCheck,
     Unique,
 )
-from poolish.guards.checks.custom import Custom, Holds
 from poolish.guards.checks.distributions import (
     STATISTICS,
     ColumnCheck,

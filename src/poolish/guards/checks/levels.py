@@ -1,42 +1,60 @@
-"""Checks in levels, each including the former: there is no point in judging the mean of a file that cannot be read.
+"""Checks in levels: is it there, can it be read, are its values as expected, do they make sense together?
 
     file         it is there, can be read, is not empty, and its checksum is right
     format       it parses, and has the columns and types that are asked for
     statistics   its values, and their distributions, are as expected
     meaning      its columns make sense together, and by checks of your own
 
-A *step* checks one level. The first that finds a problem is the last that runs, and the report says so.
+A *step* checks one level. All levels that are asked for are checked and shown: a column of a wrong type hides no bad
+value of another one. Only data that cannot be read ends it: the levels above are *skipped*, and a level for which there
+is nothing to check is *unchecked*; neither is called ok.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from poolish import html
-from poolish.guards.checks.verdicts import LEVELS, Level, Verdict, verdict_table
+from poolish.guards.checks.verdicts import LEVELS, OUTCOMES, Level, Outcome, Verdict, checks_text, verdict_table, worst
 from poolish.printable import counted, printable
 
 
 @dataclass
 class Findings:
-    """What one level found: problems in words, verdicts of checks, and notes."""
+    """What one level found: problems in words, verdicts of checks, and notes.
+
+    ``is_readable`` is False where there is nothing that a higher level could look at.
+    """
 
     problems: list[str] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_readable: bool = True
+    is_checked: bool = True
+
+    @property
+    def outcome(self) -> Outcome:
+        """The gravest of what was found; a problem is a failure."""
+        return "failed" if self.problems else worst(verdict.outcome for verdict in self.verdicts)
 
     @property
     def ok(self) -> bool:
-        """Whether the next level may run."""
-        return not self.problems and all(verdict.ok or verdict.severity == "warn" for verdict in self.verdicts)
+        """Whether nothing was found, not even a warning."""
+        return self.outcome == "ok"
+
+    @property
+    def word(self) -> Outcome | Literal["unchecked"]:
+        """The outcome, or that there was nothing to check."""
+        return self.outcome if self.is_checked else "unchecked"
 
     def lines(self) -> list[str]:
         """All of it, a line each; of the verdicts only those that failed or were inconclusive."""
         failed = [f"{each.severity}: {each}" for each in self.verdicts if not each.ok]
-        unsure = [f"note: {each}" for each in self.verdicts if each.ok and each.status != "ok"]
+        unsure = [f"note: {each}" for each in self.verdicts if each.is_inconclusive]
         return [*(f"error: {problem}" for problem in self.problems), *failed, *unsure, *self.notes]
 
 
@@ -44,56 +62,83 @@ Step = Callable[[], Findings]
 
 
 class LevelReport:
-    """What the levels of one thing (a file, a stream, a split of a queue) found, as far as they ran."""
+    """What the levels of one thing (a file, a stream, a split of a queue) found."""
 
     def __init__(self, name: str, kind: str, found: Mapping[Level, Findings], asked: Sequence[Level]) -> None:
         self.name, self.kind, self.found, self.asked = name, kind, dict(found), list(asked)
 
     @property
+    def outcome(self) -> Outcome:
+        """The gravest outcome of its levels."""
+        return worst(each.outcome for each in self.found.values())
+
+    @property
     def ok(self) -> bool:
-        """Whether every requested level found nothing wrong."""
-        return len(self.found) == len(self.asked) and all(each.ok for each in self.found.values())
+        """Whether no level found anything, not even a warning."""
+        return self.outcome == "ok"
+
+    @property
+    def failed(self) -> bool:
+        """Whether a level failed, by a problem or by a check beyond ``warn``."""
+        return self.outcome == "failed"
+
+    @property
+    def failed_levels(self) -> list[Level]:
+        """The levels that failed."""
+        return [level for level, each in self.found.items() if each.outcome == "failed"]
 
     @property
     def stopped_at(self) -> Level | None:
-        """The level that failed; those after it were skipped."""
-        return next((level for level, each in self.found.items() if not each.ok), None)
+        """The level that found nothing readable, so that those above it were skipped; None if all of them ran."""
+        return next((level for level, each in self.found.items() if not each.is_readable), None)
+
+    @property
+    def skipped(self) -> list[Level]:
+        """The levels that could not be checked."""
+        return [level for level in self.asked if level not in self.found]
 
     def __str__(self) -> str:
-        lines = [f"{self.name} ({self.kind}): {'ok' if self.ok else 'not ok'}"]
+        lines = [self._headline()]
         for level, each in self.found.items():
-            n_checks = f", {counted(len(each.verdicts), 'check')}" if each.verdicts else ""
-            lines.append(f"  {level}: {'ok' if each.ok else 'failed'}{n_checks}")
+            lines.append(f"  {level}: {_level_text(each)}")
             lines += [f"    {line}" for line in each.lines()]
-        left = [level for level in self.asked if level not in self.found]
-        if left:
-            lines.append(f"  stopped at {self.stopped_at}; {', '.join(left)}: skipped")
+        lines += [f"  {level}: skipped, because {self.stopped_at} failed" for level in self.skipped]
         return "\n".join(map(printable, lines))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        levels = {
+        """As plain JSON values; every requested level is there."""
+        levels: dict[str, Any] = {
             level: {
-                "ok": each.ok,
+                "outcome": each.word,
                 "problems": each.problems,
                 "notes": each.notes,
                 "verdicts": [verdict.to_json() for verdict in each.verdicts],
             }
             for level, each in self.found.items()
         }
-        return {"name": self.name, "kind": self.kind, "ok": self.ok, "stopped_at": self.stopped_at, "levels": levels}
+        levels |= {level: {"outcome": "skipped"} for level in self.skipped}
+        found = {"name": self.name, "kind": self.kind, "outcome": self.outcome, "ok": self.ok}
+        return found | {"stopped_at": self.stopped_at, "levels": levels}
 
     def to_html(self) -> html.Html:
         """For a page."""
-        parts: list[object] = [html.element("h2", f"{self.name} ({self.kind}): {'ok' if self.ok else 'not ok'}")]
+        parts: list[object] = [html.element("h2", f"{self.name} ({self.kind}): ", html.badge(self.outcome))]
         for level, each in self.found.items():
-            parts.append(html.element("h3", f"{level}: {'ok' if each.ok else 'failed'}"))
+            parts.append(html.element("h3", f"{level}: ", html.badge(each.word)))
             lines = [*each.problems, *each.notes]
             parts.append(html.element("ul", *(html.element("li", line) for line in lines)) if lines else None)
             parts.append(verdict_table(each.verdicts) if each.verdicts else None)
-        left = [level for level in self.asked if level not in self.found]
-        parts.append(html.element("p", f"stopped at {self.stopped_at}; {', '.join(left)}: skipped") if left else None)
+        parts += [html.element("h3", f"{level}: skipped, because {self.stopped_at} failed") for level in self.skipped]
         return html.element("section", *parts)
+
+    def _headline(self) -> str:
+        n_inconclusive = sum(verdict.is_inconclusive for each in self.found.values() for verdict in each.verdicts)
+        unsure = f", {counted(n_inconclusive, 'check')} inconclusive" if n_inconclusive else ""
+        return f"{self.name} ({self.kind}): {self.outcome}{unsure}"
+
+
+def _level_text(found: Findings) -> str:
+    return f"{found.word}, {checks_text(found.verdicts)}" if found.verdicts else found.word
 
 
 def levels_through(level: Level) -> list[Level]:
@@ -106,19 +151,19 @@ def levels_through(level: Level) -> list[Level]:
 
 
 def run_levels(name: str, kind: str, steps: Mapping[Level, Step], level: Level) -> LevelReport:
-    """Run level after level, up to one, until one of them fails.
+    """Run all levels up to one, as long as there is something to read.
 
-    >>> report = run_levels("rows.csv", "csv", {"file": lambda: Findings(["it is empty"])}, "format")
-    >>> print(report)
-    rows.csv (csv): not ok
+    >>> empty = Findings(["it is empty"], is_readable=False)
+    >>> print(run_levels("rows.csv", "csv", {"file": lambda: empty}, "format"))
+    rows.csv (csv): failed
       file: failed
         error: it is empty
-      stopped at file; format: skipped
+      format: skipped, because file failed
     """
     asked, found = levels_through(level), dict[Level, Findings]()
     for each in asked:
-        found[each] = steps[each]() if each in steps else Findings()
-        if not found[each].ok:
+        found[each] = steps[each]() if each in steps else Findings(is_checked=False)
+        if not found[each].is_readable:
             break
     return LevelReport(name, kind, found, asked)
 
@@ -130,9 +175,19 @@ class Validation:
         self.reports = list(reports)
 
     @property
+    def outcome(self) -> Outcome:
+        """The gravest outcome of its reports: "ok", "warning" or "failed"."""
+        return worst(report.outcome for report in self.reports)
+
+    @property
     def ok(self) -> bool:
-        """Whether every report is ok."""
-        return all(report.ok for report in self.reports)
+        """Whether nothing was found, not even a warning."""
+        return self.outcome == "ok"
+
+    @property
+    def failed(self) -> bool:
+        """Whether something failed: an unreadable file, or a check beyond ``warn``."""
+        return self.outcome == "failed"
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -142,25 +197,35 @@ class Validation:
     @property
     def problems(self) -> list[str]:
         """What failed, a line each with the name of its report: unreadable files, and checks beyond ``warn``."""
+        return self._lines("error: ", "fatal: ")
+
+    @property
+    def warnings(self) -> list[str]:
+        """Which checks of severity warn failed, a line each with the name of its report."""
+        return self._lines("warn: ")
+
+    def _lines(self, *starts: str) -> list[str]:
         return [
             printable(f"{report.name}: {line}")
             for report in self.reports
             for each in report.found.values()
             for line in each.lines()
-            if line.startswith(("error: ", "fatal: "))
+            if line.startswith(starts)
         ]
 
     def summary(self) -> str:
-        """How many were checked, and how many are not ok.
+        """How many were checked, by outcome.
 
         >>> Validation([]).summary()
-        '0 checked, 0 not ok'
+        '0 checked'
         """
-        return f"{len(self.reports)} checked, {sum(1 for report in self.reports if not report.ok)} not ok"
+        counts = Counter(report.outcome for report in self.reports)
+        found = [f"{counts[outcome]:,} {outcome}" for outcome in OUTCOMES if counts[outcome]]
+        return f"{len(self.reports):,} checked{': ' if found else ''}{', '.join(found)}"
 
     def to_json(self) -> str:
         """All reports as JSON text."""
-        plain = {"ok": self.ok, "reports": [report.to_json() for report in self.reports]}
+        plain = {"outcome": self.outcome, "ok": self.ok, "reports": [report.to_json() for report in self.reports]}
         return json.dumps(plain, indent=2, allow_nan=False)
 
     def to_html(self, title: str = "validation") -> str:

@@ -33,8 +33,7 @@ from poolish import html
 from poolish.columns import NotApplicable, TableView
 from poolish.errors import ConfigError
 from poolish.files import local_path, publish
-from poolish.guards.checks.checks import RowCheck, Unique
-from poolish.guards.checks.custom import Holds
+from poolish.guards.checks.checks import Holds, RowCheck, Unique
 from poolish.guards.checks.distributions import ColumnCheck, Reference, reference_of
 from poolish.guards.checks.entries import (
     DEFAULT_ACTIONS,
@@ -82,7 +81,7 @@ class Suite:
     ... )
     >>> result = suite.check({"reward": [0.5, 99.0], "text": ["go left", "wait"], "start": [0, 7], "end": [3, 9]})
     >>> print(result)
-    rollouts: not ok, 1 of 5 checks failed, 1 of 2 rows bad
+    rollouts: failed, 1 of 5 checks failed, 1 of 2 rows bad
       error: reward is between -10 and 10: 1 of 2 rows are bad; row 1: 99.0
 
     A suite that guards something cannot be changed any more, only copied: ``suite.copy().on(error="drop")``.

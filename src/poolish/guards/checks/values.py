@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from poolish.errors import ConfigError, SchemaError
 from poolish.expressions import parse
-from poolish.guards.checks.checks import FAMILIES, Number, whole_text
-from poolish.guards.checks.custom import check_named
+from poolish.guards.checks.checks import FAMILIES, Number, check_named, whole_text
 from poolish.guards.stats.distances import DISTANCES
 from poolish.printable import nearest
 from poolish.schema import Field, describe

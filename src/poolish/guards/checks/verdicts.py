@@ -3,6 +3,9 @@
     check --> Verdict   ok or not, how many rows are bad and which, or what was measured against which threshold
     suite --> Result    all verdicts; ``mask`` True for good rows; ``kept`` True for rows that may pass the boundary
 
+The *outcome* of a check, a result or a report is one word: "ok" if nothing was found, "warning" if checks of severity
+warn failed and no others, else "failed". A check that could not judge says why in its status, and is counted.
+
 A failing check has a *severity* (warn, error, fatal), and for each severity ``Suite.on`` chooses an *action*, which is
 what a boundary does. From the mildest to the strictest:
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -36,10 +39,21 @@ from poolish.printable import counted, printable
 Severity = Literal["warn", "error", "fatal"]
 Action = Literal["log", "drop", "skip", "refuse", "raise"]
 Level = Literal["file", "format", "statistics", "meaning"]
+Outcome = Literal["ok", "warning", "failed"]
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 ACTIONS: tuple[Action, ...] = get_args(Action)
 LEVELS: tuple[Level, ...] = get_args(Level)
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The gravest outcome; "ok" of none.
+
+    >>> worst(["ok", "failed", "warning"])
+    'failed'
+    """
+    return max(outcomes, key=OUTCOMES.index, default="ok")
 
 
 def level_named(level: object) -> Level:
@@ -107,6 +121,16 @@ class Verdict:
         return self.status != "failed"
 
     @property
+    def is_inconclusive(self) -> bool:
+        """Whether the check could not judge, as with too few rows; ``status`` says why."""
+        return self.status not in ("ok", "failed")
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it means for the whole: a failure of severity warn is a warning."""
+        return "ok" if self.ok else "warning" if self.severity == "warn" else "failed"
+
+    @property
     def title(self) -> str:
         """Which check this is."""
         return self.check if self.says_columns or not self.columns else f"{', '.join(self.columns)} {self.check}"
@@ -119,7 +143,8 @@ class Verdict:
             return f"{self.title}: {self.status}{f' ({self.detail})' if self.detail else ''}"
         parts = [self.detail] if self.detail else []
         if self.bad is not None:
-            parts.append(f"{self.n_bad:,} of {self.n_rows:,} rows are bad")
+            are = "row is" if self.n_rows == 1 else "rows are"
+            parts.append(f"{self.n_bad:,} of {self.n_rows:,} {are} bad")
         parts += [", ".join(_shown(example) for example in self.examples)] if self.examples else []
         waiting = "" if self.acts else " (has not lasted long enough to act on)"
         return f"{self.title}: {'; '.join(parts)}{waiting}"
@@ -139,14 +164,17 @@ class Verdict:
 class Result:
     """What a suite found in rows.
 
-    ``ok``: no check of severity error or fatal failed. ``mask``: True for every row that none of them blames. ``kept``:
-    True for every row that may pass a boundary, by the actions the suite chose. ``bad_rows``: a table of the bad rows
-    with their numbers, ids and reasons.
+    ``outcome``: "ok", "warning" (only checks of severity warn failed) or "failed"; ``ok`` and ``failed`` ask for one of
+    them. ``mask``: True for every row that no error blames. ``kept``: True for every row that may pass a boundary, by
+    the actions the suite chose. ``bad_rows``: a table of the bad rows with their numbers, ids and reasons.
 
     >>> from poolish.guards import Suite
     >>> result = Suite().expect("reward", finite=True).check({"reward": [1.0, float("nan")]})
-    >>> result.ok, result.mask, result.bad_rows.to_pylist()
-    (False, array([ True, False]), [{'row': 1, 'id': None, 'reason': 'reward is finite: got nan'}])
+    >>> result.outcome, result.mask, result.bad_rows.to_pylist()
+    ('failed', array([ True, False]), [{'row': 1, 'id': None, 'reason': 'reward is finite: got nan'}])
+    >>> Suite().expect("reward", at_most=0, severity="warn").check({"reward": [1.0]})
+    suite: warning, 1 of 1 check warned, 1 of 1 row suspect
+      warn: reward is at most 0: 1 of 1 row is bad; row 0: 1.0
     """
 
     def __init__(self, verdicts: Sequence[Verdict], rows: TableView, *, name: str = "suite") -> None:
@@ -164,10 +192,20 @@ class Result:
         failed = [verdict for verdict in self.verdicts if not verdict.ok]
         return sorted(failed, key=lambda verdict: -SEVERITIES.index(verdict.severity))
 
+    @cached_property
+    def outcome(self) -> Outcome:
+        """The gravest outcome of its verdicts."""
+        return worst(verdict.outcome for verdict in self.verdicts)
+
     @property
     def ok(self) -> bool:
-        """Whether no check of severity error or fatal failed."""
-        return all(verdict.severity == "warn" for verdict in self.failures)
+        """Whether no check failed, not even one of severity warn."""
+        return self.outcome == "ok"
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check of severity error or fatal failed."""
+        return self.outcome == "failed"
 
     @property
     def action(self) -> Action:
@@ -220,6 +258,7 @@ class Result:
         """The same as plain values."""
         return {
             "suite": self.name,
+            "outcome": self.outcome,
             "ok": self.ok,
             "action": self.action,
             "n_rows": self.n_rows,
@@ -229,7 +268,8 @@ class Result:
 
     def to_html(self) -> str:
         """A report for people: one line for each check, escaped, without scripts."""
-        return str(html.join(html.element("h2", self._headline()), verdict_table(self.verdicts)))
+        title = html.element("h2", f"{self.name}: ", html.badge(self.outcome))
+        return str(html.join(title, html.element("p", self._counts()), verdict_table(self.verdicts)))
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -248,11 +288,13 @@ class Result:
         return error
 
     def _headline(self) -> str:
-        n_bad = int((~self.mask).sum())
-        n_failed = len(self.failures)
-        verdict = "ok" if self.ok else "not ok"
-        rows = f"{n_bad:,} of {self.n_rows:,} rows bad"
-        return f"{self.name}: {verdict}, {n_failed} of {counted(len(self.verdicts), 'check')} failed, {rows}"
+        return f"{self.name}: {self.outcome}, {self._counts()}"
+
+    def _counts(self) -> str:
+        is_warning = self.outcome == "warning"  # no row is bad then
+        blamed = ~(self._good(iter(self.failures)) if is_warning else self.mask)
+        rows = f"{int(blamed.sum()):,} of {counted(self.n_rows, 'row')} {'suspect' if is_warning else 'bad'}"
+        return f"{checks_text(self.verdicts)}, {rows}"
 
     def _good(self, verdicts: Iterator[Verdict]) -> Mask:
         good = np.ones(self.n_rows, np.bool_)
@@ -268,11 +310,29 @@ class Result:
             return str(why)
 
 
+def checks_text(verdicts: Sequence[Verdict]) -> str:
+    """How many checks there were, and how many failed, warned or were inconclusive.
+
+    >>> from poolish.guards import Suite
+    >>> checks_text(Suite().expect("a", at_least=5, finite=True).drift().check({"a": [1, 9]}).verdicts)
+    '1 of 3 checks failed, 1 inconclusive'
+    """
+    found = {
+        "failed": sum(verdict.outcome == "failed" for verdict in verdicts),
+        "warned": sum(verdict.outcome == "warning" for verdict in verdicts),
+        "inconclusive": sum(verdict.is_inconclusive for verdict in verdicts),
+    }
+    first, *rest = [f"{n:,} {what}" for what, n in found.items() if n] or [""]
+    n_first, _, what = first.partition(" ")
+    checks = counted(len(verdicts), "check")
+    return ", ".join([f"{n_first} of {checks} {what}" if first else checks, *rest])
+
+
 def verdict_table(verdicts: Sequence[Verdict]) -> html.Html:
     """Verdicts as a table, the failures first."""
-    ordered = sorted(verdicts, key=lambda verdict: verdict.ok)
+    ordered = sorted(verdicts, key=lambda verdict: -OUTCOMES.index(verdict.outcome))
     rows = [
-        (verdict.title, verdict.level, verdict.severity, verdict.status, verdict.n_bad, _found(verdict))
+        (verdict.title, verdict.level, verdict.severity, _badge(verdict), verdict.n_bad, _found(verdict))
         for verdict in ordered
     ]
     return html.table(("check", "level", "severity", "verdict", "bad rows", "what was found"), rows)
@@ -312,6 +372,11 @@ def _value(rows: TableView, columns: Sequence[str], row: int) -> str:
 def _shown(example: Example) -> str:
     id_ = f", id {example.id}" if example.id is not None else ""
     return f"row {example.row}{id_}: {example.value}" if example.value else f"row {example.row}{id_}"
+
+
+def _badge(verdict: Verdict) -> html.Html:
+    """The outcome in its colour; a status that is none, as "insufficient", in that of neither."""
+    return html.badge(verdict.status if verdict.is_inconclusive else verdict.outcome)
 
 
 def _found(verdict: Verdict) -> str:

@@ -302,8 +302,17 @@ class ColumnProfile:
             line["shapes"] = ", ".join(str(shape) for shape in list(self.shapes)[:3])
         return line
 
+    @property
+    def estimates(self) -> frozenset[str]:
+        """Which figures of the summary are estimates by now, because not all values are kept."""
+        errors = {"median": self.quantile_error, "distinct": self.distinct_error}
+        return frozenset(name for name, error in errors.items() if error > 0)
+
     def __repr__(self) -> str:
-        figures = ", ".join(f"{name} {_short(value)}" for name, value in self.summary().items())
+        estimates = self.estimates
+        figures = ", ".join(
+            f"{name} {'~' if name in estimates else ''}{_short(value)}" for name, value in self.summary().items()
+        )
         return f"ColumnProfile({figures})"
 
     def to_json(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from poolish.columns import columns_of
 from poolish.errors import ConfigError, CorruptDataError, PoolishError, UnknownColumn
 from poolish.files import checksum_hex, parse_json
 from poolish.guards.stats.column_profile import ColumnProfile, bounded, bounded_shapes, check_comparable
+from poolish.guards.stats.drawing import draw, figure
 from poolish.guards.stats.quantiles import N_EXACT, Quantiles, Ranks
 from poolish.guards.stats.samples import N_BINS, Bins, ColumnSample, Histogram
 from poolish.guards.stats.sketches import Distinct, Moments
@@ -189,25 +190,13 @@ def check_bins(bins: Any) -> int | Bins:
 
 
 def _cells(column: ColumnProfile) -> list[object]:
-    figures = [_figure(getattr(column, word)) for word in ("mean", "std", "min", "median", "max")]
-    if column.lengths is not None and not column.moments.n:
-        figures = [
-            f"length {_figure(getattr(column.lengths, word))}" for word in ("mean", "std", "min", "median", "max")
-        ]
-    return [column.kind, column.count, column.missing, *figures, _figure(column.distinct), _drawn(column)]
-
-
-def _figure(value: Any) -> object:
-    if value is None or value != value:
-        return ""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.5g}"
-
-
-def _drawn(column: ColumnProfile) -> object:
-    found = column.histogram
-    if found is None or not len(found.counts):
-        return ""
-    return html.sparkline([0, *found.counts.tolist(), 0], title=repr(found))
+    is_length = column.lengths is not None and not column.moments.n
+    measured = column.lengths if is_length and column.lengths is not None else column
+    words = ("mean", "std", "min", "median", "max")
+    figures = [figure(getattr(measured, word), is_exact=word not in measured.estimates) for word in words]
+    shown = [f"length {each}" if is_length and each else each for each in figures]
+    distinct = figure(column.distinct, is_exact="distinct" not in column.estimates)
+    return [column.kind, column.count, column.missing, *shown, distinct, draw(column)]
 
 
 #: What a profile keeps for quantiles.

@@ -346,8 +346,8 @@ class SuiteStep:
 
     def _refuse(self, result: Any, pieces: Sequence[FragmentRows], bad: Int64, on_error: str) -> None:
         """An error, unless there are rows to blame and they may be skipped."""
-        is_ok = bool(result.ok) and not len(bad)
-        if is_ok or (on_error != "raise" and not _has_no_bad_rows(result, len(bad))):
+        is_passed = not _is_failed(result) and not len(bad)
+        if is_passed or (on_error != "raise" and not _has_no_bad_rows(result, len(bad))):
             return
         if not len(bad):
             names = ", ".join(dict.fromkeys(repr(piece.ingredient) for piece in pieces))
@@ -367,7 +367,12 @@ def _has_no_bad_rows(result: Any, n_bad: int) -> bool:
     failures: Iterable[Any] = getattr(result, "failures", ())
     if any(each.severity != "warn" and each.bad is None for each in failures):
         return True
-    return not n_bad and not result.ok
+    return not n_bad and _is_failed(result)
+
+
+def _is_failed(result: Any) -> bool:
+    """Whether more than a warning was found; an object of another kind only says whether all is ok."""
+    return bool(getattr(result, "failed", not result.ok))
 
 
 def _reasons(result: Any) -> dict[int, str]:
