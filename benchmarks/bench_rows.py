@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Measure, Missing, compare, needs, per_call
-from poolish import DatasetBuffer
+from poolish import DatasetBuffer, Suite
 from poolish.rows.access import gather_fn
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -140,6 +140,11 @@ def append_one(stage: Stage) -> None:
         "torchrl ListStorage.add": needs("torchrl", torchrl),
     }
     compare(stage.name("append one row"), "us", each(buffer.append, some), peers, rounds=5)
+    suite = Suite().expect("label", between=(0, CHUNK)).expect("text", max_length=TEXT_LENGTH)
+    suite.expect("embedding", finite=True).expect_rows("label * 2 >= label")
+    guarded = stage.buffer(guard=suite)
+    unguarded: dict[str, Measure | Missing] = {"without a guard": each(buffer.append, some)}
+    compare(stage.name("append one row, guarded"), "us", each(guarded.append, some), unguarded, rounds=5)
 
 
 def storage_schema(table: pa.Table) -> pa.Schema:

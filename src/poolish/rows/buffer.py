@@ -129,8 +129,8 @@ class DatasetBuffer(SnapshotReads):
         )
         # A list of one row is that row: read as a list it takes 49 us instead of 0.6 (hot_paths.py append).
         row = samples[0] if type(samples) is list and len(samples) == 1 else samples
-        if keeps_all and type(row) is dict and self._state.takes_rows and not normalizers.sees_dicts and guard is None:
-            self._append_row(row)
+        is_plain = keeps_all and type(row) is dict and guard is None and not normalizers.sees_dicts
+        if is_plain and self._state.takes_rows and self._append_row(row):
             return
         retention = None if keeps_all else Retention.of(retain_prior, retain_prior_by)
         self._append_draft(self._draft().read(samples), retention, guard)
@@ -217,8 +217,10 @@ class DatasetBuffer(SnapshotReads):
         draft.keep(mask)
         return draft
 
-    def _append_row(self, row: dict[str, Any]) -> None:
+    def _append_row(self, row: dict[str, Any]) -> bool:
         """The short way of one row into a buffer whose schema is settled: checked now, stored with others later.
+
+        False, and nothing has changed, if the buffer's guard does not surely let it pass.
 
         Cells of waiting rows lie one behind the other in a flat list: a list per row would cost the garbage collector.
         """
@@ -227,10 +229,13 @@ class DatasetBuffer(SnapshotReads):
             codec = state.codec
             assert codec is not None
             frozen = codec.validate_and_copy(row)
+            if state.guard is not None and not (state.row_test is not None and state.row_test(frozen)):
+                return False
             if len(state.pending) >= PENDING_ROWS * codec.n_columns:
                 state = self._flushed()
                 self._publish(state)  # first: if it fails, this row has not come yet
             state.pending.extend(frozen)
+            return True
 
     def _publish(self, state: BufferState) -> None:
         """The moment of a change. What was shown is forgotten only to free its memory: it belongs to its state."""
