@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Measure, Missing, compare, needs, per_call
-from poolish import DatasetBuffer
+from poolish import DatasetBuffer, Suite
 from poolish.rows.access import gather_fn
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -50,6 +50,7 @@ def main(sizes: Iterable[int]) -> None:
         get_batch(stage)
         address_order(stage)
         get_one(stage)
+        look_back(stage)
         snapshot(stage)
         to_torch(stage)
         memory(stage)
@@ -139,6 +140,11 @@ def append_one(stage: Stage) -> None:
         "torchrl ListStorage.add": needs("torchrl", torchrl),
     }
     compare(stage.name("append one row"), "us", each(buffer.append, some), peers, rounds=5)
+    suite = Suite().expect("label", between=(0, CHUNK)).expect("text", max_length=TEXT_LENGTH)
+    suite.expect("embedding", finite=True).expect_rows("label * 2 >= label")
+    guarded = stage.buffer(guard=suite)
+    unguarded: dict[str, Measure | Missing] = {"without a guard": each(buffer.append, some)}
+    compare(stage.name("append one row, guarded"), "us", each(guarded.append, some), unguarded, rounds=5)
 
 
 def storage_schema(table: pa.Table) -> pa.Schema:
@@ -310,6 +316,19 @@ def get_one(stage: Stage) -> None:
         "datasets": needs("datasets", hf),
     }
     compare(stage.name("one random row"), "us", each(buffer.__getitem__, stage.numbers), peers)
+
+
+def look_back(stage: Stage) -> None:
+    """A row appended and one read at each step, against a deque, which checks and copies nothing."""
+    buffer, plain = stage.buffer(max_size=stage.n), stage.deque(maxlen=stage.n)
+    row = stage.dicts[0]
+
+    def step(rows: Any) -> None:
+        rows.append(row)
+        rows[-1]
+
+    peers: dict[str, Measure | Missing] = {"deque of dicts": each(step, [plain] * 2_000)}
+    compare(stage.name("append one row, read one row"), "us", each(step, [buffer] * 2_000), peers, rounds=5)
 
 
 def snapshot(stage: Stage) -> None:

@@ -129,8 +129,8 @@ class DatasetBuffer(SnapshotReads):
         )
         # A list of one row is that row: read as a list it takes 49 us instead of 0.6 (hot_paths.py append).
         row = samples[0] if type(samples) is list and len(samples) == 1 else samples
-        if keeps_all and type(row) is dict and self._state.takes_rows and not normalizers.sees_dicts and guard is None:
-            self._append_row(row)
+        is_plain = keeps_all and type(row) is dict and guard is None and not normalizers.sees_dicts
+        if is_plain and self._state.takes_rows and self._append_row(row):
             return
         retention = None if keeps_all else Retention.of(retain_prior, retain_prior_by)
         self._append_draft(self._draft().read(samples), retention, guard)
@@ -217,8 +217,10 @@ class DatasetBuffer(SnapshotReads):
         draft.keep(mask)
         return draft
 
-    def _append_row(self, row: dict[str, Any]) -> None:
+    def _append_row(self, row: dict[str, Any]) -> bool:
         """The short way of one row into a buffer whose schema is settled: checked now, stored with others later.
+
+        False, and nothing has changed, if the buffer's guard does not surely let it pass.
 
         Cells of waiting rows lie one behind the other in a flat list: a list per row would cost the garbage collector.
         """
@@ -227,10 +229,13 @@ class DatasetBuffer(SnapshotReads):
             codec = state.codec
             assert codec is not None
             frozen = codec.validate_and_copy(row)
+            if state.guard is not None and not (state.row_test is not None and state.row_test(frozen)):
+                return False
             if len(state.pending) >= PENDING_ROWS * codec.n_columns:
                 state = self._flushed()
                 self._publish(state)  # first: if it fails, this row has not come yet
             state.pending.extend(frozen)
+            return True
 
     def _publish(self, state: BufferState) -> None:
         """The moment of a change. What was shown is forgotten only to free its memory: it belongs to its state."""
@@ -422,12 +427,7 @@ class DatasetBuffer(SnapshotReads):
             shown[1].check_file()
             return shown[1]
         with self._lock:
-            state = self._flushed()
-            snapshot = self._view(state)
-            snapshot.check_file()
-            snapshot.version, snapshot.rng = state.version, self._sample_rng
-            self._state, self._shown = state, (state, snapshot)
-            return snapshot
+            return self._stored(self._flushed())
 
     def __getitem__(self, index: Any) -> Any:
         """Rows or columns, by the kind of ``index``.
@@ -445,7 +445,38 @@ class DatasetBuffer(SnapshotReads):
         state, shown = self._state, self._shown  # the call of ``snapshot`` would cost a tenth of the row
         if shown is not None and shown[0] is state and not state.pending:
             return shown[1][index]
-        return self.snapshot()[index]
+        row = self._row_beside_pending(index) if type(index) is int and state.pending else None
+        return self.snapshot()[index] if row is None else row
+
+    def _row_beside_pending(self, index: int) -> dict[str, Any] | None:
+        """One row while others wait to be stored; None where storing them decides which row it is.
+
+        Storing a row and showing the next snapshot costs 50 us, reading a row that waits 1 us.
+        """
+        with self._lock:
+            state = self._state
+            if state.patches or state.codec is None:
+                return None
+            n_stored, n_rows = state.n_stored, state.n_stored + state.n_pending
+            n_gone = 0 if self._max_size is None else max(0, n_rows - self._max_size)
+            row = index + (n_gone if index >= 0 else n_rows)
+            if not n_gone <= row < n_rows or (n_gone and not self._drop_policy.is_by_age):
+                return None
+            if row < n_stored:
+                return self._stored(state)[row]  # type: ignore[no-any-return]
+            return state.codec.decode(state.pending, row - n_stored)
+
+    def _stored(self, state: BufferState) -> Snapshot:
+        """The rows of the present state that do not wait; a snapshot of all rows if nothing does."""
+        shown = self._shown
+        if shown is not None and shown[0] is state:
+            shown[1].check_file()
+            return shown[1]
+        snapshot = self._view(state)
+        snapshot.check_file()
+        snapshot.version, snapshot.rng = state.version, self._sample_rng
+        self._state, self._shown = state, (state, snapshot)
+        return snapshot
 
     def _view(self, state: BufferState) -> Snapshot:
         if state.rows is not None:

@@ -47,6 +47,7 @@ from poolish.schema import Schema
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
+    from poolish.guards.checks.one_row import RowTest
 
 
 Int64 = NDArray[np.int64]
@@ -329,6 +330,7 @@ class BufferState:
     kind: str | None = None
     codec: RowCodec | None = None
     guard: Guard | None = None
+    row_test: RowTest | None = None
     pending: list[Any] = dataclasses.field(default_factory=list)
     patches: tuple[Patch, ...] = ()
     takes_rows: bool = False
@@ -338,7 +340,9 @@ class BufferState:
         known = dict(zip(_FIELDS, _values_of(self), strict=True))
         known.update(changes)
         is_settled = known["kind"] == ROWS and known["codec"] is not None and known["codec"].is_resolved
-        known["takes_rows"] = is_settled and known["guard"] is None
+        if any(known[name] is not getattr(self, name) for name in ("guard", "codec", "kind")):
+            known["row_test"] = _row_test(known["guard"], known["codec"].schema) if is_settled else None
+        known["takes_rows"] = is_settled and (known["guard"] is None or known["row_test"] is not None)
         return BufferState(**known)
 
     def on_own_branch(self, n_new: int) -> BufferState:
@@ -371,6 +375,15 @@ class BufferState:
         if self.rows is not None:
             return self.rows
         return StoredRows.empty(schema) if self.loaded is None else StoredRows.of(self.loaded)
+
+
+def _row_test(guard: Guard | None, schema: Schema) -> RowTest | None:
+    """The guard's test of single rows, if it has one."""
+    if guard is None:
+        return None
+    from poolish.guards.checks.suite import Suite  # only here: a buffer without a guard loads no checks
+
+    return guard.row_test(schema.to_arrow()) if isinstance(guard, Suite) else None
 
 
 # Twice as fast as dataclasses.replace.
