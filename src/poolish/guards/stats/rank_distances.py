@@ -197,7 +197,7 @@ def _lost_tails(side: Side) -> str:
     """Whether a summary of ranks has lost so much of the tails that areas are wrong."""
     if not isinstance(side, ColumnProfile) or side.is_exact or side.quantiles is None:
         return ""
-    found, known = _deviation(side.quantiles.ranked), side.std
+    found, known = deviation(side.quantiles.ranked), side.std
     if not math.isfinite(known) or abs(found - known) <= _TAILS * known:
         return ""
     return (
@@ -278,10 +278,10 @@ def _jumps(side: Ranked) -> bool:
     return bool((marks[1:] == marks[:-1]).any()) and bool((points[1:] == points[:-1]).any())
 
 
-def _deviation(side: Ranked) -> float:
+def deviation(side: Ranked) -> float:
+    """The standard deviation, also of values whose squares are beyond float64."""
     points, reached = side
     shares = np.diff(reached, prepend=0.0) / reached[-1]
-    # Divided by the largest first: squares of huge values are beyond float64 where the deviation is not.
     largest = max(abs(float(points[0])), abs(float(points[-1]))) or 1.0
     scaled = points / largest
     return largest * math.sqrt(float(np.dot((scaled - np.dot(scaled, shares)) ** 2, shares)))
@@ -291,7 +291,7 @@ def _scale(reference: Ranked, convention: str) -> float:
     """What the distance is divided by: the standard deviation of the reference, unless it has none."""
     if convention == "scipy":
         return 1.0
-    std = _deviation(reference)
+    std = deviation(reference)
     if convention == EVIDENTLY:
         return max(std, 0.001)
     return std if std > 0 and math.isfinite(std) else 1.0
