@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.guards import Profile, drift, ks, psi
-from poolish.guards.stats.drift import benjamini_hochberg, missing_test
+from poolish.guards.stats.drift import holm, missing_test
 from tests.effort import times
 
 pytestmark = pytest.mark.kernels
@@ -152,18 +152,24 @@ def test_effects_can_be_asked_for_by_method():
     rng = np.random.default_rng(0)
     before, now = {"x": rng.standard_normal(50_000)}, {"x": rng.normal(0.05, 1, 50_000)}
 
-    assert drift(before, now).drifted == ["x"]
-    assert drift(before, now, effect_min={"psi": 0.1, "ks": 0.1}).drifted == []
-    assert drift(before, now, effect_min={"psi": 0.1}).drifted == ["x"]
+    assert drift(before, now, worth="any").drifted == ["x"]
+    assert drift(before, now, worth="any", effect_min={"psi": 0.1, "ks": 0.1}).drifted == []
+    assert drift(before, now, worth="any", effect_min={"psi": 0.1}).drifted == ["x"]
     assert drift(before, now, convention="evidently-0.7", method="psi").drifted == []
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
-def test_adjusted_p_values_are_scipys(p_values: list[float]):
-    """Benjamini and Hochberg's."""
-    expected = scipy.stats.false_discovery_control(p_values)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0.001, 0.5))
+def test_adjusted_p_values_are_holms(p_values: list[float], alpha: float):
+    """Step by step: the smallest against alpha / k, the next against alpha / (k - 1), until one fails."""
+    rejected = set()
+    for place, i in enumerate(np.argsort(p_values, kind="stable")):
+        if p_values[i] * (len(p_values) - place) >= alpha:
+            break
+        rejected.add(int(i))
 
-    assert benjamini_hochberg(p_values) == pytest.approx(expected.tolist(), abs=1e-12)
+    adjusted = holm(p_values)
+
+    assert {i for i, p in enumerate(adjusted) if p < alpha} == rejected  # type: ignore[operator]
 
 
 def test_missing_shares_are_tested_as_two_proportions():

@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import xxhash
@@ -29,10 +29,12 @@ from poolish.guards.checks.checks import Number
 from poolish.guards.checks.verdicts import Action, Level, Severity, Verdict, examples_of
 from poolish.guards.stats.column_profile import ColumnProfile
 from poolish.guards.stats.detectors import DETECTOR_OPTIONS, DETECTORS, Arrays, Detector
-from poolish.guards.stats.drift import ColumnDrift, drift
+from poolish.guards.stats.drift import ColumnDrift, drift, spent
+from poolish.guards.stats.effects import Worth
 from poolish.guards.stats.outliers import OUTLIER_METHODS, Outliers
 from poolish.guards.stats.profile import Profile
 from poolish.guards.stats.serialization import load_arrays, save_arrays
+from poolish.guards.stats.significance import MIN_ROWS
 from poolish.printable import counted
 
 Floats = NDArray[np.float64]
@@ -110,6 +112,9 @@ def profile_of(column: Column) -> ColumnProfile:
 
 # Drift ------------------------------------------------------------------------------------------------------------
 
+#: What ``alpha`` is the rate of: false alarms per window, or of a whole stream of windows.
+Per = Literal["window", "stream"]
+
 
 @dataclass(frozen=True)
 class DriftCheck:
@@ -119,12 +124,18 @@ class DriftCheck:
     method: str = "psi"
     alpha: float = 0.05
     effect_min: float | None = None
-    min_rows: int = 50
+    min_rows: int = MIN_ROWS
     severity: Severity = "warn"
+    worth: Worth = "auto"
+    per: Per = "window"
 
     @property
     def columns(self) -> tuple[str, ...] | None:
         return self.chosen
+
+    def at_window(self, number: int) -> DriftCheck:
+        """The check of one window of a stream, counted from 0, with the part of ``alpha`` that it may use."""
+        return self if self.per == "window" else replace(self, alpha=spent(self.alpha, number))
 
     def judge(self, rows: TableView, reference: Any, action: Action) -> Iterator[Verdict]:
         """One verdict for each column, judged together: the more columns, the less one of them proves."""
@@ -148,17 +159,22 @@ class DriftCheck:
             method=self.method,
             alpha=self.alpha,
             effect_min=self.effect_min,
+            worth=self.worth,
             min_rows=self.min_rows,
         )
         return report.values()
 
     def _verdict(self, found: ColumnDrift, draft: Verdict) -> Verdict:
-        measured: dict[str, Any] = {"p": found.p}
+        measured: dict[str, Any] = {"p": found.p, "raw_p": found.raw_p, "alpha": self.alpha}
+        if found.effect is not None:
+            measured |= {"change": found.effect.value, "worth": found.effect.least}
         for name, test in found.tests.items():
             measured |= {name: test.value, f"{name}_threshold": test.threshold, "n": test.n, "m": test.m}
         if found.verdict == "ok":
-            return replace(draft, measured=measured)
-        details = "; ".join(str(test) for test in found.tests.values())
+            too_small = f"significant, too small to be worth an alarm: {found.effect}" if found.significant else ""
+            return replace(draft, detail=too_small, measured=measured)
+        effect = [] if found.effect is None else [str(found.effect)]
+        details = "; ".join([*effect, *(str(test) for test in found.tests.values())])
         if found.missing_p is not None and found.missing_p < self.alpha:
             details += f"; {100 * found.missing[0]:.2g} % were missing, now {100 * found.missing[1]:.2g} %"
         if found.verdict == "drift":

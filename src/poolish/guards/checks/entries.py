@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from poolish.guards.checks.distributions import (
     DriftCheck,
     FittedOutliers,
     OutlierCheck,
+    Per,
     StatCheck,
     UnfittedCheck,
     detector_of,
@@ -329,7 +330,11 @@ KINDS: dict[str, Kind] = {
             "method": Key(str, values.drift_method, default=_default(DriftCheck, "method")),
             "alpha": Key(float, _alpha, default=_default(DriftCheck, "alpha")),
             "effect_min": _optional(float, _effect),
+            "worth": Key(
+                Literal["auto", "any"] | dict[str, float], values.drift_worth, default=_default(DriftCheck, "worth")
+            ),
             "min_rows": Key(int, _n_rows, default=_default(DriftCheck, "min_rows")),
+            "per": Key(Per, partial(values.one_of, known=get_args(Per)), default=_default(DriftCheck, "per")),
             "severity": _severity(DriftCheck),
         },
         _drift_checks,

@@ -7,7 +7,8 @@
 A window takes the rows that passed, until there are ``window`` of them; it is judged together with the batch that fills
 it, and what its verdicts ask for is done to that batch. Windows do not overlap, so each is news of its own, and k of
 them in a row (``Suite.on(persist=k)``) are far less likely to be chance than one: at alpha = 0.05 one window in 20
-alarms although nothing changed, with k = 2 one in 400.
+alarms although nothing changed, with k = 2 one in 400. ``Suite.drift(per="stream")`` bounds all windows together: each
+uses a part of alpha (``stats.drift.spent``), and the state says which window comes next.
 """
 
 from __future__ import annotations
@@ -111,8 +112,9 @@ class StreamGuard(Locked):
             return []
         window = TableView.of(pa.concat_tables(self._open, promote_options="permissive"))
         self._open, self._n_open = [], 0
+        found = self.suite.check_columns(window, self.reference, window=self.n_windows)
         self.n_windows += 1
-        return [self._lasting(verdict) for verdict in self.suite.check_columns(window, self.reference)]
+        return [self._lasting(verdict) for verdict in found]
 
     def _watched(self, rows: TableView) -> list[str]:
         """The columns whose distribution is judged; all, where one of the checks is about all."""

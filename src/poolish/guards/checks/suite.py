@@ -35,7 +35,7 @@ from poolish.columns import NotApplicable, TableView
 from poolish.errors import ConfigError
 from poolish.files import local_path, publish
 from poolish.guards.checks.checks import Holds, RowCheck, Unique
-from poolish.guards.checks.distributions import ColumnCheck, Reference, reference_of
+from poolish.guards.checks.distributions import ColumnCheck, DriftCheck, Per, Reference, reference_of
 from poolish.guards.checks.entries import (
     DEFAULT_ACTIONS,
     KINDS,
@@ -64,8 +64,10 @@ from poolish.guards.checks.verdicts import (
     examples_of,
     level_named,
 )
+from poolish.guards.stats.effects import Worth
 from poolish.guards.stats.outliers import OUTLIER_METHODS
 from poolish.guards.stats.profile import Profile
+from poolish.guards.stats.significance import MIN_ROWS
 from poolish.printable import counted, printable
 from poolish.schema import Schema
 
@@ -195,15 +197,20 @@ class Suite:
         method: str = "psi",
         alpha: float = 0.05,
         effect_min: float | None = None,
-        min_rows: int = 50,
+        worth: Worth = "auto",
+        min_rows: int = MIN_ROWS,
+        per: Per = "window",
         severity: Severity = "warn",
     ) -> Self:
         """Columns (all, if none are named) have not drifted from the reference that ``check`` or ``guard`` is given.
 
-        ``method`` is psi, kl, js, ks, wasserstein or chi2, or several joined by "+"; the columns are judged together.
+        ``method`` is psi, kl, js, ks, wasserstein or chi2, or several joined by "+". ``alpha`` is the chance of a false
+        alarm of any of the columns, in each window; with ``per="stream"`` in all windows that a ``StreamGuard`` ever
+        sees. ``worth`` is the least change that is worth an alarm, as in ``guards.drift``: by column and in its unit.
         """
         entry = {"columns": None if columns is None else list(columns), "method": method, "alpha": alpha}
-        return self._add("drift", {**entry, "effect_min": effect_min, "min_rows": min_rows, "severity": severity})
+        sizes = {"effect_min": effect_min, "worth": worth, "min_rows": min_rows}
+        return self._add("drift", {**entry, **sizes, "per": per, "severity": severity})
 
     def outliers(
         self,
@@ -353,11 +360,15 @@ class Suite:
 
         return row_test_of([check for check, _ in self._checks()[0]], schema, is_fine)
 
-    def check_columns(self, rows: TableView, reference: Any = None, level: Level = "meaning") -> list[Verdict]:
-        """The verdicts of the checks of whole columns."""
+    def check_columns(
+        self, rows: TableView, reference: Any = None, level: Level = "meaning", *, window: int | None = None
+    ) -> list[Verdict]:
+        """The verdicts of the checks of whole columns; ``window`` is which one of a stream the rows are."""
         if not _is_within("statistics", level):
             return []
         checks, known = self._checks()[1], self._measured_from(reference)
+        if window is not None:
+            checks = [check.at_window(window) if isinstance(check, DriftCheck) else check for check in checks]
         return [v for check in checks for v in check.judge(rows, known, self._actions[check.severity])]
 
     def _measured_from(self, reference: Any) -> Any:

@@ -17,6 +17,7 @@ from poolish.errors import ConfigError, SchemaError
 from poolish.expressions import parse
 from poolish.guards.checks.checks import FAMILIES, Number, check_named, whole_text
 from poolish.guards.stats.distances import DISTANCES
+from poolish.guards.stats.effects import Worth, check_worth
 from poolish.printable import nearest
 from poolish.schema import Field, describe
 
@@ -223,6 +224,12 @@ def drift_columns(value: Any) -> list[str] | None:
 def drift_method(value: Any) -> str:
     """Distances joined by "+"."""
     return "+".join(one_of(word, tuple(DISTANCES)) for word in str(value).split("+"))
+
+
+def drift_worth(value: Any) -> Worth:
+    """The least change that is worth an alarm: "auto", "any", or a number for each column."""
+    found = check_worth(value)
+    return found if isinstance(found, str) else {column_name(name): float(least) for name, least in found.items()}
 
 
 def bounded(what: str, is_within: Callable[[Number], bool]) -> Callable[[Any], Number]:

@@ -15,43 +15,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poolish.errors import ConfigError, SchemaError
+from poolish.errors import SchemaError
+from poolish.guards.stats.cells import Cells, Side, shared_cells, side_of, without_empty
 from poolish.guards.stats.column_profile import ColumnProfile, check_comparable
 from poolish.guards.stats.profile import check_bins
-from poolish.guards.stats.samples import MAX_DISCRETE, Bins, ColumnSample, aligned
+from poolish.guards.stats.rank_distances import finite_ranked, ks, wasserstein
+from poolish.guards.stats.samples import MAX_DISCRETE, Bins, aligned
 from poolish.guards.stats.significance import (
     EVIDENTLY,
+    MIN_ROWS,
     Chi2Comparison,
     Comparison,
     JsComparison,
     KlComparison,
-    KsComparison,
     Rule,
-    WassersteinComparison,
-    chi2_tail,
-    chi2_threshold,
-    ks_exact,
-    ks_tail,
-    ks_threshold,
 )
-from poolish.kernels import walk
-from poolish.seeds import generator
 
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-Side = ColumnSample | ColumnProfile
 
-MIN_ROWS = 50
-_JEFFREYS = 0.5
 _LN2 = math.log(2)
-#: SciPy counts paths exactly up to here, and uses the limit beyond.
-_N_EXACT_KS = 10_000
 
 
 def psi(
@@ -71,10 +59,8 @@ def psi(
     (0.100214, 0.050757, 'drift')
     """
     rule = Rule("psi", convention, alpha, effect_min, min_rows)
-    p, q, n, m = _shares(reference, current, rule, bins)
-    with np.errstate(all="ignore"):
-        terms = np.where(p == q, 0.0, (q - p) * np.log(np.divide(q, p)))
-    return rule.of_bins(Comparison, float(terms.sum()), 1.0, n, m, len(p))
+    cells = _cells(reference, current, rule, bins)
+    return rule.of_cells(Comparison, cells, _index, 1.0)
 
 
 def kl(
@@ -94,12 +80,11 @@ def kl(
     (0.05415, 0.046065)
     """
     rule = Rule("kl", convention, alpha, effect_min, min_rows)
-    p, q, n, m = _shares(reference, current, rule, bins)
-    forward, backward = _entropy(q, p), _entropy(p, q)
-    value = backward if convention == EVIDENTLY else forward
-    return rule.of_bins(
-        KlComparison, value, 0.5, n, m, len(p), current_from_reference=forward, reference_from_current=backward
-    )
+    cells = _cells(reference, current, rule, bins)
+    p, q = rule.shares(cells.counts, cells.others)
+    forward, backward = float(_entropy(q, p)), float(_entropy(p, q))
+    extra = {"current_from_reference": forward, "reference_from_current": backward}
+    return rule.of_cells(KlComparison, cells, _from_current if convention == EVIDENTLY else _surprise, 0.5, **extra)
 
 
 def js(
@@ -119,13 +104,12 @@ def js(
     (0.017748, 0.110915)
     """
     rule = Rule("js", convention, alpha, effect_min, min_rows)
-    p, q, n, m = _shares(reference, current, rule, bins)
-    middle = (p + q) / 2
-    nats = max((_entropy(p, middle) + _entropy(q, middle)) / 2, 0.0) if len(p) else math.nan
-    extra: Any = {"bits": nats / _LN2, "distance": math.sqrt(nats)}
+    cells = _cells(reference, current, rule, bins)
+    nats = float(_nats(*rule.shares(cells.counts, cells.others)))
+    extra = {"bits": nats / _LN2, "distance": math.sqrt(nats)}
     if convention == "poolish":
-        return rule.of_bins(JsComparison, nats / _LN2, 1 / (8 * _LN2), n, m, len(p), **extra)
-    return rule.of_bins(JsComparison, math.sqrt(nats), 1 / 8, n, m, len(p), power=2, **extra)
+        return rule.of_cells(JsComparison, cells, _bits, 1 / (8 * _LN2), **extra)
+    return rule.of_cells(JsComparison, cells, _distance, 1 / 8, power=2, **extra)
 
 
 def chi2(
@@ -147,133 +131,63 @@ def chi2(
     (14.762, 2, 'drift')
     """
     rule = Rule("chi2", convention, alpha, effect_min, min_rows)
-    counts, others = _counts(reference, current, rule, bins)
-    kept = (counts + others) > 0
-    counts, others = counts[kept].astype(np.float64), others[kept].astype(np.float64)
-    n, m, n_bins = int(counts.sum()), int(others.sum()), len(counts)
-    df = max(n_bins - 1, 0)
-    if not n or not m or not df:
-        return rule.decide(
-            Chi2Comparison, 0.0 if n and m else math.nan, math.nan, None, n, m, n_bins, df=df, effect=0.0
-        )
+    cells = _cells(reference, current, rule, bins)
+    cells = Cells(*without_empty(cells.counts, cells.others), cells.problem)
+    n, m = int(cells.counts.sum()), int(cells.others.sum())
+    if convention == EVIDENTLY and n and m:
+        with np.errstate(all="ignore"):
+            expected = cells.counts * (m / n)
+            value = float(((cells.others - expected) ** 2 / expected).sum())
+    else:
+        value = float(_pearson(cells.counts, cells.others)) if n and m else math.nan
+    df = max(len(cells.counts) - 1, 0)
+    effect = math.sqrt(value / (n + m)) if n and m else 0.0
+    return rule.of_chi2(Chi2Comparison, cells, _pearson, value, df=df, effect=effect)
+
+
+# Statistics of counts: (reference, current), cells in the last axis -----------------------------------------------
+
+
+def _index(p: Floats, q: Floats) -> Floats:
     with np.errstate(all="ignore"):
-        if convention == EVIDENTLY:
-            expected = counts * (m / n)
-            value = float(((others - expected) ** 2 / expected).sum())
-        else:
-            pooled = (counts + others) / (n + m)
-            value = float(((counts - n * pooled) ** 2 / (n * pooled)).sum())
-            value += float(((others - m * pooled) ** 2 / (m * pooled)).sum())
-    effect = math.sqrt(value / (n + m))
-    threshold, p = chi2_threshold(df, alpha), chi2_tail(value, df)
-    return rule.decide(Chi2Comparison, value, threshold, p, n, m, n_bins, size=effect, df=df, effect=effect)
+        terms = np.where(p == q, 0.0, (q - p) * np.log(np.divide(q, p)))
+    return terms.sum(axis=-1)
 
 
-def ks(
-    reference: Any,
-    current: Any,
-    *,
-    convention: str = "poolish",
-    alpha: float = 0.05,
-    effect_min: float | None = None,
-    min_rows: int = MIN_ROWS,
-    method: str = "auto",
-) -> KsComparison:
-    """Kolmogorov and Smirnov's test: the largest distance between the two distribution functions.
-
-    None and NaN are left out and counted, infinities have their place at the ends. ``method`` is SciPy's: "auto" is
-    exact up to 10,000 values a side, else "asymp". From summaries the distance is known to ``error``; a p-value is
-    given only where that is less than a tenth of the threshold.
-
-    >>> result = ks(np.arange(1000) / 10, 0.22 * np.arange(500) + 3)
-    >>> round(result.value, 6), round(result.p, 9), result.verdict
-    (0.118, 0.000178423, 'drift')
-    """
-    rule = Rule("ks", convention, alpha, effect_min, min_rows)
-    if method not in ("auto", "exact", "asymp"):
-        raise ConfigError(f"method: auto, exact or asymp, got {method!r}")
-    a, b = _ordered_sides(reference, current)
-    missing = (_missing(a), _missing(b))
-    (points, reached), (others, others_reached) = a.ranked, b.ranked
-    n, m = int(reached[-1]) if len(reached) else 0, int(others_reached[-1]) if len(others_reached) else 0
-    if not n or not m:
-        return rule.decide(KsComparison, math.nan, math.nan, None, n, m, None, error=0.0, missing=missing)
-    error = a.ordinal_error + b.ordinal_error
-    is_raw = len(points) == n and len(others) == m
-    if is_raw:
-        above, below, _ = walk(points, others)
-        value = max(above, below) / (n * m)
-    else:
-        value = _apart(points, reached / n, others, others_reached / m)
-    is_constant = points[0] == points[-1] == others[0] == others[-1]
-    if is_constant or min(n, m) < min_rows:
-        return rule.decide(
-            KsComparison, value, math.nan, None, n, m, None, is_constant=is_constant, error=error, missing=missing
-        )
-    size = round(n * m / (n + m))
-    threshold = ks_threshold(alpha, size)
-    p: float | None = None
-    if is_raw and (method == "exact" or (method == "auto" and max(n, m) <= _N_EXACT_KS)):
-        p = ks_exact(points, others)
-    elif error < 0.1 * threshold:
-        p = ks_tail(value, size)
-    is_significant = value - error > threshold if p is None else None
-    return rule.decide(
-        KsComparison, value, threshold, p, n, m, None, significant=is_significant, error=error, missing=missing
-    )
+def _surprise(p: Floats, q: Floats) -> Floats:
+    return _entropy(q, p)
 
 
-def wasserstein(
-    reference: Any,
-    current: Any,
-    *,
-    convention: str = "poolish",
-    alpha: float = 0.05,
-    effect_min: float | None = None,
-    min_rows: int = MIN_ROWS,
-) -> WassersteinComparison:
-    """Wasserstein's distance (the area between the distribution functions) in standard deviations of the reference.
+def _from_current(p: Floats, q: Floats) -> Floats:
+    return _entropy(p, q)
 
-    By SciPy's convention it is in the unit of the values; Evidently's divisor is at least 0.001. The threshold and p
-    are those of Brownian bridges between the quantiles of the reference, 4,000 of them, always the same.
 
-    >>> result = wasserstein(np.arange(1000) / 10, 0.22 * np.arange(500) + 3)
-    >>> round(result.value, 6), round(result.distance, 4), result.verdict
-    (0.27505, 7.94, 'drift')
-    """
-    rule = Rule("wasserstein", convention, alpha, effect_min, min_rows)
-    a, b = _ordered_sides(reference, current)
-    (points, reached), (others, others_reached) = _finite(a), _finite(b)
-    n, m = int(reached[-1]) if len(reached) else 0, int(others_reached[-1]) if len(others_reached) else 0
-    if not n or not m:
-        return rule.decide(
-            WassersteinComparison, math.nan, math.nan, None, n, m, None, distance=math.nan, scale=math.nan
-        )
-    if len(points) == n and len(others) == m:
-        distance = walk(points, others)[2]
-    else:
-        distance = _area(points, reached / n, others, others_reached / m)
-    scale = _scale(points, reached, convention)
-    value = distance / scale
-    is_constant = points[0] == points[-1] == others[0] == others[-1]
-    threshold, p = math.nan, None
-    if not is_constant and min(n, m) >= min_rows:
-        areas = _bridge_areas(points / scale, reached) * math.sqrt(1 / n + 1 / m)
-        if np.isfinite(areas).all():
-            threshold = float(np.quantile(areas, 1 - alpha))
-            p = float(((areas >= value).sum() + 1) / (len(areas) + 1))
-    return rule.decide(
-        WassersteinComparison,
-        value,
-        threshold,
-        p,
-        n,
-        m,
-        None,
-        is_constant=is_constant,
-        distance=distance,
-        scale=scale,
-    )
+def _bits(p: Floats, q: Floats) -> Floats:
+    return _nats(p, q) / _LN2
+
+
+def _distance(p: Floats, q: Floats) -> Floats:
+    return np.sqrt(_nats(p, q))
+
+
+def _nats(p: Floats, q: Floats) -> Floats:
+    middle = (p + q) / 2
+    return np.maximum((_entropy(p, middle) + _entropy(q, middle)) / 2, 0.0)
+
+
+def _entropy(p: Floats, q: Floats) -> Floats:
+    """The relative entropy of shares, normalised, as ``scipy.stats.entropy``: infinite where q is 0 and p is not."""
+    with np.errstate(all="ignore"):
+        p, q = p / p.sum(axis=-1, keepdims=True), q / q.sum(axis=-1, keepdims=True)
+        terms = np.where(p > 0, p * np.log(np.divide(p, q)), 0.0)
+    return terms.sum(axis=-1) if p.shape[-1] else np.full(p.shape[:-1], math.nan)
+
+
+def _pearson(counts: Int64, others: Int64) -> Floats:
+    n, m = counts.sum(axis=-1, keepdims=True), others.sum(axis=-1, keepdims=True)
+    pooled = (counts + others) / (n + m)
+    value = ((counts - n * pooled) ** 2 / (n * pooled)).sum(axis=-1)
+    return value + ((others - m * pooled) ** 2 / (m * pooled)).sum(axis=-1)
 
 
 @dataclass(frozen=True)
@@ -298,60 +212,20 @@ DISTANCES = {
 # Counting -------------------------------------------------------------------------------------------------------
 
 
-def side_of(values: Any) -> Side:
-    """A side of a comparison: a column, or the profile of one."""
-    return values if isinstance(values, ColumnProfile) else ColumnSample.of(values)
-
-
-def _counts(reference: Any, current: Any, rule: Rule, bins: Any) -> tuple[Int64, Int64]:
-    """The counts of both sides in the same bins."""
+def _cells(reference: Any, current: Any, rule: Rule, bins: Any) -> Cells:
+    """The counts of both sides in the same cells, as the convention chooses them."""
     a, b = side_of(reference), side_of(current)
     check_comparable(a, b)
     if rule.convention == EVIDENTLY:
-        return _evidently_counts(a, b)
+        return Cells(*_evidently_counts(a, b))
     for side in (a, b):
         if side.kind == "other":
             raise SchemaError(f"{rule.statistic}: numbers, booleans or text, got a column of another kind")
     chosen = None if bins is None else check_bins(bins)
-    if isinstance(chosen, Bins):
-        edges = chosen
-    elif chosen is None:
-        edges = a.own_bins()  # those of the profile, if it is one
-    else:
-        edges = a.own_bins(chosen)
-    return aligned(a.histogram_on(edges), b.histogram_on(edges))
-
-
-def _shares(reference: Any, current: Any, rule: Rule, bins: Any) -> tuple[Floats, Floats, int, int]:
-    """The share of each bin on both sides, smoothed as the convention says, and the sizes of the sides."""
-    counts, others = _counts(reference, current, rule, bins)
-    n, m = int(counts.sum()), int(others.sum())
-    if not n or not m:
-        return np.empty(0), np.empty(0), n, m
     if rule.convention == "poolish":
-        total = _JEFFREYS * len(counts)
-        smooth = [(each.astype(np.float64) + _JEFFREYS) / (size + total) for each, size in ((counts, n), (others, m))]
-        return smooth[0], smooth[1], n, m
-    p, q = counts.astype(np.float64) / n, others.astype(np.float64) / m
-    if rule.convention == EVIDENTLY and rule.statistic != "js":  # which is finite with them, so they are left
-        p, q = _without_zeros(p), _without_zeros(q)
-    return p, q, n, m
-
-
-def _without_zeros(shares: Floats) -> Floats:
-    """As Evidently fills them: a ten-thousandth, or a millionth of the least share where that is smaller."""
-    least = float(shares[shares > 0].min())
-    return np.where(shares == 0, least / 1e6 if least <= 1e-4 else 1e-4, shares)
-
-
-def _entropy(p: Floats, q: Floats) -> float:
-    """The relative entropy of shares, normalised, as ``scipy.stats.entropy``: infinite where q is 0 and p is not."""
-    if not len(p):
-        return math.nan
-    with np.errstate(all="ignore"):
-        p, q = p / p.sum(), q / q.sum()
-        terms = np.where(p > 0, p * np.log(np.divide(p, q)), 0.0)
-    return float(terms.sum())
+        return shared_cells(a, b, chosen)
+    edges = chosen if isinstance(chosen, Bins) else a.own_bins() if chosen is None else a.own_bins(chosen)
+    return Cells(*aligned(a.histogram_on(edges), b.histogram_on(edges)))
 
 
 def _evidently_counts(a: Side, b: Side) -> tuple[Int64, Int64]:
@@ -379,87 +253,7 @@ def _all_values(side: Side) -> dict[Any, int] | None:
 
 
 def _exact_finite(side: Side) -> Floats:
-    points, reached = _finite(side)
+    points, reached = finite_ranked(side)
     if len(points) and len(points) != int(reached[-1]):
         raise SchemaError("evidently-0.7 needs every value; pass the values, or a profile made with sketch='exact'")
     return points
-
-
-# Distribution functions -----------------------------------------------------------------------------------------
-
-
-def _ordered_sides(reference: Any, current: Any) -> tuple[Side, Side]:
-    a, b = side_of(reference), side_of(current)
-    for side in (a, b):
-        if side.kind in ("text", "other"):
-            raise SchemaError(f"values that have an order, numbers or booleans, got {side.kind}; use psi, js or chi2")
-        if isinstance(side, ColumnProfile) and side.quantiles is None and side.kind != "null":
-            raise SchemaError("this profile keeps no quantiles (sketch='none', or subtracted), which ks needs; use psi")
-    return a, b
-
-
-def _missing(side: Side) -> int:
-    return side.missing if isinstance(side, ColumnProfile) else side.nulls + len(_numbers(side)) - len(side.ordered)
-
-
-def _numbers(side: ColumnSample) -> NDArray[Any]:
-    return np.empty(0) if side.numbers is None else side.numbers
-
-
-def _finite(side: Side) -> tuple[Floats, Floats]:
-    if isinstance(side, ColumnProfile):
-        return (np.empty(0), np.empty(0)) if side.quantiles is None else side.quantiles.ranked
-    return side.finite, np.arange(1, len(side.finite) + 1, dtype=np.float64)
-
-
-def _share_at(points: Floats, shares: Floats, x: Floats) -> Floats:
-    reached: Floats = np.concatenate([[0.0], shares])[np.searchsorted(points, x, side="right")]
-    return reached
-
-
-def _apart(points: Floats, shares: Floats, others: Floats, other_shares: Floats) -> float:
-    x = np.union1d(points, others)
-    return float(np.abs(_share_at(points, shares, x) - _share_at(others, other_shares, x)).max())
-
-
-def _area(points: Floats, shares: Floats, others: Floats, other_shares: Floats) -> float:
-    x = np.union1d(points, others)
-    apart = np.abs(_share_at(points, shares, x[:-1]) - _share_at(others, other_shares, x[:-1]))
-    with np.errstate(all="ignore"):
-        return float(np.dot(apart[apart > 0], np.diff(x)[apart > 0]))
-
-
-def _scale(points: Floats, reached: Floats, convention: str) -> float:
-    """What the distance is divided by: the standard deviation of the reference, unless it has none."""
-    if convention == "scipy":
-        return 1.0
-    shares = np.diff(reached, prepend=0.0) / reached[-1]
-    # Divided by the largest first: squares of huge values are beyond float64 where the deviation is not.
-    largest = max(abs(float(points[0])), abs(float(points[-1]))) or 1.0
-    scaled = points / largest
-    std = largest * math.sqrt(float(np.dot((scaled - np.dot(scaled, shares)) ** 2, shares)))
-    if convention == EVIDENTLY:
-        return max(std, 0.001)
-    return std if std > 0 and math.isfinite(std) else 1.0
-
-
-_N_BRIDGES, _N_STEPS = 4_000, 128
-
-
-@lru_cache(maxsize=1)
-def _bridges() -> Floats:
-    """Brownian bridges, each a row of absolute heights at the middles of equal steps."""
-    steps = generator(0, "wasserstein").standard_normal((_N_BRIDGES, _N_STEPS)) / math.sqrt(_N_STEPS)
-    walked = np.cumsum(steps, axis=1)
-    ends = walked - np.outer(walked[:, -1], np.arange(1, _N_STEPS + 1) / _N_STEPS)
-    heights: Floats = np.abs(ends[:, :-1])
-    return heights
-
-
-def _bridge_areas(points: Floats, reached: Floats) -> Floats:
-    """Under no drift, the areas between two distribution functions, before the sizes of the samples enter."""
-    ranks = (np.arange(_N_STEPS) + 0.5) / _N_STEPS * reached[-1]
-    quantiles = points[np.minimum(np.searchsorted(reached, ranks), len(points) - 1)]
-    with np.errstate(all="ignore"):
-        areas: Floats = _bridges() @ np.diff(quantiles)
-    return areas

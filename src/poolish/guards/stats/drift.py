@@ -1,8 +1,12 @@
 """Drift: every column of two tables compared, with one error rate for all of them.
 
-Each column gets a p-value from its tests (Simes' rule joins them: the least p-value times the number of tests over its
-place among them), then Benjamini and Hochberg's rule holds the share of false alarms among all alarms at ``alpha``,
-however many columns there are. A changed share of missing values is a test of its own.
+Two questions are answered apart. *Significant*: each column gets a p-value from its tests (Simes' rule joins them: the
+least p-value times the number of tests over its place among them), and Holm's rule adjusts it for the number of
+columns: the chance of any false alarm among all columns is at most ``alpha``, however the columns depend on each other.
+*Worth an alarm*: the change in the column's own unit is compared with ``worth`` (see ``effects``). Drift is both.
+
+A changed share of missing values is a test of its own. Windows of a stream are many tests too: ``spent`` is the part of
+``alpha`` that each may use, so that all windows together, without end, alarm falsely with a chance of ``alpha``.
 """
 
 from __future__ import annotations
@@ -10,35 +14,45 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poolish import html
 from poolish.columns import columns_of
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
+from poolish.guards.stats.cells import Side, side_of
 from poolish.guards.stats.column_profile import ColumnProfile
-from poolish.guards.stats.distances import DISTANCES, Distance, Side, side_of
+from poolish.guards.stats.distances import DISTANCES, Distance
+from poolish.guards.stats.effects import MISSING_SHARE, Effect, Worth, check_worth, effect_of
+from poolish.guards.stats.permutation import calibrate
 from poolish.guards.stats.profile import Profile
 from poolish.guards.stats.serialization import encode_float
-from poolish.guards.stats.significance import Comparison, Verdict
+from poolish.guards.stats.significance import MANY_EXPECTED, MIN_ROWS, Comparison, Verdict
 from poolish.guards.stats.sketches import Moments
 from poolish.printable import counted, printable
+
+Floats = NDArray[np.float64]
+Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class ColumnDrift:
-    """The results of all tests of one column; ``p`` is adjusted for the number of tests and of columns."""
+    """The results of all tests of one column, how certain a change is and how large."""
 
     name: str
     verdict: Verdict
-    p: float | None
+    p: float | None  #: adjusted for the number of columns (Holm)
     tests: dict[str, Comparison]
     missing: tuple[float, float]  #: the share of None and NaN, before and now
     missing_p: float | None  #: how likely such a change is by chance; None where nothing is missing
     moments: tuple[Moments | None, Moments | None]  #: of both sides, where they are numbers
     note: str = ""
+    raw_p: float | None = None  #: of this column alone, all its tests joined (Simes)
+    effect: Effect | None = None  #: the change in the column's unit; None where there are no values to compare
+    significant: bool = False  #: whether p is below alpha; drift is that, and large enough
 
     @property
     def decisive(self) -> Comparison | None:
@@ -71,6 +85,9 @@ class ColumnDrift:
             "name": self.name,
             "verdict": self.verdict,
             "p": self.p if self.p is None else encode_float(self.p),
+            "raw_p": self.raw_p if self.raw_p is None else encode_float(self.raw_p),
+            "significant": self.significant,
+            "effect": None if self.effect is None else _effect_json(self.effect),
             "tests": {name: test.to_json() for name, test in self.tests.items()},
             "missing": list(self.missing),
             "missing_p": self.missing_p,
@@ -133,10 +150,7 @@ class DriftReport(Mapping[str, ColumnDrift]):
         return self.to_html()
 
     def __repr__(self) -> str:
-        lines = [
-            f"  {printable(column.name)}: {column.verdict}" + "".join(f"; {test}" for test in column.tests.values())
-            for column in self.values()
-        ]
+        lines = [f"  {printable(column.name)}: {'; '.join(_facts(column))}" for column in self.values()]
         return "\n".join(
             [f"{len(self.drifted)} of {counted(len(self), 'column')} drifted (alpha {self.alpha:g})", *lines]
         )
@@ -148,37 +162,51 @@ def compare_columns(
     columns: Iterable[str] | None,
     method: str,
     effect_min: float | Mapping[str, float] | None,
+    worth: Worth,
     *,
     alpha: float,
     **rules: Any,
 ) -> DriftReport:
     """What ``drift`` does."""
-    methods = _methods(method)
+    methods, worth = _methods(method), check_worth(worth)
     before = _sides(reference, columns)
     now = _sides(current, before if columns is None else columns)
-    found = [_compared(name, before[name], now[name], methods, effect_min, alpha=alpha, **rules) for name in before]
-    adjusted = benjamini_hochberg([column.p for column in found])
-    judged = [_judged(column, p, alpha) for column, p in zip(found, adjusted, strict=True)]
+    found = [
+        _compared(name, before[name], now[name], methods, effect_min, worth, alpha=alpha, **rules) for name in before
+    ]
+    adjusted = holm([column.raw_p for column in found])
+    judged = [_judged(column, p, alpha, worth) for column, p in zip(found, adjusted, strict=True)]
     return DriftReport(judged, alpha=alpha, method=method)
 
 
 # Deciding -------------------------------------------------------------------------------------------------------
 
 
-def benjamini_hochberg(p_values: Sequence[float | None]) -> list[float | None]:
-    """P-values adjusted so that those below alpha hold alpha as the share of false alarms; None stays None.
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """P-values adjusted so that any below alpha is a false alarm with a chance of at most alpha; None stays None.
 
-    >>> benjamini_hochberg([0.01, None, 0.04, 0.03])
-    [0.03, None, 0.04, 0.04]
+    >>> holm([0.01, None, 0.04, 0.03])
+    [0.03, None, 0.06, 0.06]
     """
     known = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
-    least = 1.0
-    for place in range(len(known), 0, -1):
-        p, i = known[place - 1]
-        least = min(least, p * len(known) / place)
-        adjusted[i] = least
+    largest = 0.0
+    for place, (p, i) in enumerate(known):
+        largest = max(largest, min(p * (len(known) - place), 1.0))
+        adjusted[i] = largest
     return adjusted
+
+
+def spent(alpha: float, window: int) -> float:
+    """The part of ``alpha`` that one window of a stream may use, counted from 0; all parts together are ``alpha``.
+
+    Later windows may use less, but never nothing: the parts fall about as ``1 / (k log(k) ** 2)``. Adding up error
+    rates needs no independence, which windows that share one reference do not have.
+
+    >>> [round(spent(0.05, window), 6) for window in (0, 1, 10, 1_000)]
+    [0.018454, 0.006546, 0.000435, 1e-06]
+    """
+    return alpha * math.log(2) * (1 / math.log(window + 2) - 1 / math.log(window + 3))
 
 
 def simes(p_values: Sequence[float]) -> float | None:
@@ -191,17 +219,25 @@ def simes(p_values: Sequence[float]) -> float | None:
     return min((p * len(ordered) / place for place, p in enumerate(ordered, 1)), default=None)
 
 
-def missing_test(n: int, missing: int, m: int, missing_now: int) -> float | None:
-    """The p-value of a changed share of missing values (two proportions); None where nothing or everything is missing.
+def missing_test(n: int, missing: int, m: int, missing_now: int, alpha: float = 0.05) -> float | None:
+    """The p-value of a changed share of missing values; None where nothing or everything is missing.
 
-    >>> round(missing_test(1000, 10, 1000, 30), 5)
-    0.0014
+    >>> round(missing_test(1000, 10, 1000, 30), 5), round(missing_test(1000, 0, 1000, 3), 5)
+    (0.0014, 0.24962)
     """
     pooled = (missing + missing_now) / (n + m) if n and m else 0.0
     if not 0 < pooled < 1:
         return None
+    if min(pooled, 1 - pooled) * min(n, m) < MANY_EXPECTED:
+        counts, others = (np.array([k, size - k]) for k, size in ((missing, n), (missing_now, m)))
+        return calibrate(_share_apart, counts, others, alpha).p
     z = (missing / n - missing_now / m) / math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
     return math.erfc(abs(z) / math.sqrt(2))
+
+
+def _share_apart(counts: Int64, others: Int64) -> Floats:
+    apart: Floats = np.abs(counts[..., 0] / counts.sum(axis=-1) - others[..., 0] / others.sum(axis=-1))
+    return apart
 
 
 def _compared(
@@ -210,56 +246,74 @@ def _compared(
     now: Side,
     methods: Mapping[str, Distance],
     effect_min: float | Mapping[str, float] | None,
+    worth: Worth,
     *,
     bins: Any,
     **rules: Any,
 ) -> ColumnDrift:
+    chosen, note = _applicable(methods, before, now)
     tests: dict[str, Comparison] = {}
-    note = ""
-    if "other" in (before.kind, now.kind):
-        note = "not compared: neither numbers nor text"
-        methods = {}
-    has_order = "text" not in (before.kind, now.kind)
-    if has_order and not (_keeps_order(before) and _keeps_order(now)):
-        left_out = [word for word, distance in methods.items() if distance.needs_order]
-        note, has_order = f"{' and '.join(left_out)} left out: a profile keeps no quantiles" if left_out else "", False
-    for word, distance in methods.items():
-        least = effect_min.get(word) if isinstance(effect_min, Mapping) else effect_min
-        options = rules | {"effect_min": least} | ({} if distance.needs_order else {"bins": bins})
-        try:
-            if has_order or not distance.needs_order:
-                tests[word] = distance.compare(before, now, **options)
-        except SchemaError as error:
-            error.add_note(f"while comparing column {name!r}")
-            raise
+    try:
+        for word, distance in chosen.items():
+            least = effect_min.get(word) if isinstance(effect_min, Mapping) else effect_min
+            options = rules | {"effect_min": least} | ({} if distance.needs_order else {"bins": bins})
+            tests[word] = distance.compare(before, now, **options)
+        effect = effect_of(name, before, now, worth)
+    except SchemaError as error:
+        error.add_note(f"while comparing column {name!r}")
+        raise
     counts = [(side.count, _n_missing(side)) for side in (before, now)]
     shares = (counts[0][1] / max(counts[0][0], 1), counts[1][1] / max(counts[1][0], 1))
     is_enough = min(counts[0][0], counts[1][0]) >= rules["min_rows"]
-    missing_p = missing_test(*counts[0], *counts[1]) if is_enough and methods else None
-    verdict = _joined(list(tests.values()))
+    missing_p = missing_test(*counts[0], *counts[1], rules["alpha"]) if is_enough and chosen else None
+    verdict = _joined(list(tests.values())) if chosen else "not applicable"
     p = simes([*_p_values(tests.values()), *([] if missing_p is None else [missing_p])])
     moments = (_moments(before), _moments(now))
-    return ColumnDrift(name, verdict, p, tests, shares, missing_p, moments, note)
+    return ColumnDrift(name, verdict, None, tests, shares, missing_p, moments, note, p, effect)
 
 
-def _judged(column: ColumnDrift, p: float | None, alpha: float) -> ColumnDrift:
+def _applicable(methods: Mapping[str, Distance], before: Side, now: Side) -> tuple[Mapping[str, Distance], str]:
+    """The methods that can compare these sides, and why others are left out, with those that can."""
+    if "other" in (before.kind, now.kind):
+        return {}, "not compared: neither numbers nor text; compare a column of numbers or text made of it"
+    ordered = [word for word, distance in methods.items() if distance.needs_order]
+    why = ""
+    if "text" in (before.kind, now.kind):
+        why = "text has no order"
+    elif not (_keeps_order(before) and _keeps_order(now)):
+        why = "a profile keeps no quantiles"
+    if not why or not ordered:
+        return methods, ""
+    others = [word for word, distance in DISTANCES.items() if not distance.needs_order]
+    left = {word: distance for word, distance in methods.items() if word not in ordered}
+    instead = "" if left else f"; use {', '.join(others)}"
+    return left, f"{' and '.join(ordered)} left out: {why}{instead}"
+
+
+def _judged(column: ColumnDrift, p: float | None, alpha: float, worth: Worth) -> ColumnDrift:
     """The verdict on a column after all columns have been seen."""
-    verdict = column.verdict
+    is_large = column.effect is None or column.effect.is_material
+    verdict, significant = column.verdict, p is not None and p < alpha
+    by_value = any(test.significant and test.material is not False for test in column.tests.values())
+    by_missing = column.missing_p is not None and column.missing_p < alpha and _is_missing_material(column, worth)
     if p is not None and verdict in ("ok", "drift"):
-        is_material = any(test.material is not False for test in column.tests.values() if test.significant)
-        by_missing = column.missing_p is not None and column.missing_p < alpha
-        verdict = "drift" if p < alpha and (is_material or by_missing) else "ok"
-    elif p is not None and column.missing_p is not None and p < alpha:
+        verdict = "drift" if significant and ((by_value and is_large) or by_missing) else "ok"
+    elif significant and by_missing:
         verdict = "drift"  # too few values to compare, because they are missing
     # A fixed mark, or a summary whose p-value is not known, says drift without one.
-    if any(test.p is None and test.verdict == "drift" for test in column.tests.values()):
+    marks = [test for test in column.tests.values() if test.p is None and test.verdict == "drift"]
+    if any(is_large or test.convention != "poolish" for test in marks):
         verdict = "drift"
-    return ColumnDrift(**{**vars(column), "verdict": verdict, "p": p})
+    return replace(column, verdict=verdict, p=p, significant=significant or bool(marks))
+
+
+def _is_missing_material(column: ColumnDrift, worth: Worth) -> bool:
+    return worth == "any" or abs(column.missing[1] - column.missing[0]) >= MISSING_SHARE
 
 
 def _joined(tests: Sequence[Comparison]) -> Verdict:
     verdicts = [test.verdict for test in tests]
-    order: tuple[Verdict, ...] = ("drift", "ok", "constant", "insufficient")
+    order: tuple[Verdict, ...] = ("drift", "ok", "constant", "not applicable", "insufficient")
     return next((verdict for verdict in order if verdict in verdicts), "insufficient")
 
 
@@ -268,7 +322,7 @@ def _p_values(tests: Iterable[Comparison]) -> list[float]:
 
 
 def _rank(column: ColumnDrift) -> tuple[object, ...]:
-    order = {"drift": 0, "ok": 1, "constant": 2, "insufficient": 3}
+    order = {"drift": 0, "ok": 1, "constant": 2, "insufficient": 3, "not applicable": 4}
     effect = math.inf if math.isnan(column.value) else -column.value
     return order[column.verdict], 1.0 if column.p is None else column.p, effect, column.name
 
@@ -315,11 +369,31 @@ def _line(column: ColumnDrift) -> list[tuple[str, object]]:
     return [
         ("column", column.name),
         ("verdict", column.verdict),
-        ("p", "" if column.p is None else f"{column.p:.3g}"),
-        ("tests", tests or column.note),
+        ("p", "" if column.raw_p is None else f"{column.raw_p:.3g}"),
+        ("p, adjusted", "" if column.p is None else f"{column.p:.3g}"),
+        ("change", "" if column.effect is None else str(column.effect)),
+        ("tests", "; ".join(filter(None, (tests, column.note)))),
         ("mean", "" if None in means else f"{means[0]} -> {means[1]}"),
         ("missing", f"{100 * column.missing[0]:.3g} % -> {100 * column.missing[1]:.3g} %"),
     ]
+
+
+def _facts(column: ColumnDrift) -> Iterator[str]:
+    yield column.verdict
+    if column.effect is not None:
+        yield str(column.effect)
+    if column.p is not None and column.raw_p is not None:
+        yield f"p {column.raw_p:.3g}, adjusted {column.p:.3g}"
+    yield from map(str, column.tests.values())
+    if column.missing_p is not None:
+        yield f"missing {100 * column.missing[0]:.3g} % -> {100 * column.missing[1]:.3g} % (p {column.missing_p:.3g})"
+    if column.note:
+        yield column.note
+
+
+def _effect_json(effect: Effect) -> dict[str, Any]:
+    found = {"value": effect.value, "unit": effect.unit, "spreads": effect.spreads, "least": effect.least}
+    return {name: encode_float(value) if isinstance(value, float) else value for name, value in found.items()}
 
 
 def drift(
@@ -331,20 +405,25 @@ def drift(
     convention: str = "poolish",
     alpha: float = 0.05,
     effect_min: float | Mapping[str, float] | None = None,
-    min_rows: int = 50,
+    worth: Worth = "auto",
+    min_rows: int = MIN_ROWS,
     bins: Any = None,
 ) -> DriftReport:
     """Compare the columns of two tables or profiles, those of the reference unless ``columns`` names some.
 
-    ``method`` are statistics joined by "+"; those that need an order are left out for text. ``effect_min`` is the least
-    difference that matters, for all statistics or for each by name. ``alpha`` is the share of false alarms among all
-    alarms, however many columns there are.
+    ``method`` are statistics joined by "+"; those that need an order are left out for text. ``alpha`` is the chance of
+    any false alarm, however many columns there are (Holm). ``worth`` is the least change that is worth an alarm, by
+    column and in its own unit, a share of the rows for text: ``worth={"price": 5.0}``. By default that is a tenth of
+    the reference's spread for numbers, 5 % of the rows for text and booleans; ``worth="any"`` counts every change.
+    ``effect_min`` is the same in the unit of the statistics, for all or for each by name.
 
     >>> import numpy as np
     >>> before = {"x": np.arange(1000) / 10}
-    >>> drift(before, {"x": 0.22 * np.arange(500) + 3})
-    1 of 1 column drifted (alpha 0.05)
-      x: drift; psi 0.1002 (threshold 0.05076, p 0.000114): drift; ks 0.118 (threshold 0.0739, p 0.000178): drift
+    >>> report = drift(before, {"x": 0.22 * np.arange(500) + 3})
+    >>> report.drifted, str(report["x"].effect)
+    (['x'], 'moved by 7.94 (0.214 spreads; worth an alarm: 3.707)')
+    >>> print(report["x"].tests["ks"])
+    ks 0.118 (threshold 0.0739, p 0.000178): drift
     """
     rules = {"convention": convention, "alpha": alpha, "min_rows": min_rows, "bins": bins}
-    return compare_columns(reference, current, columns, method, effect_min, **rules)
+    return compare_columns(reference, current, columns, method, effect_min, worth, **rules)

@@ -274,7 +274,7 @@ def _order_of(column: ColumnSample, n_bins: int, sketch: str) -> tuple[Quantiles
         shares = np.arange(1, n_bins) / n_bins
         ranks = Ranks.of(numbers, shares)
         if ranks is not None and ranks.n > N_EXACT:
-            bins = Bins(np.unique([ranks.quantile(share) for share in shares]), None, f"ref_quantile:{n_bins}")
+            bins = Bins.between(np.array([ranks.quantile(share) for share in shares]), n_bins)
             return Quantiles.of_places(ranks.n, ranks.at, ranks.slack), bins
     n_exact = max(len(numbers), N_EXACT) if sketch == "exact" else N_EXACT
     return Quantiles.of_sorted(column.finite, n_exact=n_exact), column.own_bins(n_bins)

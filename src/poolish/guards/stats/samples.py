@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -65,9 +64,20 @@ class Bins:
 
     @classmethod
     def of_quantiles(cls, ordered: Floats, n_bins: int = N_BINS) -> Bins:
-        """Between the quantiles (type 7) of a sorted sample, each edge once."""
+        """Between the quantiles (type 7) of a sorted sample; a value that fills a bin has one of its own."""
         places = (len(ordered) - 1) * (np.arange(1, n_bins) / n_bins)
-        edges = np.unique([linear(ordered, place) for place in places.tolist()])
+        return cls.between(np.array([linear(ordered, place) for place in places.tolist()]), n_bins)
+
+    @classmethod
+    def between(cls, quantiles: Floats, n_bins: int) -> Bins:
+        """Between quantiles that are known; those that are equal enclose one value, as the zeros of many columns.
+
+        >>> [str(edge) for edge in Bins.between(np.array([0.0, 0.0, 2.5]), 4).edges]
+        ['0.0', '5e-324', '2.5']
+        """
+        repeated = quantiles[1:][quantiles[1:] == quantiles[:-1]]
+        behind = np.nextafter(repeated, np.inf)
+        edges = np.unique(np.concatenate([quantiles, behind[np.isfinite(behind)]]))
         return cls(edges, None, f"ref_quantile:{n_bins}")
 
     @classmethod
@@ -152,7 +162,7 @@ class Histogram:
         if self.values is not None:
             return [str(value) for value in self.values]
         ends = ["-inf", *(f"{edge:.6g}" for edge in self._edges()), "inf"]
-        return [f"{low} .. {high}" for low, high in pairwise(ends)]
+        return [ends[i] if one else f"{ends[i]} .. {ends[i + 1]}" for i, one in enumerate(self._is_value())]
 
     def merge(self, other: Histogram) -> Histogram:
         """Of both, on the same bins."""
@@ -193,6 +203,11 @@ class Histogram:
 
     def _edges(self) -> list[float]:
         return [] if self.edges is None else self.edges.tolist()
+
+    def _is_value(self) -> list[bool]:
+        """Which bins hold one number only, the one that they begin with."""
+        edges = np.array(self._edges())
+        return [False, *(np.nextafter(edges[:-1], np.inf) == edges[1:]).tolist(), False][: len(edges) + 1]
 
     def _combine(self, other: Histogram, sign: int) -> Histogram:
         if self.bins != other.bins:

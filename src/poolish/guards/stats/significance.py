@@ -22,9 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError
+from poolish.guards.stats.cells import Cells
+from poolish.guards.stats.permutation import Calibration, Statistic, calibrate
 from poolish.guards.stats.serialization import encode_float
 
-Verdict = Literal["ok", "drift", "insufficient", "constant"]
+Verdict = Literal["ok", "drift", "insufficient", "constant", "not applicable"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,8 @@ class Comparison:
     """The result of ``psi``, ``kl``, ``js``, ``ks``, ``wasserstein`` or ``chi2``; true if there is drift.
 
     ``verdict`` is "insufficient" where either side has fewer than ``min_rows`` values, and "constant" where both hold
-    one and the same value only: then there is nothing to judge.
+    one and the same value only: then there is nothing to judge. It is "not applicable" where this statistic cannot
+    judge this column; ``problem`` names what can.
     """
 
     statistic: str
@@ -48,6 +51,8 @@ class Comparison:
     material: bool | None  #: None where no ``effect_min`` was given
     effect_min: float | None
     alpha: float
+    basis: str | None = None  #: what p rests on: "limit" (large samples), "exact" or "permutation"; None without p
+    problem: str = ""  #: why a column is "not applicable" to the statistic, and which method can judge it
 
     def __bool__(self) -> bool:
         return self.verdict == "drift"
@@ -58,7 +63,8 @@ class Comparison:
 
     def __str__(self) -> str:
         chance = "" if self.p is None or math.isnan(self.p) else f", p {self.p:.3g}"
-        return f"{self.statistic} {self.value:.4g} (threshold {self.threshold:.4g}{chance}): {self.verdict}"
+        why = f", {self.problem}" if self.problem else ""
+        return f"{self.statistic} {self.value:.4g} (threshold {self.threshold:.4g}{chance}): {self.verdict}{why}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +108,18 @@ class Chi2Comparison(Comparison):
 
 
 Floats = NDArray[np.float64]
+Int64 = NDArray[np.int64]
 Result = TypeVar("Result", bound=Comparison)
 
+#: With fewer rows on either side there is no verdict. P-values hold for fewer; there is little that they could show.
+MIN_ROWS = 30
 CONVENTIONS = ("poolish", "scipy", "evidently-0.7")
 EVIDENTLY = "evidently-0.7"
 #: Evidently's fixed mark for distances.
 _MARK = 0.1
+_JEFFREYS = 0.5
+#: Rows that every cell expects in the smaller sample, from which on chi2 is as good as permutations.
+MANY_EXPECTED = 20
 
 
 class Rule:
@@ -123,26 +135,63 @@ class Rule:
         self.statistic, self.convention, self.alpha = statistic, convention, alpha
         self.effect_min, self.min_rows = effect_min, min_rows
 
-    def of_bins(
+    def shares(self, counts: Int64, others: Int64) -> tuple[Floats, Floats]:
+        """The shares of the cells on both sides, smoothed as the convention says."""
+        if self.convention == "poolish":
+            return _smoothed(counts), _smoothed(others)
+        with np.errstate(all="ignore"):
+            p, q = counts / counts.sum(axis=-1, keepdims=True), others / others.sum(axis=-1, keepdims=True)
+        if self.convention == EVIDENTLY and self.statistic != "js":  # which is finite with zeros, so they are left
+            p, q = _without_zeros(p), _without_zeros(q)
+        return p, q
+
+    def of_cells(
         self,
         kind: type[Result],
-        value: float,
+        cells: Cells,
+        measure: Callable[[Floats, Floats], Floats],
         factor: float,
-        n: int,
-        m: int,
-        n_bins: int,
         *,
         power: int = 1,
         **extra: Any,
     ) -> Result:
-        """The verdict where ``value ** power`` is, under no drift, about ``factor (1/n + 1/m) chi2``."""
-        df = n_bins - 1
-        if not n or not m or df < 1 or self.convention == EVIDENTLY:
-            return self.decide(kind, value if n and m else math.nan, math.nan, None, n, m, n_bins, **extra)
+        """The verdict on a measure of shares; without drift ``value ** power`` is ``factor (1/n + 1/m) chi2``."""
+        counts, others = cells.counts, cells.others
+        n, m, n_cells = int(counts.sum()), int(others.sum()), len(counts)
+        if not n or not m:
+            return self.decide(kind, math.nan, math.nan, None, n, m, n_cells, **extra)
+        value = float(measure(*self.shares(counts, others)))
+        if self.convention == EVIDENTLY or n_cells < 2:
+            return self.decide(kind, value, math.nan, None, n, m, n_cells, **extra)
         unit = factor * (1 / n + 1 / m)
-        threshold = (unit * chi2_threshold(df, self.alpha)) ** (1 / power)
-        p = chi2_tail(value**power / unit, df)
-        return self.decide(kind, value, threshold, p, n, m, n_bins, **extra)
+        if self.convention == "scipy" or cells.expected >= MANY_EXPECTED:
+            threshold = (unit * chi2_threshold(n_cells - 1, self.alpha)) ** (1 / power)
+            p, basis = chi2_tail(value**power / unit, n_cells - 1), "limit"
+        else:
+            found = self._calibrated(cells, lambda c, o: measure(_smoothed(c), _smoothed(o)))
+            threshold, p, basis = found.threshold, found.p, "permutation"
+        return self.decide(kind, value, threshold, p, n, m, n_cells, problem=cells.problem, basis=basis, **extra)
+
+    def of_chi2(
+        self, kind: type[Result], cells: Cells, statistic: Statistic, value: float, *, df: int, effect: float
+    ) -> Result:
+        """The verdict on Pearson's statistic."""
+        n, m = int(cells.counts.sum()), int(cells.others.sum())
+        extra: dict[str, Any] = {"df": df, "effect": effect}
+        if not n or not m or not df:
+            return self.decide(kind, 0.0 if n and m else math.nan, math.nan, None, n, m, df + 1, **extra)
+        if self.convention != "poolish" or cells.expected >= MANY_EXPECTED:
+            threshold, p, basis = chi2_threshold(df, self.alpha), chi2_tail(value, df), "limit"
+        else:
+            found = self._calibrated(cells, statistic)
+            threshold, p, basis = found.threshold, found.p, "permutation"
+        extra |= {"problem": cells.problem, "basis": basis}
+        return self.decide(kind, value, threshold, p, n, m, df + 1, size=effect, **extra)
+
+    def _calibrated(self, cells: Cells, statistic: Statistic) -> Calibration:
+        if cells.problem or min(cells.counts.sum(), cells.others.sum()) < self.min_rows:
+            return Calibration(math.nan, math.nan, 0)
+        return calibrate(statistic, cells.counts, cells.others, self.alpha)
 
     def decide(
         self,
@@ -157,9 +206,12 @@ class Rule:
         size: float | None = None,
         significant: bool | None = None,
         is_constant: bool | None = None,
+        problem: str = "",
+        basis: str = "limit",
         **extra: Any,
     ) -> Result:
         """The result; ``size`` is what ``effect_min`` is measured against, by default the value."""
+        p = None if p is None or math.isnan(p) else p
         if significant is None:
             significant = p is not None and p < self.alpha
         if self.convention == EVIDENTLY:
@@ -175,6 +227,8 @@ class Rule:
             verdict, significant = "insufficient", False
         elif is_constant or (is_constant is None and n_bins is not None and n_bins < 2):
             verdict, significant = "constant", False
+        elif problem:
+            verdict, significant, p = "not applicable", False, None
         return kind(
             statistic=self.statistic,
             value=value,
@@ -189,8 +243,21 @@ class Rule:
             material=material,
             effect_min=self.effect_min,
             alpha=self.alpha,
+            basis=None if p is None else basis,
+            problem=problem if verdict == "not applicable" else "",
             **extra,
         )
+
+
+def _smoothed(counts: Int64) -> Floats:
+    """Jeffreys' shares: half a row more in every cell."""
+    return (counts + _JEFFREYS) / (counts.sum(axis=-1, keepdims=True) + _JEFFREYS * counts.shape[-1])
+
+
+def _without_zeros(shares: Floats) -> Floats:
+    """As Evidently fills them: a ten-thousandth, or a millionth of the least share where that is smaller."""
+    least = float(shares[shares > 0].min(initial=1.0))
+    return np.where(shares == 0, least / 1e6 if least <= 1e-4 else 1e-4, shares)
 
 
 # Tables ---------------------------------------------------------------------------------------------------------
