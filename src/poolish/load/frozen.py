@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from poolish.fingerprints import tables
@@ -363,6 +364,13 @@ def content_of(rows: FrozenRows, span: Span) -> str:
     return "" if own is None else str(own(span))
 
 
+def pass_epoch(dataset: Any, epoch: int) -> None:
+    """Tell ``dataset`` which epoch begins, if it wants to know."""
+    own = getattr(dataset, "set_epoch", None)
+    if own is not None:
+        own(epoch)
+
+
 def choice_of(dataset: Any) -> str:
     """Which rows, under which numbers, the views of a dataset make of what is below them; empty where all, as they are.
 
@@ -376,3 +384,30 @@ def choice_of(dataset: Any) -> str:
     if len(below) > 1:
         return f"{own}({','.join(below)})" if own or any(below) else ""
     return " of ".join(each for each in (own if isinstance(own, str) else "", *below) if each)
+
+
+#: Features whose Arrow values are what the dataset shows; others are decoded, such as images.
+_PLAIN = ("Value", "ClassLabel", "List", "LargeList", "Sequence")
+
+
+def is_arrow(rows: FrozenRows) -> bool:
+    """Whether these rows are those of a Hugging Face dataset that shows them as they are stored."""
+    if type(rows) is not NumberedRows:
+        return False
+    dataset = rows.dataset
+    if type(dataset).__module__ != "datasets.arrow_dataset" or dataset.format["type"] is not None:
+        return False
+    return all(map(_is_plain, dataset.features.values()))
+
+
+def _is_plain(feature: Any) -> bool:
+    inner = getattr(feature, "feature", None)
+    return type(feature).__name__ in _PLAIN and (inner is None or _is_plain(inner))
+
+
+def table_of(rows: FrozenRows, ids: Int64) -> pa.Table:
+    """These rows of such a dataset."""
+    assert isinstance(rows, NumberedRows)
+    shown = rows.dataset.with_format("arrow", columns=rows.dataset.format["columns"])
+    table: pa.Table = shown[ids.tolist()]
+    return table

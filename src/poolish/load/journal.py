@@ -25,9 +25,9 @@ from poolish.errors import ConfigError, ResumeError
 from poolish.files import Lock, read_json, write_json
 from poolish.files.lines import ChecksummedLines
 from poolish.load.frozen import FrozenRows
+from poolish.load.group import ComparedRows
 from poolish.load.ledger import OnEmpty, Run, Skipped, digest
 from poolish.load.order import BLOCK_ROWS, Block, GenerationCursors, ObservedBounds, Order
-from poolish.load.peers import ComparedRows
 
 #: 2 since journals name their run.
 _VERSION, _READS = 2, (1, 2)

@@ -20,6 +20,7 @@ import numpy as np
 
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
+from poolish.load.batching import SampledBatches
 from poolish.load.frozen import (
     FrozenRows,
     Int64,
@@ -33,7 +34,6 @@ from poolish.load.frozen import (
 )
 from poolish.load.ledger import LedgerProtocol, OnEmpty, Run
 from poolish.load.order import NOTHING, Block, GenerationCursors, ObservedBounds, Order
-from poolish.load.sampling import SampledBatches
 from poolish.rows import DatasetBuffer
 
 #: Ready-made batches of which ranks compare a digest.

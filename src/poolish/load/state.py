@@ -3,7 +3,7 @@
 format, version, check     what it is, and a checksum of all the rest
 source, seed, shuffle      which order it is a place in
 branch                     which branches of a buffer or stream wrote the rows that were seen
-spots                      a digest of some rows of data without an id, as spot_check takes it
+spots                      a digest of some rows of data without an id, see dataset_state
 run                        which training run it belongs to, where that is known
 epoch, step, position      where, for people
 first_step, total          the step that the epoch began with, and the position of its end; -1 where that is unknown
@@ -27,14 +27,14 @@ from typing import Any
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
 from poolish.load import dataset_state
+from poolish.load.dataset_state import check_spots, kept_spots, spots_of
 from poolish.load.frozen import FrozenRows, branch_below, fixed_by, has_branch, members_of, ordinal_of, snapshot_rows
+from poolish.load.group import InStep
 from poolish.load.order import ObservedBounds, delta_decode, delta_encode
-from poolish.load.own_rows import InStep
 from poolish.load.planner import BatchPlanner, LoaderPosition, OrderPlanner
 from poolish.load.progress import Progress
 from poolish.load.reader import RankReader
 from poolish.load.settings import LoaderSettings
-from poolish.load.spot_check import check_spots, kept_spots, spots_of
 from poolish.ranks import Share
 
 #: 2 since states know their run, a dataset's own state and where their epoch begins and ends; 1 is that of 0.1.0.

@@ -45,6 +45,7 @@ from poolish.load.frozen import (
     has_branch,
     ids_of,
     members_of,
+    pass_epoch,
     snapshot_rows,
 )
 from poolish.rows import DatasetBuffer
@@ -245,13 +246,6 @@ def check_sources(datasets: Any, what: str) -> list[Any]:
     if not parts:
         raise ConfigError(f"{what}: give at least one")
     return parts
-
-
-def pass_epoch(dataset: Any, epoch: int) -> None:
-    """Tell ``dataset`` which epoch begins, if it wants to know."""
-    own = getattr(dataset, "set_epoch", None)
-    if own is not None:
-        own(epoch)
 
 
 def check_epoch(epoch: int) -> int:
