@@ -31,7 +31,7 @@ from poolish.errors import ConfigError
 from poolish.load.batch import collate, empty_like, nbytes, tensors
 from poolish.load.frozen import FrozenRows, Int64, SnapshotRows, WindowRows, is_arrow, table_of
 from poolish.load.padding import Cast, PaddedCollate, PaddedColumns, Room, array_room
-from poolish.load.planner import LoaderPosition, Plan, ReadRequest, StepPlanner
+from poolish.load.planner import Example, LoaderPosition, Plan, ReadRequest, StepPlanner
 from poolish.load.shaping import BatchShaper, rows_named
 from poolish.prefetch import Prefetcher
 from poolish.rows import DatasetBuffer
@@ -160,13 +160,13 @@ class BatchReader:
         shaped = self._shaper.shape(content, ids, plan.place)
         return BatchRead(shaped.content, ids, gone, None if self._shaper.transforms else content, shaped.ids)
 
-    def _joined(self, parts: Sequence[Read], example: tuple[FrozenRows, Int64]) -> Any:
+    def _joined(self, parts: Sequence[Read], example: Example) -> Any:
         """``example`` shows what a batch without rows looks like."""
         if len(parts) == 1 and not isinstance(parts[0].content, list):
             return self._finished(parts[0].content)
         if any(isinstance(part.content, list) for part in parts) or not parts:
             samples = [sample for part in parts for sample in part.content]
-            return self._collated(samples) if samples else self._without_rows(*example)
+            return self._collated(samples) if samples else self._without_rows(*example())
         contents = [part.content for part in parts]
         if self._padding is not None and isinstance(contents[0], PaddedColumns):
             return self._padding.joined(contents, _joined)

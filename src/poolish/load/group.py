@@ -28,7 +28,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -255,7 +255,8 @@ class GroupLedger(Ledger):
     def __init__(self, peers: Peers, compared: ComparedRows | None) -> None:
         super().__init__()
         self._peers, self._compared = peers, compared
-        self._agreed: dict[tuple[int, int, int, str], ObservedBounds] = {}
+        #: What was agreed on a block, and how many behind it were decided with it.
+        self._agreed: dict[tuple[int, int, int, Hashable], tuple[ObservedBounds, int]] = {}
 
     def decide_block(
         self,
@@ -271,27 +272,31 @@ class GroupLedger(Ledger):
         if not (order.follow or begins or frozen.changes == SHARED):
             return super().decide_block(order, number, before, frozen, on_empty, session)
         with self._lock:
-            place = (order.epoch, session, number, digest(before))
-            seen = self._agreed.get(place)
-            if seen is None:
-                seen = self._agree(place, order, before, frozen, on_empty)
-            if seen is None:
+            place = (order.epoch, session, number, before.key)
+            agreed = self._agreed.get(place) or self._agree(order, number, before, frozen, on_empty)
+            if agreed is None:
                 return None
+            seen, n_ahead = agreed
             block = order.decide(number, before, frozen, seen)
-            self._note(place, order.epoch, number, block.seen)
-            self._agreed[place] = seen
-            return block
+            for i, (later, left) in enumerate(order.ahead(block, n_ahead), 1):
+                self._agreed[order.epoch, session, later, left.key] = seen.lasting, n_ahead - i
+            n_ahead = min(n_ahead, order.n_ahead(block, frozen))
+            self._note(order.epoch, block, n_ahead)
+            self._agreed[place] = agreed
+            return replace(block, n_ahead=n_ahead)
 
     def _agree(
         self,
-        place: tuple[int, int, int, str],
         order: Order,
+        number: int,
         before: GenerationCursors,
         frozen: FrozenRows,
         on_empty: OnEmpty,
-    ) -> ObservedBounds | None:
-        """What the first rank saw; None for an empty block that none of them has decided and this one may not."""
-        epoch, _, number, history = place
+    ) -> tuple[ObservedBounds, int] | None:
+        """What the first rank saw, and the blocks that it decided with this one; None for an empty block that none of
+        them has decided and this one may not.
+        """
+        epoch, history = order.epoch, digest(before)
         key = f"block/{epoch}/{number}"
         line = self._peers.found(key)
         if line is None:
@@ -299,7 +304,8 @@ class GroupLedger(Ledger):
             if block.is_empty and on_empty == "wait":
                 return None
             content = [] if self._compared is None else self._compared.beyond(frozen, block.seen.spans)
-            line = self._peers.agree(key, {"before": history, "content": content, **block.seen.to_json()})
+            ahead = {"before": history, "content": content, "ahead": order.n_ahead(block, frozen)}
+            line = self._peers.agree(key, {**ahead, **block.seen.to_json()})
         if line["before"] != history:
             raise ResumeError(
                 f"Loader: block {number} of epoch {epoch} was decided in another history than that of this rank; load "
@@ -308,12 +314,12 @@ class GroupLedger(Ledger):
         seen = ObservedBounds.from_json(line)
         if self._compared is not None:
             self._compared.compare(frozen, seen.spans, line["content"])
-        return seen
+        return seen, line["ahead"]
 
     def leave(self, who: str, epoch: int, session: int) -> None:
         """The rank has left a session: how its blocks were agreed on is not asked for again."""
         with self._lock:
-            kept = {place: seen for place, seen in self._agreed.items() if place[:2] != (epoch, session)}
+            kept = {place: agreed for place, agreed in self._agreed.items() if place[:2] != (epoch, session)}
             self._agreed = kept
 
 
@@ -364,7 +370,7 @@ class InStep(ABC):
         if self.uneven != "repeat":
             return self._empty(place)
         begun = max(place.position, place.total or 0)  # from here on nothing of its own is left to do
-        return self._again(replace(place, position=begun))
+        return self._again(place._replace(position=begun))
 
     def is_over(self, place: LoaderPosition) -> bool:
         """Whether the ranks have ended together here; asks none of them."""
@@ -404,15 +410,15 @@ class OwnRowsPlanner(InStep, OrderPlanner):
     _own_next, _own_left = OrderPlanner.next, OrderPlanner.n_left
 
     def _again(self, place: LoaderPosition) -> Plan | None:
-        number = 0 if place.open_block is None else place.open_block.block.number
-        place = replace(place, open_block=self.used_up(number, NOTHING), offset=0)
+        number = max(0, place.next_block[0] - 1)
+        place = place._replace(open_block=self.used_up(number, NOTHING), offset=0)
         self.session = self._ledger.enter(self.run_from(place, "rank 0 worker 0"))
         return self._own_next(place)
 
     def _empty(self, place: LoaderPosition) -> Plan:
         rows = self._current_rows(place.open_block)
         nothing = ReadRequest(rows, NOTHING.starts, NOTHING.starts)
-        return Plan(place, [nothing], replace(place, step=place.step + 1), (rows, all_ids(rows)[:1]))
+        return Plan(place, [nothing], place._replace(step=place.step + 1), lambda: (rows, all_ids(rows)[:1]))
 
     def _note_early_end(self, place: LoaderPosition) -> None:
         total = self.rows_left(place) + place.position if place.total is None else place.total
@@ -425,13 +431,14 @@ class OwnBatchesPlanner(InStep, BatchPlanner):
     _own_next, _own_left = BatchPlanner.next, BatchPlanner.n_left
 
     def _again(self, place: LoaderPosition) -> Plan | None:
-        plan = self._own_next(replace(place, position=place.position % self.n_batches))
+        plan = self._own_next(place._replace(position=place.position % self.n_batches))
         assert plan is not None
-        return plan._replace(place=place, after=replace(plan.after, position=place.position + 1))
+        return plan._replace(place=place, after=plan.after._replace(position=place.position + 1))
 
     def _empty(self, place: LoaderPosition) -> Plan:
         nothing = ReadRequest(self._rows, NOTHING.starts, NOTHING.starts)
-        return Plan(place, [nothing], replace(place, step=place.step + 1), (self._rows, self._ids(0)[:1]))
+        rows = self._rows
+        return Plan(place, [nothing], place._replace(step=place.step + 1), lambda: (rows, self._ids(0)[:1]))
 
     def _note_early_end(self, place: LoaderPosition) -> None:
         """Batches that are left out have no rows yet."""

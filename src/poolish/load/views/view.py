@@ -42,6 +42,7 @@ from poolish.load.frozen import (
     branch_below,
     content_of,
     fixed_by,
+    has_all,
     has_branch,
     ids_of,
     members_of,
@@ -359,6 +360,10 @@ class DelegatingRows:
     def alive(self, ids: Int64) -> Mask | None:
         """As below."""
         return self.rows.alive(ids)
+
+    def has_all(self, first: int, end: int) -> bool:
+        """As below; a view that leaves rows out says so."""
+        return type(self).alive is DelegatingRows.alive and has_all(self.rows, first, end)
 
     def fetch(self, ids: Int64) -> list[Any]:
         """As below."""
