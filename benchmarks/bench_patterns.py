@@ -25,9 +25,9 @@ from poolish.load.batching import RandomBatches, SequentialBatches, StratifiedBa
 from poolish.load.cached import CachedDataset
 from poolish.load.dataset import Dataset, check_index
 from poolish.load.loader import Loader
+from poolish.load.media import ImageFolder
 from poolish.load.views.composite import CompositeDataset
-from poolish.load.views.transformed import TransformedDataset
-from poolish.load.vision import ImageFolder
+from poolish.load.views.single import TransformedDataset
 from poolish.prefetch import Prefetcher
 from poolish.workers import Workers
 

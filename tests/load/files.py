@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from poolish.load.audio import AudioDataset
+from poolish.load.media import CIFAR10, FOLDER, RECORD, RECORDS, AudioDataset, ImageFolder
 from poolish.load.text import TextDataset
-from poolish.load.vision import CIFAR10, FOLDER, RECORD, RECORDS, ImageFolder
 
 
 def make_images(folder: Path, **options: Any) -> ImageFolder:
@@ -26,7 +25,7 @@ def make_images(folder: Path, **options: Any) -> ImageFolder:
 
 def make_cifar(folder: Path) -> Any:
     """The first rows of test files that are as long as they should be, but for the most part empty."""
-    from poolish.load.views.reindexed import SubsettedDataset
+    from poolish.load.views.single import SubsettedDataset
 
     return SubsettedDataset(cifar_files(folder), range(8))
 

@@ -11,11 +11,9 @@ import numpy as np
 from poolish import DatasetBuffer
 from poolish.load.cached import CachedDataset
 from poolish.load.dataset import Dataset, check_index
-from poolish.load.views.adapted import AdaptedDataset
 from poolish.load.views.composite import CompositeDataset
 from poolish.load.views.filtered import FilteredDataset
-from poolish.load.views.reindexed import ShuffledDataset, SubsettedDataset
-from poolish.load.views.transformed import TransformedDataset
+from poolish.load.views.single import AdaptedDataset, ShuffledDataset, SubsettedDataset, TransformedDataset
 
 
 def row(n: int) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from poolish.load.cached import CachedDataset
 from poolish.load.dataset import Dataset, check_index
 from poolish.load.disk_cache import decode, encode
 from poolish.load.frozen import snapshot_rows
-from poolish.load.structures import clone, freeze
+from poolish.load.memory_cache import clone, freeze
 from poolish.load.views.composite import CompositeDataset
-from poolish.load.views.transformed import TransformedDataset
+from poolish.load.views.single import TransformedDataset
 from poolish.testing import same
 from poolish.testing.datasets import spoil
 from tests.effort import times

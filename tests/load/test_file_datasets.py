@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
-from poolish.load.audio import AudioDataset
 from poolish.load.dataset import check_index, identity_of
 from poolish.load.frozen import snapshot_rows
+from poolish.load.media import CIFAR10, CLASSES, FOLDER, RECORD, RECORDS, AudioDataset, ImageFolder, VisionDataset
 from poolish.load.text import TextDataset
-from poolish.load.vision import CIFAR10, CLASSES, FOLDER, RECORD, RECORDS, ImageFolder, VisionDataset
 from tests.load.files import cifar_files, make_audio, make_images
 
 

@@ -420,7 +420,7 @@ def test_a_store_that_outlives_a_restart_says_nothing_old(tmp_path, monkeypatch)
         found = []
         for attempt in range(2):
             monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
-            monkeypatch.setattr("poolish.load.peers._n_named", Counter())  # as in a new process
+            monkeypatch.setattr("poolish.load.group._n_named", Counter())  # as in a new process
             loader = load(buffer(8 + attempt), 2, follow=True, shared="copy", journal="group")
             found.append(epoch(loader))
         return found

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from poolish.errors import ConfigError
-from poolish.load.cache_stats import MAX_TRACE, AccessTrace, stack_distances
 from poolish.load.cached import CachedDataset
+from poolish.load.memory_cache import MAX_TRACE, AccessTrace, stack_distances
 from tests.load.sources import buffer
 
 PATTERNS = {

@@ -19,19 +19,21 @@ from poolish import DatasetBuffer, DatasetRecipe, StreamStore
 from poolish.errors import ConfigError, CorruptDataError, ResumeError, Unfingerprintable
 from poolish.guards import Faults
 from poolish.load import Loader
-from poolish.load.audio import AudioDataset
 from poolish.load.base import BaseDataset
 from poolish.load.cached import CachedDataset
 from poolish.load.dataset import Dataset, check_index
+from poolish.load.media import CIFAR10, AudioDataset, ImageFolder
 from poolish.load.shards import HorizontalShard, VerticalShard
 from poolish.load.text import TextDataset
-from poolish.load.views.adapted import AdaptedDataset
 from poolish.load.views.composite import CompositeDataset
 from poolish.load.views.filtered import FilteredDataset
-from poolish.load.views.reindexed import ShuffledDataset, SubsettedDataset
-from poolish.load.views.resilient import ResilientDataset
-from poolish.load.views.transformed import TransformedDataset
-from poolish.load.vision import CIFAR10, ImageFolder
+from poolish.load.views.single import (
+    AdaptedDataset,
+    ResilientDataset,
+    ShuffledDataset,
+    SubsettedDataset,
+    TransformedDataset,
+)
 from tests.load.files import cifar_files, make_audio, make_images
 
 

@@ -94,10 +94,10 @@ def test_a_decision_that_was_interrupted_before_it_was_noted_is_noted_by_the_nex
     """Of several ranks, too: what is decided and not in the history could never be audited."""
     ledger, interrupts, add = Ledger(2), [KeyboardInterrupt()], _History.add
 
-    def interrupted(self, number, seen):
+    def interrupted(self, *arguments):
         if interrupts:
             raise interrupts.pop()
-        add(self, number, seen)
+        add(self, *arguments)
 
     monkeypatch.setattr(_History, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -138,3 +138,17 @@ def test_digests_tell_histories_apart():
 
     assert len({digest(NOTHING), digest(block.after), digest(other.after)}) == 3
     assert digest(block.after) == digest(Order(1, 0).decide(0, NOTHING, snapshot_rows(range(2000))).after)
+
+
+def test_a_rank_that_looks_later_and_misses_rows_takes_the_blocks_decided_ahead(monkeypatch):
+    """The first rank does not ask about them again, so their rows stay dealt as they were when it decided."""
+    monkeypatch.setattr(order_module, "BLOCK_ROWS", 4)
+    source = buffer(60)
+    first, second = map(iter, ranks(2, source, 2, shuffle=True))
+    seen = [*next(first).ids]  # the snapshot of its epoch
+    source.retain(0.5)
+
+    seen += [id_ for batches in (first, second) for batch in batches for id_ in batch.ids]
+
+    assert len(seen) == len(set(seen))
+    assert set(range(30, 60)) < set(seen) < set(range(60))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poolish.errors import ConfigError
-from poolish.load.views.reindexed import SubsettedDataset
+from poolish.load.views.single import SubsettedDataset
 from poolish.testing import same
 from tests.load.sources import Rows, row
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from poolish.errors import ResumeError
 from poolish.load import CompositeDataset
 from poolish.load import order as order_module
 from poolish.load.frozen import snapshot_rows
-from poolish.load.order import NOTHING, ObservedBounds, Order
+from poolish.load.order import NOTHING, BlocksAhead, ObservedBounds, Order
 from tests.effort import times
 from tests.load.loaders import buffer, rows
 
@@ -156,3 +157,42 @@ def test_a_dataset_with_other_parts_is_refused():
 
     with pytest.raises(ResumeError, match="2 parts"):
         order.decide(1, block.after, snapshot_rows(CompositeDataset([[1], [2]])))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_blocks_ahead_have_the_ids_of_blocks_decided_one_by_one(shuffle, monkeypatch):
+    """Any share of them, and at any offset the block that it lies in and what is left behind that one."""
+    monkeypatch.setattr(order_module, "BLOCK_ROWS", 4)
+    order, frozen = Order(7, 0, shuffle=shuffle, follow=False), snapshot_rows(rows(31))
+    blocks = drawn(order, lambda k: frozen, 8)
+    first = replace(blocks[0], n_ahead=order.n_ahead(blocks[0], frozen))
+
+    ahead, behind = BlocksAhead(order, first), np.concatenate([block.ids for block in blocks[1:]])
+
+    assert (first.n_ahead, ahead.n_ids) == (7, 27)
+    assert all(ahead.ids(a, 27, k).tolist() == behind[a::k].tolist() for a in range(27) for k in (1, 3, 8))
+    for offset in range(1, 28):
+        number = 1 + (offset - 1) // 4
+        block, inside = ahead.at(offset)
+        assert (block.number, block.ids.tolist(), block.seen) == (
+            number,
+            blocks[number].ids.tolist(),
+            blocks[number].seen,
+        )
+        assert (inside, ahead.left_behind(offset)[0]) == (offset - 4 * (number - 1), number + 1)
+        assert ahead.left_behind(offset)[1].key == block.after.key == blocks[number].after.key
+
+
+def test_no_blocks_are_decided_ahead_where_rows_may_come_or_are_missing():
+    """Growth joins at the next block, and a block without its dead rows is looked at by itself."""
+    holey = buffer(5000)
+    holey.retain(0.5, by="random")
+    whole_, other = snapshot_rows(rows(5000)), snapshot_rows(holey)
+    composite = snapshot_rows(CompositeDataset([rows(3000), rows(3000)]))
+
+    def n_ahead(frozen, **options):
+        order = Order(7, 0, **options)
+        return order.n_ahead(order.decide(0, NOTHING, frozen), frozen)
+
+    assert n_ahead(whole_, follow=False) == 4
+    assert n_ahead(whole_, follow=True) == n_ahead(other, follow=False) == n_ahead(composite, follow=False) == 0

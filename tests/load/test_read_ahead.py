@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.load import CachedDataset, Loader, TextDataset, TransformedDataset
-from poolish.load.read_ahead import FIRST, MOST, Runs
+from poolish.load.memory_cache import FIRST, MOST, Runs
 from tests.load.files import cifar_files
 from tests.load.sources import Rows, grown, row
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from poolish.load.structures import nbytes
+from poolish.load.batch import nbytes
 
 N = 10_000
 ARRAY = np.zeros(N, np.uint8)

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from poolish.errors import ResumeError
 from poolish.load import CompositeDataset, SubsettedDataset, TransformedDataset
-from poolish.load.spot_check import spots_of
+from poolish.load.dataset_state import spots_of
 from tests.load.loaders import buffer, ids, load, saved
 
 N = 100

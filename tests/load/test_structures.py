@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from poolish.errors import ConfigError, SchemaError
 from poolish.load import AdaptiveBatches, CachedDataset, Loader, TransformedDataset, verify_resume
-from poolish.load.structures import nbytes
+from poolish.load.batch import nbytes
 from tests.load.loaders import saved
 
 

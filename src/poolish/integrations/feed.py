@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 from poolish.errors import ConfigError
-from poolish.load.batch import Origin, labelled
+from poolish.load.batch import Origin, labelled, map_columns
 from poolish.load.loader import Loader
-from poolish.load.structures import map_columns
 from poolish.serve.consumer import DatasetConsumer
 
 Source = Loader | DatasetConsumer

@@ -4,29 +4,31 @@
 alone.
 """
 
-from poolish.load.audio import AudioDataset
 from poolish.load.base import BaseDataset
 from poolish.load.batch import Batch
 from poolish.load.batching import RandomBatches, SequentialBatches, StratifiedBatches
-from poolish.load.cache_stats import CacheAdvice, CacheStats
 from poolish.load.cached import CachedDataset
 from poolish.load.cached import materialised as _materialised
 from poolish.load.dataset import Dataset, Operations, check_index, provide
 from poolish.load.loader import Loader
+from poolish.load.media import CIFAR10, AudioDataset, ImageFolder, VisionDataset
+from poolish.load.memory_cache import CacheAdvice, CacheStats
 from poolish.load.memory_cache import fit as _fit
 from poolish.load.micro_batches import AdaptiveBatches, GradientAccumulator
 from poolish.load.padding import PaddedCollate
 from poolish.load.resume_check import verify_resume
 from poolish.load.shards import HorizontalShard, HybridShard, VerticalShard
 from poolish.load.text import TextDataset
-from poolish.load.views.adapted import AdaptedDataset
 from poolish.load.views.composite import CompositeDataset
 from poolish.load.views.filtered import FilteredDataset
 from poolish.load.views.joined import JoinedDataset, joined
-from poolish.load.views.reindexed import ShuffledDataset, SubsettedDataset
-from poolish.load.views.resilient import ResilientDataset
-from poolish.load.views.transformed import TransformedDataset
-from poolish.load.vision import CIFAR10, ImageFolder, VisionDataset
+from poolish.load.views.single import (
+    AdaptedDataset,
+    ResilientDataset,
+    ShuffledDataset,
+    SubsettedDataset,
+    TransformedDataset,
+)
 
 provide(Operations(CompositeDataset, _fit, _materialised))
 

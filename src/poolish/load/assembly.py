@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from poolish import torch_bridge
 from poolish.errors import ConfigError
+from poolish.load.batch import map_columns
+from poolish.load.batching import SampledBatches, sampled, weighted
 from poolish.load.fetch import BatchReader, Fetcher, PrefetchingFetcher
 from poolish.load.frozen import SHARED, FrozenRows, snapshot_rows
-from poolish.load.group_ledger import GroupLedger
-from poolish.load.group_session import GroupSession
+from poolish.load.group import ComparedRows, GroupLedger, GroupSession, InStep, OwnBatchesPlanner, OwnRowsPlanner, Peers
 from poolish.load.journal import N_AHEAD, Journal
 from poolish.load.ledger import Ledger, LedgerProtocol, shared_ledger
 from poolish.load.order import Order
-from poolish.load.own_rows import InStep, OwnBatchesPlanner, OwnRowsPlanner
-from poolish.load.peers import ComparedRows, Peers
 from poolish.load.planner import BatchPlanner, OrderPlanner
 from poolish.load.reader import RankReader
-from poolish.load.sampling import SampledBatches, sampled, weighted
 from poolish.load.settings import (
     GROUP,
     LoaderSettings,
@@ -28,8 +26,7 @@ from poolish.load.settings import (
     check_journal,
 )
 from poolish.load.shaping import BatchShaper, BatchTransform, LateShaper
-from poolish.load.structures import map_columns
-from poolish.load.views.transformed import n_epochs
+from poolish.load.views.single import n_epochs
 from poolish.ranks import Share
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, CorruptDataError, SchemaError
 from poolish.files import is_rewritten, local_path, local_stamp
 from poolish.load.dataset import Dataset, check_index
-from poolish.load.views.transformed import function_identity
+from poolish.load.views.single import function_identity
 
 #: Files that are all checked after each read where a dataset does not say which of them a row comes from.
 _FEW_FILES = 8

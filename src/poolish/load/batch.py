@@ -3,27 +3,25 @@
 Numbers and arrays are stacked, text stays a list, dicts and tuples are collated inside. Arrays of one shape become one
 array; of several shapes a list of arrays. Namedtuples and dataclasses are collated field by field and keep their class.
 The output is NumPy's; ``tensors`` converts it. Any other sample becomes the column ``value``.
+
+A batch of structures (namedtuples, dataclasses) is an object of the same class with columns for values. It is built
+without calling the class: ``__init__``, ``__new__`` and ``__post_init__`` have seen every sample, and would mistake a
+column for a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from poolish import torch_bridge
 from poolish.errors import SchemaError
 from poolish.load.frozen import Int64
-from poolish.load.structures import (
-    field_names,
-    field_values,
-    is_array,
-    is_namedtuple,
-    is_structure,
-    map_columns,
-    rebuilt,
-)
 from poolish.torch_bridge import from_array, is_torch_tensor
 
 #: The random name of the loader that handed a batch out, and the number of the batch.
@@ -281,3 +279,105 @@ def tensors(columns: Any) -> Any:
 def _tensor(values: Any) -> Any:
     is_numeric = isinstance(values, np.ndarray) and values.dtype.kind in "biufc"
     return from_array(values) if is_numeric else values
+
+
+def is_namedtuple(value: object) -> bool:
+    """Whether a value is a tuple whose fields have names."""
+    return isinstance(value, tuple) and isinstance(getattr(value, "_fields", None), tuple)
+
+
+def is_structure(value: object) -> bool:
+    """Whether a value is a namedtuple, or an object of a dataclass."""
+    return is_namedtuple(value) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def field_names(value: Any) -> tuple[str, ...]:
+    """The fields of a structure, in their order."""
+    return value._fields if is_namedtuple(value) else tuple(field.name for field in fields(value))
+
+
+def field_values(value: Any) -> tuple[Any, ...]:
+    """What the fields of a structure hold.
+
+    >>> from typing import NamedTuple
+    >>> class Loaf(NamedTuple):
+    ...     flour: str
+    ...     grams: int
+    >>> field_values(Loaf("rye", 900))
+    ('rye', 900)
+    """
+    return tuple(value) if is_namedtuple(value) else tuple(getattr(value, name) for name in field_names(value))
+
+
+def rebuilt(like: Any, values: Iterable[Any]) -> Any:
+    """A structure of the class of ``like`` with other values, in the order of its fields; frozen ones as well."""
+    if is_namedtuple(like):
+        return tuple.__new__(type(like), values)
+    made = object.__new__(type(like))
+    for name, value in zip(field_names(like), values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+def map_columns(change: Callable[[Any], Any], columns: Any, *, inside_lists: bool = True) -> Any:
+    """A batch with ``change`` applied to every column, also inside dicts, tuples and dataclasses.
+
+    A list of arrays is a column of rows that differ in shape; ``change`` is applied to each of them, or to the list.
+    """
+    change_inner = partial(map_columns, change, inside_lists=inside_lists)
+    if isinstance(columns, Mapping):
+        return {name: change_inner(values) for name, values in columns.items()}
+    if is_structure(columns):
+        return rebuilt(columns, map(change_inner, field_values(columns)))
+    if isinstance(columns, tuple):
+        return tuple(map(change_inner, columns))
+    if inside_lists and isinstance(columns, list) and columns and is_array(columns[0]):
+        return [change(values) for values in columns]
+    return change(columns)
+
+
+def named_columns(columns: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The columns of a batch by name: ``outer.inner`` inside others, numbers in tuples.
+
+    >>> list(named_columns({"crumb": {"size": [1, 2]}, "pair": ([3], [4])}))
+    [('crumb.size', [1, 2]), ('pair.0', [3]), ('pair.1', [4])]
+    """
+    if isinstance(columns, Mapping):
+        inner = list(columns.items())
+    elif is_structure(columns):
+        inner = list(zip(field_names(columns), field_values(columns), strict=True))
+    elif isinstance(columns, tuple):
+        inner = list(enumerate(columns))
+    else:
+        yield name, columns
+        return
+    for key, values in inner:
+        yield from named_columns(values, f"{name}.{key}" if name else str(key))
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is an array or a tensor."""
+    return isinstance(value, np.ndarray) or torch_bridge.is_torch_tensor(value)
+
+
+# Of the object alone. getsizeof is not: that of an Arrow table has its columns in it, that of a tensor has not.
+_size_alone = object.__sizeof__
+
+
+def nbytes(value: Any) -> int:
+    """The bytes of all arrays, tensors, tables and text inside, and of whatever holds them.
+
+    >>> import numpy as np
+    >>> nbytes({"crumb": np.zeros(1000), "label": 1}) - 8000 < 500
+    True
+    """
+    own = getattr(value, "nbytes", None)
+    if isinstance(own, int):
+        return own + _size_alone(value)
+    if isinstance(value, Mapping):
+        return sys.getsizeof(value) + sum(map(nbytes, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sys.getsizeof(value) + sum(map(nbytes, value))
+    if is_structure(value):
+        return sys.getsizeof(value) + sum(map(nbytes, field_values(value)))
+    return sys.getsizeof(value)

@@ -31,14 +31,22 @@ from poolish.files import local_path, parse_bytes
 from poolish.fingerprints import qualified_name
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
-from poolish.load.cache_stats import AccessTrace, CacheAdvice, CacheStats
 from poolish.load.dataset import Dataset, check_version, identity_of, samples, version_of, whole_number
 from poolish.load.disk_cache import DiskCache, Entry, Key, Unverified, n_listed
 from poolish.load.frozen import FrozenRows, Int64
-from poolish.load.memory_cache import MemoryCache, check_policy, fit
-from poolish.load.read_ahead import Runs
-from poolish.load.structures import CloneStrategy, clone, freeze
-from poolish.load.views.transformed import TransformedDataset
+from poolish.load.memory_cache import (
+    AccessTrace,
+    CacheAdvice,
+    CacheStats,
+    CloneStrategy,
+    MemoryCache,
+    Runs,
+    check_policy,
+    clone,
+    fit,
+    freeze,
+)
+from poolish.load.views.single import TransformedDataset
 from poolish.load.views.view import ReadRows, View, has_numbers_for_ids, rows_with_ids, snapshot_with_version
 from poolish.printable import printable
 
@@ -72,7 +80,7 @@ class CachedDataset(Locked, View):
     cannot be fingerprinted is refused until you pass ``version``, which then identifies it: change it whenever a sample
     changes.
 
-    >>> from poolish.load.views.adapted import AdaptedDataset
+    >>> from poolish.load.views.single import AdaptedDataset
     >>> reads = []
     >>> slow = AdaptedDataset(reads, length=lambda _: 3, get=lambda reads, n: reads.append(n) or {"square": n * n})
     >>> cached = CachedDataset(slow)

@@ -111,7 +111,7 @@ class Dataset(ABC):
         so they are copies, and rows that come or change later are read then. A dataset whose rows turn out larger than
         estimated stays lazy. Both decisions are logged by ``poolish.load``.
 
-        >>> from poolish.load.views.reindexed import SubsettedDataset
+        >>> from poolish.load.views.single import SubsettedDataset
         >>> rows = SubsettedDataset([{"x": bytes(1_000)} for _ in range(50)], range(50))
         >>> print(rows.fits("1mb"))
         50 rows of about 1,2... bytes: 6... bytes in all, 1,048,576 allowed; they fit

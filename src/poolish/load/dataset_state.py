@@ -1,86 +1,36 @@
-"""The state that a dataset keeps itself, saved with the loader: that of ``state_dict`` and ``load_state_dict``.
+"""What a loader's state says of its dataset: the state that it keeps itself, and a digest of some of its rows.
+
+A dataset with ``state_dict`` and ``load_state_dict`` has a state of its own, which is saved with the loader.
 
 A view without a state of its own is looked through: the dataset below it is asked. Views are those of poolish, and
 whatever holds a dataset as ``dataset`` or several as ``datasets``: torch's ``Subset``, ``ConcatDataset`` and
 ``StackDataset``, and wrappers of users. Several give the states of all, in order.
+
+Rows are compared as well. A buffer or stream has an id, and a state names it. A list, an array, torch's
+``TensorDataset`` and a Hugging Face dataset have none: of these a state keeps *spots*, a digest of some rows, evenly
+spaced, and of a few values of each. Another dataset, or the same rows in another order, has other values there. One
+changed row among many may not be among them. A loader takes the digest when it is made and again with each state, and
+either of them will do: rows that are completed in place as they are read are new again after a restart, and rows that
+are replaced in place are not. What is longer now is compared as far as it was. Objects of other classes are not
+compared.
 """
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from poolish import torch_bridge
 from poolish.errors import ConfigError, ResumeError
-from poolish.load.views.adapted import AdaptedDataset
-from poolish.load.views.view import pass_epoch
-
-
-class TrackedDataset:
-    """The dataset of one loader: the epoch it is in, and its own state, which a batch that is not delivered leaves.
-
-    ``noted``, ``after_read``, ``rewind`` and ``put`` are for a dataset that ``has_state``.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset, self.has_state = dataset, has_state(dataset)
-        #: The epoch that its views are in; None where none was passed on.
-        self.epoch: int | None = None
-        # The state that it is in now, as text; _NOWHERE while a batch is read.
-        self._at: str | None = None
-
-    def noted(self, known: str | None) -> str:
-        """Its state before anything changes it, an epoch that begins or a read; ``known`` where that is noted."""
-        if known is None:
-            self._at = known = to_json(self._dataset)
-        return known
-
-    def after_read(self) -> str:
-        """Its state now."""
-        self._at = now = to_json(self._dataset)
-        return now
-
-    def enter(self, epoch: int) -> None:
-        """Pass the epoch on, before rows are frozen: views may be other rows in another epoch."""
-        if self.epoch != epoch:
-            pass_epoch(self._dataset, epoch)
-            self.epoch = epoch
-
-    def leave(self, at: str | None, *, has_begun_unread: bool = False) -> None:
-        """An epoch is over, with the dataset in the state ``at``, or is left although it has begun."""
-        self._at = _NOWHERE if has_begun_unread else at
-
-    def rewind(self, epoch: int, text: str | None, *, is_inside: bool) -> None:
-        """Undo what a batch that was read and not delivered has changed."""
-        if text is not None and self._at != text:
-            self.put(epoch, text, is_inside=is_inside)
-        self._at = _NOWHERE
-
-    def put(self, epoch: int, text: str, *, is_inside: bool) -> None:
-        """Restore a state of an epoch. Inside it the state came after the epoch began, else before."""
-        if is_inside:
-            self.enter(epoch)
-        else:
-            self.epoch = None
-        restore(self._dataset, text)
-        self.enter(epoch)
-        self._at = text
-
-    def memory(self) -> tuple[str | None, str | None, int | None]:
-        """What ``go_back`` needs."""
-        return to_json(self._dataset) if self.has_state else None, self._at, self.epoch
-
-    def go_back(self, memory: tuple[str | None, str | None, int | None], epoch: int) -> None:
-        """As it was at ``memory``; ``epoch`` where it was in none."""
-        text, at, known_epoch = memory
-        self.enter(epoch if known_epoch is None else known_epoch)
-        if text is not None:
-            restore(self._dataset, text)
-        self._at, self.epoch = at, known_epoch
-
-
-#: The state of a dataset while a batch is read: none that is known.
-_NOWHERE = ""
+from poolish.files import checksum_hex
+from poolish.load.views.single import AdaptedDataset
 
 
 def has_state(dataset: Any) -> bool:
@@ -198,3 +148,142 @@ def _restore(dataset: Any, state: Any) -> None:
 
 def _name(dataset: Any) -> str:
     return type(dataset).__name__
+
+
+#: Rows of a dataset, and values of a row's list or array.
+N_ROWS, N_VALUES = 16, 8
+_EXACT = {type(None), bool, int, float, complex, datetime.datetime, datetime.date, datetime.timedelta, decimal.Decimal}
+_LISTS = (pa.ListScalar, pa.LargeListScalar, pa.FixedSizeListScalar)
+
+#: The length and the digest of each dataset below all views; None for one that is not compared.
+Spots = list[list[Any] | None]
+
+
+def spots_of(dataset: Any) -> Spots:
+    """The rows of a dataset as they are now.
+
+    >>> spots_of([1, 2]) == spots_of([1, 2]) != spots_of([2, 1])
+    True
+    """
+    return [_spot(leaf) for leaf in _leaves(dataset)]
+
+
+def kept_spots(first: Spots, dataset: Any) -> list[Spots]:
+    """What a state keeps: how the rows are now, and how they were at ``first``, unless there are more since."""
+    now = spots_of(dataset)
+    if not any(now):
+        return []
+    is_longer = [spot and spot[0] for spot in first] != [spot and spot[0] for spot in now]
+    return [now] if is_longer or first == now else [now, first]
+
+
+def check_spots(dataset: Any, kept: Sequence[Spots]) -> None:
+    """Refuse a dataset that has other rows than each of these."""
+    if kept and not any(_agree(_leaves(dataset), spots) for spots in kept):
+        raise ResumeError(
+            "the state is of other rows, or of another order of them: rows that were compared have other values now; "
+            "make the dataset of the same rows in the same order (sort what comes from a set or a directory), or begin "
+            "without the state. Rows of a class of your own, with __len__ and __getitem__, are not compared"
+        )
+
+
+def _agree(leaves: list[Any], spots: Spots) -> bool:
+    if len(leaves) != len(spots):
+        return True  # other views: those are compared by what they choose
+    pairs = [(_spot(leaf, then[0]), then) for leaf, then in zip(leaves, spots, strict=True) if then is not None]
+    return all(now is None or now == then for now, then in pairs)
+
+
+def _leaves(dataset: Any) -> list[Any]:
+    is_known = type(dataset).__module__.partition(".")[0] in ("poolish", "torch")
+    parts = below(dataset) if is_known else None
+    return [dataset] if parts is None else [leaf for part in parts for leaf in _leaves(part)]
+
+
+def _spot(dataset: Any, length: int | None = None) -> list[Any] | None:
+    """That of the first ``length`` rows, or of all; None where they are not compared, or fewer."""
+    read = _reader(dataset)
+    n_rows = None if read is None else len(dataset) if length is None else length
+    if read is None or n_rows is None or not 0 < n_rows <= len(dataset):
+        return None
+    try:
+        shown = repr([_shown(row) for row in read(_spaced(n_rows, N_ROWS))])
+    except _Unknown:
+        return None
+    return [n_rows, checksum_hex(shown.encode("utf-8", "surrogatepass"))]
+
+
+def _reader(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
+    """A function that reads rows, where that changes nothing and is not random."""
+    torch, kind = torch_bridge.loaded(), type(dataset)
+    is_torch = torch is not None and kind in (torch.Tensor, torch.utils.data.TensorDataset)
+    if is_torch or kind in (list, tuple, range, np.ndarray, np.memmap):
+        return lambda numbers: [dataset[number] for number in numbers]
+    if (kind.__module__, kind.__name__) == ("datasets.arrow_dataset", "Dataset"):
+        return lambda numbers: _stored_rows(dataset, numbers)
+    return None
+
+
+def _stored_rows(dataset: Any, numbers: list[int]) -> list[Any]:
+    """Rows of a Hugging Face dataset, neither decoded nor passed through a transform."""
+    from datasets.formatting import query_table
+
+    table = query_table(dataset._data, numbers, indices=dataset._indices)
+    return [{name: table[name][i] for name in table.column_names} for i in range(len(table))]
+
+
+class _Unknown(Exception):
+    """A value that is not compared."""
+
+
+def _shown(value: Any) -> Any:
+    """Something small whose repr is the same in every process and differs where the value does, with luck."""
+    kind = type(value)
+    if kind in _EXACT:
+        return value
+    if kind in (str, bytes):
+        return len(value), value[:64], value[-64:]
+    if kind in (list, tuple):
+        return len(value), [_shown(value[i]) for i in _spaced(len(value), N_VALUES)]
+    if kind is dict:
+        names = sorted(value, key=repr)
+        return len(names), [(_shown(names[i]), _shown(value[names[i]])) for i in _spaced(len(names), 64)]
+    return _shown_scalar(value) if isinstance(value, pa.Scalar) else _shown_array(value)
+
+
+def _shown_scalar(value: Any) -> Any:
+    if isinstance(value, pa.ExtensionScalar):
+        value = value.value
+    if isinstance(value, _LISTS):
+        values = value.values if value.is_valid else None
+        return None if values is None else (len(values), [_shown(values[i]) for i in _spaced(len(values), N_VALUES)])
+    if isinstance(value, pa.StructScalar):
+        return [(name, _shown(value[name])) for name in value] if value.is_valid else None
+    return _shown(value.as_py())
+
+
+def _shown_array(value: Any) -> Any:
+    torch = torch_bridge.loaded()
+    is_tensor = torch is not None and type(value) is torch.Tensor and value.layout is torch.strided
+    is_array = is_tensor or type(value) in (np.ndarray, np.memmap)
+    if isinstance(value, np.generic) or (is_array and value.ndim == 0):
+        return _shown(value.item())
+    if not is_array:
+        raise _Unknown
+    numbers = _spaced(math.prod(value.shape), N_VALUES)
+    if not numbers:
+        return str(value.dtype), tuple(value.shape)
+    places = np.unravel_index(numbers, value.shape) if is_tensor else ()
+    chosen = value[tuple(each.tolist() for each in places)] if is_tensor else value.flat[numbers]
+    return str(value.dtype), tuple(value.shape), _shown(chosen.tolist())
+
+
+def _spaced(n: int, n_wanted: int) -> list[int]:
+    """Numbers below ``n``, evenly spaced, the first and the last among them.
+
+    >>> _spaced(100, 4), _spaced(3, 4)
+    ([0, 33, 66, 99], [0, 1, 2])
+    """
+    if n <= n_wanted:
+        return list(range(n))
+    return [i * (n - 1) // (n_wanted - 1) for i in range(n_wanted)]

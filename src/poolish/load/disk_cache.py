@@ -59,8 +59,7 @@ from poolish.files import Lock, checksum, publish, read_json, sweep, write_json
 from poolish.fingerprints import MAX_BYTES, MAX_VALUES, fingerprint
 from poolish.health import Problem
 from poolish.load.dataset import ADVICE
-from poolish.load.memory_cache import check_policy
-from poolish.load.structures import CloneStrategy
+from poolish.load.memory_cache import CloneStrategy, check_policy
 from poolish.load.views.view import CombinedView, View
 
 _MAGIC = b"PLS2"

@@ -28,13 +28,11 @@ from numpy.typing import NDArray
 from poolish import kernels, torch_bridge
 from poolish.columns import one_chunk
 from poolish.errors import ConfigError
-from poolish.load.batch import collate, empty_like, tensors
-from poolish.load.frozen import FrozenRows, Int64, SnapshotRows, WindowRows
-from poolish.load.hugging_face import is_arrow, table_of
+from poolish.load.batch import collate, empty_like, nbytes, tensors
+from poolish.load.frozen import FrozenRows, Int64, SnapshotRows, WindowRows, is_arrow, table_of
 from poolish.load.padding import Cast, PaddedCollate, PaddedColumns, Room, array_room
-from poolish.load.planner import LoaderPosition, Plan, ReadRequest, StepPlanner
+from poolish.load.planner import Example, LoaderPosition, Plan, ReadRequest, StepPlanner
 from poolish.load.shaping import BatchShaper, rows_named
-from poolish.load.structures import nbytes
 from poolish.prefetch import Prefetcher
 from poolish.rows import DatasetBuffer
 from poolish.rows.access import gather_fn, number_rows, tensor_rows
@@ -162,13 +160,13 @@ class BatchReader:
         shaped = self._shaper.shape(content, ids, plan.place)
         return BatchRead(shaped.content, ids, gone, None if self._shaper.transforms else content, shaped.ids)
 
-    def _joined(self, parts: Sequence[Read], example: tuple[FrozenRows, Int64]) -> Any:
+    def _joined(self, parts: Sequence[Read], example: Example) -> Any:
         """``example`` shows what a batch without rows looks like."""
         if len(parts) == 1 and not isinstance(parts[0].content, list):
             return self._finished(parts[0].content)
         if any(isinstance(part.content, list) for part in parts) or not parts:
             samples = [sample for part in parts for sample in part.content]
-            return self._collated(samples) if samples else self._without_rows(*example)
+            return self._collated(samples) if samples else self._without_rows(*example())
         contents = [part.content for part in parts]
         if self._padding is not None and isinstance(contents[0], PaddedColumns):
             return self._padding.joined(contents, _joined)
@@ -341,14 +339,14 @@ def _take(
 def _plain(array: pa.Array) -> tuple[NDArray[Any], str] | None:
     """The memory of a column of numbers or tensors as an array, and the dtype that its bits mean."""
     type_ = array.type
-    if is_tensor(type_):
-        dtype, shape = dtype_and_shape(type_)
-        is_plain = None not in shape and 0 not in shape and numpy_dtype(dtype).kind not in "mM"
-        return (tensor_rows(array), dtype) if is_plain else None
     if (kinds.is_integer(type_) or kinds.is_floating(type_)) and not kinds.is_float16(type_):
         values = number_rows(array)
         return values, values.dtype.name
-    return None
+    if not is_tensor(type_):
+        return None
+    dtype, shape = dtype_and_shape(type_)
+    is_plain = None not in shape and 0 not in shape and numpy_dtype(dtype).kind not in "mM"
+    return (tensor_rows(array), dtype) if is_plain else None
 
 
 #: What may be read ahead of the trainer, however many batches that is.

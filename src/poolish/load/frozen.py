@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from poolish.fingerprints import tables
@@ -62,6 +63,8 @@ class FrozenRows(Protocol):
     ``members() -> Members`` is for rows whose spans are members that come and go; views pass it on. Such rows answer
     ``alive`` for ids of members that have left, too, and ``branch_below`` and ``has_branch`` for some members only: the
     ordinal of each end says which.
+
+    ``has_all(first, end) -> bool`` is for rows that can say at once that no id in a range is missing.
     """
 
     #: The name of what the ids belong to; empty where it has none.
@@ -141,6 +144,10 @@ class SnapshotRows:
     def __len__(self) -> int:
         return len(self.snapshot)
 
+    def has_all(self, first: int, end: int) -> bool:
+        """Where no row is missing."""
+        return self._is_whole and first >= self._first and end <= self.snapshot.next_id
+
     def branch_below(self, ends: Sequence[int]) -> str:
         """The branch of the buffer that gave out the last of these ids; the first is the uuid, and left out."""
         return f"{ends[0]}:{self.snapshot.branch_of(ends[0]).removeprefix(self.uuid)}"
@@ -204,6 +211,10 @@ class NumberedRows:
         """All, unless it has become shorter."""
         return None if not len(ids) or ids.max() < self._n_rows else ids < self._n_rows
 
+    def has_all(self, first: int, end: int) -> bool:
+        """All, up to the length."""
+        return end <= self._n_rows
+
     def fetch(self, ids: Int64) -> list[Any]:
         """In one call where the dataset knows how, else one by one."""
         numbers = ids.tolist()
@@ -245,6 +256,10 @@ class WindowRows(NumberedRows):
         """The oldest leave a bounded stream."""
         first = self._shift + self._dataset.span()[0]
         return None if not len(ids) or ids.min() >= first else ids >= first
+
+    def has_all(self, first: int, end: int) -> bool:
+        """As long as nothing has left a bounded stream."""
+        return first >= self._shift + self._dataset.span()[0] and end <= self._shift + self._n_rows
 
     def branch_below(self, ends: Sequence[int]) -> str:
         """The branches of the stream that wrote them."""
@@ -290,6 +305,10 @@ class StepRows:
         first = self._store.step_span()[0]
         return None if not len(ids) or ids.min() >= first else ids >= first
 
+    def has_all(self, first: int, end: int) -> bool:
+        """As long as nothing has left a bounded stream."""
+        return first >= self._store.step_span()[0] and end <= self._end
+
     def branch_below(self, ends: Sequence[int]) -> str:
         """The branches of the stream that wrote them."""
         return self._store.branch_below(ends[0])
@@ -324,6 +343,16 @@ def members_of(rows: FrozenRows) -> Members | None:
     own = getattr(rows, "members", None)
     found: Members | None = None if own is None else own()
     return found
+
+
+def has_all(rows: FrozenRows, first: int, end: int) -> bool:
+    """Whether every id from ``first`` up to ``end`` is a row, as far as ``rows`` know it without looking at each.
+
+    >>> has_all(snapshot_rows(["rye", "oats"]), 0, 2), has_all(snapshot_rows(["rye", "oats"]), 1, 3)
+    (True, False)
+    """
+    own = getattr(rows, "has_all", None)
+    return own is not None and bool(own(first, end))
 
 
 def fixed_by(rows: FrozenRows) -> list[int] | None:
@@ -363,6 +392,13 @@ def content_of(rows: FrozenRows, span: Span) -> str:
     return "" if own is None else str(own(span))
 
 
+def pass_epoch(dataset: Any, epoch: int) -> None:
+    """Tell ``dataset`` which epoch begins, if it wants to know."""
+    own = getattr(dataset, "set_epoch", None)
+    if own is not None:
+        own(epoch)
+
+
 def choice_of(dataset: Any) -> str:
     """Which rows, under which numbers, the views of a dataset make of what is below them; empty where all, as they are.
 
@@ -376,3 +412,30 @@ def choice_of(dataset: Any) -> str:
     if len(below) > 1:
         return f"{own}({','.join(below)})" if own or any(below) else ""
     return " of ".join(each for each in (own if isinstance(own, str) else "", *below) if each)
+
+
+#: Features whose Arrow values are what the dataset shows; others are decoded, such as images.
+_PLAIN = ("Value", "ClassLabel", "List", "LargeList", "Sequence")
+
+
+def is_arrow(rows: FrozenRows) -> bool:
+    """Whether these rows are those of a Hugging Face dataset that shows them as they are stored."""
+    if type(rows) is not NumberedRows:
+        return False
+    dataset = rows.dataset
+    if type(dataset).__module__ != "datasets.arrow_dataset" or dataset.format["type"] is not None:
+        return False
+    return all(map(_is_plain, dataset.features.values()))
+
+
+def _is_plain(feature: Any) -> bool:
+    inner = getattr(feature, "feature", None)
+    return type(feature).__name__ in _PLAIN and (inner is None or _is_plain(inner))
+
+
+def table_of(rows: FrozenRows, ids: Int64) -> pa.Table:
+    """These rows of such a dataset."""
+    assert isinstance(rows, NumberedRows)
+    shown = rows.dataset.with_format("arrow", columns=rows.dataset.format["columns"])
+    table: pa.Table = shown[ids.tolist()]
+    return table

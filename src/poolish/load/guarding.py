@@ -21,8 +21,8 @@ from poolish.errors import ConfigError
 from poolish.guards.checks.guard import Guard, ask, check_guard, passed
 from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.suite import Suite
+from poolish.load.batch import is_structure, named_columns
 from poolish.load.frozen import Int64
-from poolish.load.structures import is_structure, named_columns
 
 
 class LoaderGuard:

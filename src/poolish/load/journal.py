@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ from poolish.errors import ConfigError, ResumeError
 from poolish.files import Lock, read_json, write_json
 from poolish.files.checksums import ChecksummedLines
 from poolish.load.frozen import FrozenRows
+from poolish.load.group import ComparedRows
 from poolish.load.ledger import OnEmpty, Run, Skipped, digest
 from poolish.load.order import BLOCK_ROWS, Block, GenerationCursors, ObservedBounds, Order
-from poolish.load.peers import ComparedRows
 
 #: 2 since journals name their run.
 _VERSION, _READS = 2, (1, 2)
@@ -143,9 +144,11 @@ class Journal:
                     if block.is_empty and on_empty == "wait":
                         return None
                     content = [] if self._compared is None else self._compared.beyond(frozen, block.seen.spans)
-                    lines = [_line(each) for each in (block, *self._ahead(order, block, frozen))]
-                    file.write({**lines[0], "content": content} if content else lines[0], *lines[1:])
-                    return block
+                    line, n_ahead = _line(number, before, block.seen), min(self._n_ahead, order.n_ahead(block, frozen))
+                    file.write(
+                        {**line, "content": content} if content else line, *self._ahead(order, block, n_ahead, frozen)
+                    )
+                    return replace(block, n_ahead=n_ahead)
         if line["before"] != mine:
             raise ResumeError(
                 f"journal {file.path}: block {number} was decided in another history than that of this loader's state; "
@@ -154,15 +157,34 @@ class Journal:
         seen = ObservedBounds.from_json(line)
         if self._compared is not None:
             self._compared.compare(frozen, seen.spans, line.get("content", []))
-        return order.decide(number, before, frozen, seen)
+        block = order.decide(number, before, frozen, seen)
+        return replace(
+            block, n_ahead=self._n_alike(file, order, block, min(self._n_ahead, order.n_ahead(block, frozen)))
+        )
 
-    def _ahead(self, order: Order, block: Block, frozen: FrozenRows) -> Iterator[Block]:
-        """The blocks that follow from a block; the end is left to the rank that comes to it."""
-        for _ in range(0 if order.follow else self._n_ahead):
+    def _ahead(self, order: Order, block: Block, n_ahead: int, frozen: FrozenRows) -> Iterator[dict[str, Any]]:
+        """The lines of the blocks that follow from a block; the end is left to the rank that comes to it."""
+        lasting = block.seen.lasting
+        for number, before in order.ahead(block, n_ahead):
+            yield _line(number, before, lasting)
+        if n_ahead or order.follow:
+            return
+        for _ in range(self._n_ahead):  # rows are missing, or there are several parts: each block is looked at
             block = order.decide(block.number + 1, block.after, frozen)
             if block.is_empty:
                 return
-            yield block
+            yield _line(block.number, block.before, block.seen)
+
+    def _n_alike(self, file: _EpochFile, order: Order, block: Block, n_ahead: int) -> int:
+        """How many of the blocks behind a block are decided, and saw the same."""
+        lasting, n_alike, last = block.seen.lasting.to_json(), 0, None
+        for number, before in order.ahead(block, n_ahead):
+            line = file.block(number)
+            if line is None or any(line.get(name) != value for name, value in lasting.items()):
+                break
+            n_alike, last = n_alike + 1, (line["before"], before)
+        # The last of them comes after all others, so it was decided in this history if they were.
+        return n_alike if last is None or last[0] == digest(last[1]) else 0
 
     def seen(self, epoch: int, number: int) -> ObservedBounds | None:
         """What decided a block."""
@@ -226,8 +248,8 @@ class Journal:
         return sorted(self.path.glob("epoch-*.jsonl"), key=lambda path: int(path.stem.removeprefix("epoch-")))
 
 
-def _line(block: Block) -> dict[str, Any]:
-    return {"block": block.number, "before": digest(block.before), **block.seen.to_json()}
+def _line(number: int, before: GenerationCursors, seen: ObservedBounds) -> dict[str, Any]:
+    return {"block": number, "before": digest(before), **seen.to_json()}
 
 
 class _EpochFile:

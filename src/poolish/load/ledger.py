@@ -12,7 +12,8 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_right
-from dataclasses import asdict, dataclass
+from collections.abc import Hashable
+from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -78,7 +79,11 @@ class LedgerProtocol(Protocol):
         on_empty: OnEmpty,
         session: int = 0,
     ) -> Block | None:
-        """Return the block as the first rank decided it; None for an empty one that is not to be decided yet."""
+        """Return the block as the first rank decided it; None for an empty one that is not to be decided yet.
+
+        A ledger may decide the blocks that follow from it with it (``Order.n_ahead``), and say how many as ``n_ahead``:
+        the rank does not ask about these. Then each of them counts as decided for every rank that does ask.
+        """
 
     def seen(self, epoch: int, number: int) -> ObservedBounds | None:
         """What decided a block; None where it is unknown."""
@@ -112,7 +117,7 @@ class Ledger:
     def __init__(self, world_size: int = 1) -> None:
         self._world_size = world_size
         self._lock = threading.Lock()
-        self._decided: dict[tuple[int, int, int, str], ObservedBounds] = {}
+        self._decided: dict[tuple[int, int, int, Hashable], ObservedBounds] = {}
         self._history: dict[int, _History] = {}
         self._notes: list[Run | Skipped] = []
         self._entered: dict[tuple[str, int], int] = {}
@@ -130,24 +135,35 @@ class Ledger:
         """Decide, unless another rank has."""
         with self._lock:
             # Kept although all ranks have it: one that reads ahead, or was interrupted, asks again.
-            place = (order.epoch, session, number, digest(before)) if self._world_size > 1 else (0, 0, 0, "")
-            seen = self._decided.get(place)
+            seen = self._decided.get((order.epoch, session, number, before.key)) if self._world_size > 1 else None
             block = order.decide(number, before, frozen, seen, is_end=on_empty == "end")
             if block.is_empty and block.is_fresh and on_empty == "wait":
                 return None
+            n_ahead = order.n_ahead(block, frozen)
+            if self._world_size > 1:
+                n_ahead = self._decide_ahead(order, block, n_ahead, session)
             if seen is None:
-                self._note(place, order.epoch, number, block.seen)
-            return block
+                self._note(order.epoch, block, n_ahead)
+            if self._world_size > 1:  # last: what is decided is not noted again
+                self._decided[order.epoch, session, number, before.key] = block.seen
+                while len(self._decided) > MAX_DECISIONS:
+                    del self._decided[next(iter(self._decided))]
+            return replace(block, n_ahead=n_ahead)
 
-    def _note(self, place: tuple[int, int, int, str], epoch: int, number: int, seen: ObservedBounds) -> None:
+    def _decide_ahead(self, order: Order, block: Block, n_ahead: int, session: int) -> int:
+        """Decide the blocks behind a block with it; return how many there are before one that was decided otherwise."""
+        lasting, n_agreed = block.seen.lasting, 0
+        for number, before in order.ahead(block, n_ahead):
+            if self._decided.setdefault((order.epoch, session, number, before.key), lasting) != lasting:
+                break
+            n_agreed += 1
+        return n_agreed
+
+    def _note(self, epoch: int, block: Block, n_ahead: int) -> None:
         history = self._history.setdefault(epoch, _History())
-        history.add(number, seen)
+        history.add(block.number, block.seen, n_ahead)
         if len(history) > MAX_DECISIONS or len(self._history) > 1024:
             del self._history[next(iter(self._history))]
-        if self._world_size > 1:  # last: what is decided is not noted again
-            self._decided[place] = seen
-            if len(self._decided) > MAX_DECISIONS:
-                del self._decided[next(iter(self._decided))]
 
     def seen(self, epoch: int, number: int) -> ObservedBounds | None:
         """What the decision on a block saw."""
@@ -195,13 +211,13 @@ class _History:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, number: int, seen: ObservedBounds) -> None:
+    def add(self, number: int, seen: ObservedBounds, n_ahead: int = 0) -> None:
         self._last = number - 1
         while self._kept and self._kept[-1][0] >= number:  # the epoch went on from an earlier place
             self._kept.pop()
         if not self._kept or seen != self._kept[-1][1].lasting:
             self._kept.append((number, seen))
-        self._last = number
+        self._last = number + n_ahead
 
     def at(self, number: int) -> ObservedBounds | None:
         i = bisect_right(self._kept, number, key=itemgetter(0)) - 1

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from poolish import torch_bridge
 from poolish.errors import ConfigError, ResumeError, SchemaError
 from poolish.load import memory_cache
+from poolish.load.batch import field_values, is_structure, map_columns
 from poolish.load.dataset import whole_number
-from poolish.load.structures import field_values, is_structure, map_columns
 from poolish.printable import counted
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -31,10 +31,13 @@ from numpy.typing import NDArray
 
 from poolish import kernels, seeds
 from poolish.errors import ResumeError
-from poolish.load.frozen import ID_BITS, FrozenRows, Int64, Span, members_of, ordinal_of
+from poolish.load.frozen import ID_BITS, FrozenRows, Int64, Span, has_all, members_of, ordinal_of
 
 #: Ids in a block. Small, so that what is appended comes soon; large enough that Python's share of a block is small.
 BLOCK_ROWS = 1024
+
+#: Blocks that are decided together with one from which they follow: enough that deciding costs a step next to nothing.
+MAX_AHEAD = 15
 
 Words = NDArray[np.uint64]
 
@@ -102,6 +105,16 @@ class GenerationCursors:
         """How many ids are left, dead ones included."""
         return int(self.sizes.sum() - self.cursors.sum())
 
+    @property
+    def key(self) -> Hashable:
+        """Tells apart what is left in one history from what is left in another, within this process."""
+        return self.ends, self.done, self.starts.tobytes(), self.sizes.tobytes(), self.cursors.tobytes()
+
+    def advanced(self, n: int) -> GenerationCursors:
+        """What is left of a single part when ``n`` more ids of it are dealt out."""
+        cursors = self.cursors + n
+        return _only(replace(self, cursors=cursors), cursors < self.sizes)
+
     def to_text(self) -> str:
         """Three numbers a part; then the members that are done."""
         edges = np.stack([self.starts, self.starts + self.sizes], axis=1).ravel()
@@ -119,7 +132,8 @@ class Block:
     """One block: its ids in their order, and what is left behind it.
 
     ``is_empty`` when nothing was left to choose from; ``is_fresh`` when it was decided here and now. ``n_gone`` ids
-    were left of members that have gone since the block before.
+    were left of members that have gone since the block before. ``n_ahead`` blocks behind it were decided with it, and
+    saw the same.
     """
 
     number: int
@@ -130,6 +144,7 @@ class Block:
     is_empty: bool
     is_fresh: bool
     n_gone: int = 0
+    n_ahead: int = 0
 
 
 class Order:
@@ -170,29 +185,32 @@ class Order:
         self,
         number: int,
         before: GenerationCursors,
-        frozen: FrozenRows,
+        frozen: FrozenRows | None,
         seen: ObservedBounds | None = None,
         *,
         is_end: bool = True,
     ) -> Block:
-        """Block ``number`` of what is left, by what was ``seen``: now, unless it is given."""
+        """Block ``number`` of what is left, by what was ``seen``: in ``frozen``, now, unless it is given."""
         is_fresh = seen is None
-        seen = self.look(before, frozen) if seen is None else seen
-        present = _without_gone(before, seen.spans)
-        ids, after = self._draw(number, self._grown(present, seen.spans))
+        if seen is None:
+            assert frozen is not None
+            seen = self.look(before, frozen)
+        parts, n_gone = before, 0
+        if tuple(end for _, end in seen.spans) != before.ends:
+            present = _without_gone(before, seen.spans)
+            parts, n_gone = self._grown(present, seen.spans), before.n_left - present.n_left
+        ids, after = self._draw(number, parts)
         if is_fresh:
-            alive = frozen.alive(ids) if len(ids) else None
+            alive = frozen.alive(ids) if frozen is not None and len(ids) else None
             dead = b"" if alive is None or alive.all() else np.packbits(~alive).tobytes()
             seen = seen._replace(dead=dead, is_end=is_end and not len(ids))
-        is_empty, n_gone = not len(ids), before.n_left - present.n_left
+        is_empty = not len(ids)
         if seen.dead:
             ids = ids[np.unpackbits(np.frombuffer(seen.dead, np.uint8), count=len(ids)) == 0]
         return Block(number, before, seen, ids, _without_finished(after, seen.finished), is_empty, is_fresh, n_gone)
 
     def _grown(self, parts: GenerationCursors, spans: tuple[Span, ...]) -> GenerationCursors:
         """The parts with what is new: a part of its own, or more of the last one if nothing of that is dealt out."""
-        if tuple(end for _, end in spans) == parts.ends:
-            return parts
         known, sizes, new = _by_ordinal(parts.ends), parts.sizes, []
         highest = []
         for first, end in spans:
@@ -237,6 +255,24 @@ class Order:
         dealt = replace(parts, cursors=cursors)
         return ids, _only(dealt, cursors < parts.sizes)
 
+    def n_ahead(self, block: Block, frozen: FrozenRows) -> int:
+        """How many blocks follow from this one alone: where nothing can come, and nothing has gone, before their turn.
+
+        What goes later is missed when it is read, as the rows of any block that was decided are.
+        """
+        parts = block.after
+        if self.follow or block.is_empty or len(parts.starts) != 1 or members_of(frozen) is not None:
+            return 0
+        start, size = int(parts.starts[0]), int(parts.sizes[0])
+        if not has_all(frozen, start, start + size):
+            return 0
+        return min(MAX_AHEAD, -(-(size - int(parts.cursors[0])) // BLOCK_ROWS))
+
+    def ahead(self, block: Block, n_blocks: int) -> Iterator[tuple[int, GenerationCursors]]:
+        """The number of each of the next blocks, and what is left before it."""
+        for i in range(n_blocks):
+            yield block.number + 1 + i, block.after.advanced(i * BLOCK_ROWS)
+
     def undealt(self, parts: GenerationCursors) -> Iterator[Int64]:
         """The ids that are left, a chunk at a time."""
         for start, size, cursor, key in zip(parts.starts, parts.sizes, parts.cursors, parts.keys, strict=True):
@@ -260,6 +296,36 @@ class Order:
             raise ResumeError(f"the state's parts make no sense: {text[:60]!r}; it was changed or cut")
         keys = np.array([self.part_key(start) for start in starts.tolist()], np.uint64)
         return GenerationCursors(ends, starts, sizes, cursors, keys, done)
+
+
+class BlocksAhead:
+    """The ids of the ``n_ahead`` blocks behind a block: computed when they are asked for, a rank's share alone."""
+
+    def __init__(self, order: Order, block: Block) -> None:
+        parts = block.after
+        self._order, self._block = order, block
+        self._start, self._size, self._cursor = int(parts.starts[0]), int(parts.sizes[0]), int(parts.cursors[0])
+        self._key = int(parts.keys[0])
+        self.n_ids = min(block.n_ahead * BLOCK_ROWS, self._size - self._cursor)
+
+    def ids(self, first: int, stop: int, step: int) -> Int64:
+        """Some of them, numbered from 0."""
+        ids = np.arange(self._cursor + first, self._cursor + stop, step, dtype=np.int64)
+        if self._order.shuffle:
+            kernels.permute(ids, self._size, self._key, ids)
+        ids += self._start
+        return ids
+
+    def left_behind(self, offset: int) -> tuple[int, GenerationCursors]:
+        """The number of the block behind the one in which the ``offset``-th ends, and what is left there."""
+        n_begun = -(-offset // BLOCK_ROWS)
+        return self._block.number + n_begun + 1, self._block.after.advanced(min(n_begun * BLOCK_ROWS, self.n_ids))
+
+    def at(self, offset: int) -> tuple[Block, int]:
+        """The block in which the ``offset``-th ends, and how many ids of it there are up to there."""
+        i = (offset - 1) // BLOCK_ROWS
+        number, before = self._block.number + 1 + i, self._block.after.advanced(i * BLOCK_ROWS)
+        return self._order.decide(number, before, None, self._block.seen.lasting), offset - i * BLOCK_ROWS
 
 
 def runs_of(ordinals: Iterable[int]) -> OrdinalRuns:

@@ -26,9 +26,8 @@ from poolish.arguments import check_whole
 from poolish.concurrency import Locked
 from poolish.errors import ConfigError, SchemaError
 from poolish.fixed import fixed_parameters
-from poolish.load.batch import collate, column, tensors
+from poolish.load.batch import collate, column, named_columns, tensors
 from poolish.load.ragged_rows import Int64, RaggedRows, is_ragged, rows_of, rows_of_values
-from poolish.load.structures import named_columns
 from poolish.ragged import Ragged
 from poolish.schema import numpy_dtype, readable
 from poolish.schema.types import exactly

@@ -13,13 +13,14 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
+from poolish.load.batching import SampledBatches
 from poolish.load.frozen import (
     FrozenRows,
     Int64,
@@ -32,8 +33,7 @@ from poolish.load.frozen import (
     snapshot_rows,
 )
 from poolish.load.ledger import LedgerProtocol, OnEmpty, Run
-from poolish.load.order import NOTHING, Block, GenerationCursors, ObservedBounds, Order
-from poolish.load.sampling import SampledBatches
+from poolish.load.order import NOTHING, Block, BlocksAhead, GenerationCursors, ObservedBounds, Order
 from poolish.rows import DatasetBuffer
 
 #: Ready-made batches of which ranks compare a digest.
@@ -44,15 +44,33 @@ _CATCH_UP_S = 30.0
 
 
 class OpenBlock(NamedTuple):
-    """A block and the rows it is read from; ``gone`` are those of its ids that are no rows any more."""
+    """A block and the rows it is read from; ``gone`` are those of its ids that are no rows any more.
+
+    ``ahead`` are the blocks that were decided with it, which are read as if they were part of it.
+    """
 
     block: Block
     rows: FrozenRows
     gone: Mask | None
+    ahead: BlocksAhead | None = None
+
+    @property
+    def n_ids(self) -> int:
+        """How many ids there are, in the block and in those ahead."""
+        return len(self.block.ids) + (0 if self.ahead is None else self.ahead.n_ids)
+
+    def ids(self, first: int, stop: int, step: int) -> Int64:
+        """Every ``step``-th of them, from ``first`` up to ``stop``."""
+        n_own = len(self.block.ids)
+        if self.ahead is None or stop <= n_own:
+            return self.block.ids[first:stop:step]
+        if first >= n_own:
+            return self.ahead.ids(first - n_own, stop - n_own, step)
+        own = self.block.ids[first::step]
+        return np.concatenate([own, self.ahead.ids(first + len(own) * step - n_own, stop - n_own, step)])
 
 
-@dataclass(frozen=True)
-class LoaderPosition:
+class LoaderPosition(NamedTuple):
     """Between two steps of an epoch. ``open_block`` is the block it lies in; none before the first.
 
     ``first_step`` is the step that the epoch began with; ``total`` is the position of its end, None while it is
@@ -72,11 +90,35 @@ class LoaderPosition:
         return LoaderPosition(epoch, self.step, first_step=self.step)
 
     @property
+    def inside(self) -> tuple[Block, int] | None:
+        """The block it lies in, and how many of its ids come before; None before the first."""
+        if self.open_block is None:
+            return None
+        block, ahead = self.open_block.block, self.open_block.ahead
+        is_ahead = ahead is not None and self.offset > len(block.ids)
+        return ahead.at(self.offset - len(block.ids)) if ahead is not None and is_ahead else (block, self.offset)
+
+    @property
     def next_block(self) -> tuple[int, GenerationCursors]:
         """The number of the block that comes next, and what is left for it."""
-        return (
-            (0, NOTHING) if self.open_block is None else (self.open_block.block.number + 1, self.open_block.block.after)
-        )
+        if self.open_block is None:
+            return 0, NOTHING
+        block, ahead = self.open_block.block, self.open_block.ahead
+        if ahead is not None and self.offset > len(block.ids):
+            return ahead.left_behind(self.offset - len(block.ids))
+        return block.number + 1, block.after
+
+    @property
+    def begin_of_rest(self) -> tuple[int, GenerationCursors, int, ObservedBounds | None]:
+        """Where what is left begins: a block, what was left before it, how much of it is over, and what it saw.
+
+        A block that is over counts no more; then nothing has been seen of the next one.
+        """
+        found = self.inside
+        if found is None or found[1] == len(found[0].ids):
+            return *self.next_block, 0, None
+        block, offset = found
+        return block.number, block.before, offset, block.seen
 
 
 class ReadRequest(NamedTuple):
@@ -87,13 +129,17 @@ class ReadRequest(NamedTuple):
     gone: Int64
 
 
+#: Finds a row of a step, on whatever rank, and what it is read from.
+Example = Callable[[], tuple[FrozenRows, Int64]]
+
+
 class Plan(NamedTuple):
-    """What a rank reads at a step; ``example`` is a row of the step, on whatever rank."""
+    """What a rank reads at a step; ``example`` shows what its rows are like, where this rank has none."""
 
     place: LoaderPosition
     pieces: list[ReadRequest]
     after: LoaderPosition
-    example: tuple[FrozenRows, Int64]
+    example: Example
 
 
 class StepPlanner(Protocol):
@@ -146,12 +192,13 @@ class OrderPlanner:
         n_wanted = self._world_size * self._batch_size
         open_block, offset, n_found = place.open_block, place.offset, 0
         pieces: list[ReadRequest] = []
-        example: tuple[FrozenRows, Int64] | None = None
+        example: Example | None = None
         first: OpenBlock | None = None
         while n_found < n_wanted:
-            if open_block is None or offset == len(open_block.block.ids):
+            n_open = 0 if open_block is None else open_block.n_ids - offset
+            if open_block is None or not n_open:
                 on_empty: OnEmpty = "wait" if is_ahead else "short" if n_found else "end"
-                open_block, offset = self._next_block(replace(place, open_block=open_block), on_empty), 0
+                open_block, offset = self._next_block(place._replace(open_block=open_block, offset=offset), on_empty), 0
                 if open_block is None:
                     return None
                 first = open_block if place.open_block is None and first is None else first
@@ -163,23 +210,18 @@ class OrderPlanner:
                 if n_found:
                     break
                 continue
-            n = min(n_wanted - n_found, len(open_block.block.ids) - offset)
+            n = min(n_wanted - n_found, n_open)
             _add(pieces, self._request(open_block, offset, n, n_found))
-            example = example or (open_block.rows, open_block.block.ids[offset : offset + 1])
+            example = example or partial(_row_of, open_block, offset)
             n_found += n
             offset += n
         if self._drop_last and n_found < n_wanted:
             self._note_end(place, n_found)
             return None
         assert example is not None  # there is a row, or this place was the end
-        after = replace(
-            place,
-            step=place.step + 1,
-            position=place.position + n_found,
-            open_block=open_block,
-            offset=offset,
-            total=place.total if first is None else self._total(first),
-        )
+        total = place.total if first is None else self._total(first)
+        position = place.position + n_found
+        after = LoaderPosition(place.epoch, place.step + 1, position, open_block, offset, place.first_step, total)
         return Plan(place, pieces, after, example)
 
     def _total(self, first: OpenBlock) -> int | None:
@@ -203,11 +245,10 @@ class OrderPlanner:
     def _request(self, open_block: OpenBlock, offset: int, n: int, n_before: int) -> ReadRequest:
         """This rank's share: of all rows of the step, numbered on, every ``world_size``-th."""
         first = offset + (self.rank - n_before) % self._world_size
-        mine = slice(first, offset + n, self._world_size)
-        ids = open_block.block.ids[mine]
+        ids = open_block.ids(first, offset + n, self._world_size)
         if open_block.gone is None:
             return ReadRequest(open_block.rows, ids, NOTHING.starts)
-        gone = open_block.gone[mine]
+        gone = open_block.gone[first : offset + n : self._world_size]
         return ReadRequest(open_block.rows, ids[~gone], ids[gone])
 
     def _next_block(self, place: LoaderPosition, on_empty: OnEmpty) -> OpenBlock | None:
@@ -218,7 +259,12 @@ class OrderPlanner:
         block = self._ledger.decide_block(order, number, before, rows, on_empty, self.session)
         if block is not None and block.n_gone and order.follow:  # otherwise the end of the epoch shows it
             self._lost[order.epoch, number] = block.n_gone
-        return None if block is None else self._hold(block, rows)
+        if block is None:
+            return None
+        held = self._hold(block, rows)
+        if block.n_ahead and held.gone is None and order.n_ahead(block, held.rows):
+            return held._replace(ahead=BlocksAhead(order, block))
+        return held
 
     def _current_rows(self, open_block: OpenBlock | None) -> FrozenRows:
         """The rows that there are now; as the same object while nothing changes, so that they are read in one go."""
@@ -272,8 +318,9 @@ class OrderPlanner:
         """Rows left in the epoch, counted."""
         if place.open_block is None:
             return len(snapshot_rows(self._dataset))
-        block, rows = place.open_block.block, place.open_block.rows
-        parts, in_block = block.after, len(block.ids) - place.offset
+        parts, in_block, rows = place.next_block[1], 0, place.open_block.rows
+        if (found := place.inside) is not None:
+            in_block = len(found[0].ids) - found[1]
         spans = rows.spans()
         is_complete = len(rows) == sum(end - first for first, end in spans)
         if is_complete and all(_is_inside(part, spans) for part in zip(parts.starts, parts.sizes, strict=True)):
@@ -282,11 +329,7 @@ class OrderPlanner:
 
     def run_from(self, place: LoaderPosition, who: str) -> Run:
         """Return what a ledger notes when a rank's steps begin here."""
-        number, parts = place.next_block
-        offset, seen = 0, None
-        if place.open_block is not None and place.offset < len(place.open_block.block.ids):
-            block = place.open_block.block
-            number, parts, offset, seen = block.number, block.before, place.offset, block.seen.to_json()
+        number, parts, offset, seen = place.begin_of_rest
         return Run(
             who,
             place.epoch,
@@ -296,7 +339,7 @@ class OrderPlanner:
             offset,
             parts.to_text(),
             parts.ends,
-            seen,
+            None if seen is None else seen.to_json(),
             self._world_size,
             self._batch_size,
             self._drop_last,
@@ -319,9 +362,14 @@ class BatchPlanner:
             return None
         ids = self._ids(place.position + self.rank)
         position = min(place.position + self._world_size, n_batches)
-        after = replace(place, step=place.step + 1, position=position, total=n_batches)
-        example = self._rows, self._ids(place.position)[:1]
-        return Plan(place, [ReadRequest(self._rows, ids, NOTHING.starts)], after, example)
+        after = place._replace(step=place.step + 1, position=position, total=n_batches)
+        rows = self._rows
+        return Plan(
+            place,
+            [ReadRequest(rows, ids, NOTHING.starts)],
+            after,
+            lambda: (rows, ids[:1] if len(ids) else self._ids(place.position)[:1]),
+        )
 
     def _ids(self, batch: int) -> Int64:
         numbers = np.asarray(self._batches[batch] if batch < len(self._batches) else [], np.int64)
@@ -389,6 +437,10 @@ class BatchPlanner:
     def become(self, other: BatchPlanner) -> None:
         """Go on as the other one."""
         vars(self).update(vars(other))
+
+
+def _row_of(open_block: OpenBlock, offset: int) -> tuple[FrozenRows, Int64]:
+    return open_block.rows, open_block.ids(offset, offset + 1, 1)
 
 
 def _add(pieces: list[ReadRequest], piece: ReadRequest) -> None:

@@ -16,13 +16,12 @@ import numpy as np
 from poolish.concurrency import Locked
 from poolish.load.batch import Origin, chosen, labelled
 from poolish.load.dataset import version_of
-from poolish.load.dataset_state import TrackedDataset
+from poolish.load.dataset_state import has_state, restore, to_json
 from poolish.load.fetch import Fetcher
-from poolish.load.frozen import FIXED, members_of, snapshot_rows
-from poolish.load.group_session import GroupSession
+from poolish.load.frozen import FIXED, members_of, pass_epoch, snapshot_rows
+from poolish.load.group import GroupSession, InStep
 from poolish.load.journal import Journal
 from poolish.load.ledger import LedgerProtocol, Skipped
-from poolish.load.own_rows import InStep
 from poolish.load.planner import BatchPlanner, LoaderPosition, OrderPlanner
 from poolish.load.progress import BatchesInFlight, Progress
 from poolish.load.settings import GROUP, LoaderSettings, check_worker_processes
@@ -30,6 +29,9 @@ from poolish.load.settings import GROUP, LoaderSettings, check_worker_processes
 if TYPE_CHECKING:
     from poolish.load.guarding import LoaderGuard
     from poolish.load.shaping import LateShaper
+
+#: The state of a dataset while a batch is read: none that is known.
+_NOWHERE = ""
 
 #: Instead of a batch: the end of an epoch.
 _END = object()
@@ -351,3 +353,66 @@ class Iteration:
             self._reader.progress, self._is_over = before, False
             raise
         raise StopIteration
+
+
+class TrackedDataset:
+    """The dataset of one loader: the epoch it is in, and its own state, which a batch that is not delivered leaves.
+
+    ``noted``, ``after_read``, ``rewind`` and ``put`` are for a dataset that ``has_state``.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset, self.has_state = dataset, has_state(dataset)
+        #: The epoch that its views are in; None where none was passed on.
+        self.epoch: int | None = None
+        # The state that it is in now, as text; _NOWHERE while a batch is read.
+        self._at: str | None = None
+
+    def noted(self, known: str | None) -> str:
+        """Its state before anything changes it, an epoch that begins or a read; ``known`` where that is noted."""
+        if known is None:
+            self._at = known = to_json(self._dataset)
+        return known
+
+    def after_read(self) -> str:
+        """Its state now."""
+        self._at = now = to_json(self._dataset)
+        return now
+
+    def enter(self, epoch: int) -> None:
+        """Pass the epoch on, before rows are frozen: views may be other rows in another epoch."""
+        if self.epoch != epoch:
+            pass_epoch(self._dataset, epoch)
+            self.epoch = epoch
+
+    def leave(self, at: str | None, *, has_begun_unread: bool = False) -> None:
+        """An epoch is over, with the dataset in the state ``at``, or is left although it has begun."""
+        self._at = _NOWHERE if has_begun_unread else at
+
+    def rewind(self, epoch: int, text: str | None, *, is_inside: bool) -> None:
+        """Undo what a batch that was read and not delivered has changed."""
+        if text is not None and self._at != text:
+            self.put(epoch, text, is_inside=is_inside)
+        self._at = _NOWHERE
+
+    def put(self, epoch: int, text: str, *, is_inside: bool) -> None:
+        """Restore a state of an epoch. Inside it the state came after the epoch began, else before."""
+        if is_inside:
+            self.enter(epoch)
+        else:
+            self.epoch = None
+        restore(self._dataset, text)
+        self.enter(epoch)
+        self._at = text
+
+    def memory(self) -> tuple[str | None, str | None, int | None]:
+        """What ``go_back`` needs."""
+        return to_json(self._dataset) if self.has_state else None, self._at, self.epoch
+
+    def go_back(self, memory: tuple[str | None, str | None, int | None], epoch: int) -> None:
+        """As it was at ``memory``; ``epoch`` where it was in none."""
+        text, at, known_epoch = memory
+        self.enter(epoch if known_epoch is None else known_epoch)
+        if text is not None:
+            restore(self._dataset, text)
+        self._at, self.epoch = at, known_epoch

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from poolish.load.batch import field_names, is_structure
 from poolish.load.dataset_state import has_state
 from poolish.load.frozen import snapshot_rows
 from poolish.load.ledger import Ledger
 from poolish.load.loader import Loader
-from poolish.load.structures import field_names, is_structure
 from poolish.printable import printable
 
 

@@ -17,7 +17,6 @@ from poolish.load.dataset import check_map_style
 from poolish.load.dataset_state import below, has_state
 from poolish.load.frozen import FIXED, LOCAL, SHARED, FrozenRows, fixed_by, snapshot_rows
 from poolish.load.ledger import LedgerProtocol
-from poolish.load.own_rows import UNEVEN
 from poolish.ranks import Share, is_launched
 from poolish.rows.snapshot import Snapshot
 from poolish.tokens.store import StreamStore
@@ -25,6 +24,8 @@ from poolish.tokens.store import StreamStore
 ACKNOWLEDGE = ("on_yield", "explicit")
 #: What rows in memory are to the ranks of several processes: the same in each, or each rank's own.
 SHARES = ("copy", "own")
+#: What a rank does that has fewer steps than another, where each has rows of its own.
+UNEVEN = ("stop", "repeat", "empty")
 #: The journal that lives in the store of the process group.
 GROUP = "group"
 

@@ -17,11 +17,10 @@ import pyarrow as pa
 
 from poolish import seeds, torch_bridge
 from poolish.errors import ConfigError
-from poolish.load.batch import Origin, labelled, length_of
+from poolish.load.batch import Origin, is_structure, labelled, length_of, named_columns
 from poolish.load.frozen import Int64
 from poolish.load.planner import LoaderPosition
-from poolish.load.structures import is_structure, named_columns
-from poolish.load.views.transformed import extra_arguments, n_epochs, name_of, progress_at
+from poolish.load.views.single import extra_arguments, n_epochs, name_of, progress_at
 from poolish.torch_bridge import DeviceStage
 
 

@@ -3,7 +3,7 @@
 format, version, check     what it is, and a checksum of all the rest
 source, seed, shuffle      which order it is a place in
 branch                     which branches of a buffer or stream wrote the rows that were seen
-spots                      a digest of some rows of data without an id, as spot_check takes it
+spots                      a digest of some rows of data without an id, see dataset_state
 run                        which training run it belongs to, where that is known
 epoch, step, position      where, for people
 first_step, total          the step that the epoch began with, and the position of its end; -1 where that is unknown
@@ -21,20 +21,19 @@ import re
 import reprlib
 import zlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from poolish.errors import ResumeError
 from poolish.files import checksum_hex
 from poolish.load import dataset_state
+from poolish.load.dataset_state import check_spots, kept_spots, spots_of
 from poolish.load.frozen import FrozenRows, branch_below, fixed_by, has_branch, members_of, ordinal_of, snapshot_rows
+from poolish.load.group import InStep
 from poolish.load.order import ObservedBounds, delta_decode, delta_encode
-from poolish.load.own_rows import InStep
 from poolish.load.planner import BatchPlanner, LoaderPosition, OrderPlanner
 from poolish.load.progress import Progress
 from poolish.load.reader import RankReader
 from poolish.load.settings import LoaderSettings
-from poolish.load.spot_check import check_spots, kept_spots, spots_of
 from poolish.ranks import Share
 
 #: 2 since states know their run, a dataset's own state and where their epoch begins and ends; 1 is that of 0.1.0.
@@ -157,11 +156,8 @@ class StateKeeper:
 
 def to_order(place: LoaderPosition, rows: FrozenRows) -> dict[str, Any]:
     """Where a place is. Of an exhausted block only what is left after it is stored."""
-    number, parts = place.next_block
-    seen, offset = ObservedBounds(()), 0
-    if place.open_block is not None and place.offset < len(place.open_block.block.ids):
-        block = place.open_block.block
-        number, parts, seen, offset = block.number, block.before, block.seen, place.offset
+    number, parts, offset, seen = place.begin_of_rest
+    seen = seen or ObservedBounds(())
     # Before an epoch nothing was observed, so the present bounds stand for it.
     highest = "" if parts.ends or seen.spans else delta_encode([end for _, end in rows.spans()])
     texts = {"parts": parts.to_text(), "ends": delta_encode(parts.ends), **seen.to_json(), "highest": highest}
@@ -192,9 +188,9 @@ def to_place(state: Mapping[str, Any], planner: OrderPlanner) -> LoaderPosition:
         open_block = planner.used_up(number - 1, parts)
     else:
         return place  # the epoch has not begun
-    place = replace(place, open_block=open_block, offset=fields["offset"])
+    place = place._replace(open_block=open_block, offset=fields["offset"])
     is_known = "total" in state or order.follow
-    return place if is_known else replace(place, total=place.position + planner.rows_left(place))
+    return place if is_known else place._replace(total=place.position + planner.rows_left(place))
 
 
 def place_in(state: Mapping[str, Any]) -> LoaderPosition:
@@ -202,7 +198,7 @@ def place_in(state: Mapping[str, Any]) -> LoaderPosition:
     step = state["step"]
     total = state.get("total", -1)
     place = LoaderPosition(state["epoch"], step, state["position"])
-    return replace(place, first_step=state.get("first_step", step), total=None if total < 0 else total)
+    return place._replace(first_step=state.get("first_step", step), total=None if total < 0 else total)
 
 
 def sealed(state: dict[str, Any]) -> dict[str, Any]:

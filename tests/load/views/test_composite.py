@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poolish.load.frozen import ids_of, snapshot_rows
-from poolish.load.views.composite import CompositeDataset, n_mixed
-from poolish.load.views.mixture import Mixture, whole_weights
+from poolish.load.views.composite import CompositeDataset, Mixture, n_mixed, whole_weights
 from tests.load.sources import Rows, buffer, row
 
 weights_of = st.lists(

@@ -16,7 +16,7 @@ from poolish.load.cached import CachedDataset
 from poolish.load.frozen import ids_of, snapshot_rows
 from poolish.load.views.composite import CompositeDataset
 from poolish.load.views.filtered import BLOCK, SCAN_ROWS, UNKNOWN, YES, FilteredDataset, PredicateCache
-from poolish.load.views.transformed import TransformedDataset
+from poolish.load.views.single import TransformedDataset
 from tests.effort import times
 from tests.load.sources import Rows, buffer, row
 

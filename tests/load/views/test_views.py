@@ -14,11 +14,9 @@ from poolish.errors import ConfigError, PoolishError
 from poolish.load.cached import CachedDataset
 from poolish.load.dataset import version_of
 from poolish.load.frozen import LOCAL, SHARED, fixed_by, ids_of, snapshot_rows
-from poolish.load.views.adapted import AdaptedDataset
 from poolish.load.views.composite import CompositeDataset
 from poolish.load.views.filtered import FilteredDataset
-from poolish.load.views.reindexed import ShuffledDataset, SubsettedDataset
-from poolish.load.views.transformed import TransformedDataset
+from poolish.load.views.single import AdaptedDataset, ShuffledDataset, SubsettedDataset, TransformedDataset
 from tests.load.sources import Rows, buffer, is_liked, row
 
 

@@ -27,7 +27,7 @@ from poolish.fingerprints import check_attributes, declared_version, qualified_n
 from poolish.fixed import fixed_parameters
 from poolish.load.dataset import check_index, check_version, identity_of, samples, version_of
 from poolish.load.frozen import FrozenRows, Int64, Mask, fixed_by, snapshot_rows
-from poolish.load.views.transformed import extra_arguments, function_identity, n_epochs, name_of, progress_at
+from poolish.load.views.single import extra_arguments, function_identity, n_epochs, name_of, progress_at
 from poolish.load.views.view import (
     DelegatingRows,
     ReindexedRows,

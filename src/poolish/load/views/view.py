@@ -42,9 +42,11 @@ from poolish.load.frozen import (
     branch_below,
     content_of,
     fixed_by,
+    has_all,
     has_branch,
     ids_of,
     members_of,
+    pass_epoch,
     snapshot_rows,
 )
 from poolish.rows import DatasetBuffer
@@ -247,13 +249,6 @@ def check_sources(datasets: Any, what: str) -> list[Any]:
     return parts
 
 
-def pass_epoch(dataset: Any, epoch: int) -> None:
-    """Tell ``dataset`` which epoch begins, if it wants to know."""
-    own = getattr(dataset, "set_epoch", None)
-    if own is not None:
-        own(epoch)
-
-
 def check_epoch(epoch: int) -> int:
     """An epoch as a plain int, if it is one; they count from 0."""
     number = whole_number(epoch, 0)
@@ -365,6 +360,10 @@ class DelegatingRows:
     def alive(self, ids: Int64) -> Mask | None:
         """As below."""
         return self.rows.alive(ids)
+
+    def has_all(self, first: int, end: int) -> bool:
+        """As below; a view that leaves rows out says so."""
+        return type(self).alive is DelegatingRows.alive and has_all(self.rows, first, end)
 
     def fetch(self, ids: Int64) -> list[Any]:
         """As below."""

@@ -1,4 +1,4 @@
-"""Images in folders, one folder for each class.
+"""Images, in folders or as CIFAR-10, and sound: one sample a file, or a record of one.
 
 Images are arrays of height, width and channels, uint8, as every image library gives them: a transform turns them into
 what a model wants. Nothing is decoded until it is asked for.
@@ -8,12 +8,15 @@ CIFAR-10 as its authors publish it for C programs: fixed records in a few files,
     record = label (1 byte), red (1024), green (1024), blue (1024), each 32 rows of 32;  a file holds 10,000 of them
 
 The files are memory-mapped: nothing is read before it is needed, and processes share what the system keeps of them.
+
+Sound is a float32 array of channels and frames, from -1 to 1, as torchaudio has it. Only the frames that are asked for
+are read, wherever the format can be entered in the middle (WAV, FLAC, OGG).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,10 @@ import numpy as np
 
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, CorruptDataError
-from poolish.load.base import BaseDataset, Transform, found_files
+from poolish.load.base import BaseDataset, Transform, found_files, local_file
 
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".opus")
 _OUTPUTS = ("array", "pil")
 _MODES = ("RGB", "L", "RGBA")
 
@@ -73,7 +77,7 @@ class ImageFolder(VisionDataset):
         *,
         mode: str = "RGB",
         output: str = "array",
-        extensions: Sequence[str] = EXTENSIONS,
+        extensions: Sequence[str] = IMAGES,
     ) -> None:
         super().__init__(root, transform, target_transform)
         _pillow()  # missing is said now, not at the first image
@@ -213,3 +217,79 @@ def _check(path: Path, root: Path) -> None:
         raise FileNotFoundError(f"{path}: not there; unpack {URL} into {root}")
     if path.stat().st_size != RECORDS * RECORD:
         raise CorruptDataError(f"{path}: {path.stat().st_size:,} bytes, not {RECORDS * RECORD:,}; unpack {URL} again")
+
+
+class AudioDataset(BaseDataset):
+    """Sound files: ``{"audio": float32 (channels, frames), "rate": frames per second, "path": str}``.
+
+    ``source`` is a folder, in which all sound files are found and sorted, or a list of files in the order you want.
+    ``offset_s`` and ``duration_s`` read a part of each file; a file that ends sooner gives what there is.
+
+    >>> import soundfile
+    >>> soundfile.write(folder / "crust.wav", np.zeros((8000, 2)), 8000)
+    >>> sounds = AudioDataset(folder, offset_s=0.25, duration_s=0.5)
+    >>> sounds[0]["audio"].shape, sounds[0]["rate"]
+    ((2, 4000), 8000)
+    """
+
+    input_name = "audio"
+    unidentified = ("paths",)
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        transform: Transform | None = None,
+        *,
+        offset_s: float = 0.0,
+        duration_s: float | None = None,
+        extensions: Sequence[str] = SOUNDS,
+    ) -> None:
+        _soundfile()  # missing is said now, not at the first sound
+        if offset_s < 0 or (duration_s is not None and duration_s <= 0):
+            raise ConfigError(f"offset_s={offset_s}, duration_s={duration_s}: seconds from 0, and a duration above 0")
+        self._offset_s, self._duration_s = offset_s, duration_s
+        if isinstance(source, (str, os.PathLike)):
+            super().__init__(source, transform)
+            self.paths = found_files(self.root, tuple(extensions))
+        else:
+            self.paths = [os.path.abspath(local_file(path, type(self).__name__)) for path in source]
+            super().__init__(os.path.commonpath([*map(os.path.dirname, self.paths)]) if self.paths else ".", transform)
+        if not self.paths:
+            raise FileNotFoundError(f"{self.root}: no sound files ({', '.join(extensions)}); check the folder")
+        missing = [path for path in self.paths if not Path(path).is_file()]
+        if missing:
+            raise FileNotFoundError(f"{missing[0]}: no such file; check the list")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, number: int) -> dict[str, Any]:
+        """One file, or the part of it."""
+        path = self.paths[number]
+        try:
+            with _soundfile().SoundFile(path) as file:
+                rate = int(file.samplerate)
+                first = min(round(self._offset_s * rate), file.frames)
+                file.seek(first)
+                n_frames = -1 if self._duration_s is None else round(self._duration_s * rate)
+                sound = file.read(n_frames, dtype="float32", always_2d=True)
+        except Exception as error:
+            error.add_note(f"in {path}")
+            raise
+        return {"audio": np.ascontiguousarray(sound.T), "rate": rate, "path": path}
+
+    def files(self) -> list[str]:
+        """The sound files."""
+        return list(self.paths)
+
+    def files_of(self, number: int) -> list[str]:
+        """The sound file."""
+        return [self.paths[number]]
+
+
+def _soundfile() -> Any:
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # OSError: the package without the library it wraps
+        raise ImportError('reading sound needs soundfile: pip install "poolish[audio]"') from error
+    return soundfile
