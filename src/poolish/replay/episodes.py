@@ -1,0 +1,142 @@
+"""Recording episodes: what lies in a stream so that each transition can be read back, and no other.
+
+    step 0    obs action reward terminated truncated
+    step 1    obs action reward terminated truncated
+    step 2    obs action reward terminated truncated final_obs      the episode ends behind it
+    step 3    obs ...                                               the next one
+
+The observation after a step is that of the next step, so each is kept once. Behind the last step of an episode there
+is no next one: that step has ``final_obs``, whether the episode terminated, was truncated, or was given up by a reset.
+A step that has neither (its recorder was killed) is an observation without a transition.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from poolish.errors import ConfigError, SchemaError
+from poolish.tokens.store import StreamStore
+
+#: What each step of an episode has beside observations and what the recorder adds.
+OUTCOME = ("action", "reward", "terminated", "truncated")
+
+#: Who writes the episodes of a stream, so that a new writer can complete what the last one left.
+_writers: weakref.WeakKeyDictionary[StreamStore, EpisodeWriter] = weakref.WeakKeyDictionary()
+
+#: Leaves of an observation: one array, or those of a dict in a fixed order.
+Leaves = Sequence[Any]
+
+
+def final_name(name: str) -> str:
+    """The field for the last observation that an episode ends with.
+
+    >>> final_name("obs"), final_name("obs.goal")
+    ('final_obs', 'final_obs.goal')
+    """
+    return f"final_{name}"
+
+
+class EpisodeWriter:
+    """Appends the transitions of one environment to a stream, a step each, in whole steps only.
+
+    ``observations`` and ``actions`` name the fields of what is one array in simple environments and several in others.
+    Each call copies what it is given.
+
+    >>> from poolish import StreamStore
+    >>> store = StreamStore(fields=["obs", "action", "reward", "terminated", "truncated", "final_obs"])
+    >>> writer = EpisodeWriter(store)
+    >>> writer.begin([1.0])
+    >>> writer.step([2.0], action=[0], reward=0.5)
+    >>> writer.step([3.0], action=[1], reward=1.0, terminated=True)
+    >>> [step.get("final_obs") for step in store.steps()]
+    [None, 3.0]
+    """
+
+    def __init__(
+        self, store: StreamStore, observations: Sequence[str] = ("obs",), actions: Sequence[str] = ("action",)
+    ) -> None:
+        self._store = store
+        self._finals = [final_name(name) for name in observations]
+        known = store.field_to_type
+        required = [*observations, *actions, *OUTCOME[1:], *self._finals]
+        missing = [name for name in required if name not in known]
+        if missing:
+            raise SchemaError(
+                f"{store!r}: no field {missing[0]!r}; to record episodes a stream needs {required}. "
+                "Pass a stream without fields, and it gets them"
+            )
+        names = [*observations, *actions, *OUTCOME[1:]]
+        self._order = sorted(range(len(names)), key=lambda i: known[names[i]])
+        self._names = [names[i] for i in self._order]
+        if [known[name] for name in (*self._names, *self._finals)] != sorted(
+            known[name] for name in (*self._names, *self._finals)
+        ):
+            raise SchemaError(
+                f"{store!r}: declare {self._finals} behind the other fields; a step is completed with them when its "
+                "episode is given up"
+            )
+        self._known = known
+        self._obs: list[Any] | None = None  # behind the last step, while an episode goes on
+        self._step = store.last_step + 1
+        self._has_steps = False
+        before = _writers.get(store)
+        if before is not None:
+            before.end()
+        _writers[store] = self
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an episode has begun and not ended."""
+        return self._obs is not None
+
+    def begin(self, obs: Leaves) -> None:
+        """Start an episode at an observation; one that is going on ends here."""
+        self.end()
+        self._obs = [np.array(leaf) for leaf in obs]
+
+    def end(self) -> None:
+        """End the episode that is going on, if any: its last step gets the observation that came behind it."""
+        if self._has_steps and self._obs is not None:
+            self._store.append(self._step - 1, self._finals, self._obs)
+        self._obs, self._has_steps = None, False
+
+    def step(
+        self,
+        next_obs: Leaves,
+        *,
+        action: Leaves,
+        reward: float,
+        terminated: bool = False,
+        truncated: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append one transition, which ended at ``next_obs``; ``extra`` are values of further fields of the stream."""
+        if self._obs is None:
+            raise ConfigError("a step before the first observation of its episode; call begin(obs), or reset() the env")
+        after = [np.array(leaf) for leaf in next_obs]
+        values = [*self._obs, *action, reward, terminated, truncated]
+        names, writes = self._names, [values[i] for i in self._order]
+        is_last = bool(terminated or truncated)
+        if is_last:
+            names, writes = names + self._finals, writes + after
+        if extra:
+            names, writes = self._with_extra(names, writes, extra)
+        self._store.append(self._step, names, writes)
+        self._step += 1
+        self._obs, self._has_steps = (None, False) if is_last else (after, True)
+
+    def _with_extra(self, names: list[str], writes: list[Any], extra: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+        """The writes of a step in the order of the stream's fields."""
+        end = self._known[self._finals[0]]
+        wrong = [name for name in extra if self._known.get(name, end) >= end]
+        if wrong:
+            raise SchemaError(
+                f"{self._store!r}: no field {wrong[0]!r} before {self._finals[0]!r}; there are {list(self._known)}"
+            )
+        pairs = [*zip(names, writes, strict=True), *extra.items()]
+        pairs.sort(key=lambda pair: self._known[pair[0]])
+        return [name for name, _ in pairs], [value for _, value in pairs]
