@@ -61,7 +61,7 @@ class Record(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._owns_store = isinstance(store, (str, os.PathLike))
         (self.store,) = _streams(store, [""])
-        self._spaces, self._info = _Spaces(env.observation_space, env.action_space), info
+        self._spaces, self._info = Spaces(env.observation_space, env.action_space), info
         self._writer = self._spaces.writer(self.store, info)
         self._resets_itself = _has_wrapper(env, Autoreset)
 
@@ -119,7 +119,7 @@ class RecordVector(VectorWrapper[Any, Any, Any, Any, Any]):
         self.stores = _streams(store, [f"env-{i:05d}" for i in range(env.num_envs)])
         self._owns_stores = isinstance(store, (str, os.PathLike))
         self._info = info
-        self._spaces = _Spaces(env.single_observation_space, env.single_action_space)
+        self._spaces = Spaces(env.single_observation_space, env.single_action_space)
         self._writers = [self._spaces.writer(stream, info) for stream in self.stores]
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -168,8 +168,8 @@ class RecordVector(VectorWrapper[Any, Any, Any, Any, Any]):
             super().close(**options)
 
 
-class _Spaces:
-    """The spaces of one environment as fields, and what they hold as the values of these fields."""
+class Spaces:
+    """The spaces of one environment as fields of a stream, and what they hold as the values of these fields."""
 
     def __init__(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         self.observation, self.action = observation, action
@@ -200,6 +200,14 @@ class _Spaces:
         """The values of the fields of an action, or of a batch of them."""
         return [*_parts(self.action, action)]
 
+    def observation_of(self, columns: Mapping[str, Any]) -> Any:
+        """A batch of observations out of the columns of their fields: the inverse of ``obs_parts``."""
+        return _whole(self.observation, "obs", columns)
+
+    def action_of(self, columns: Mapping[str, Any]) -> Any:
+        """A batch of actions out of the columns of their fields: the inverse of ``action_parts``."""
+        return _whole(self.action, "action", columns)
+
 
 def fields_of_spaces(observation: spaces.Space[Any], action: spaces.Space[Any], *, info: Info = ()) -> dict[str, Any]:
     """Return the fields of a stream that records an environment with these spaces.
@@ -207,7 +215,7 @@ def fields_of_spaces(observation: spaces.Space[Any], action: spaces.Space[Any], 
     >>> [*fields_of_spaces(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))]
     ['obs', 'action', 'reward', 'terminated', 'truncated', 'final_obs']
     """
-    return _Spaces(observation, action).fields(info)
+    return Spaces(observation, action).fields(info)
 
 
 def _fields(name: str, space: spaces.Space[Any]) -> Iterator[tuple[str, TokenField]]:
@@ -228,6 +236,15 @@ def _parts(space: spaces.Space[Any], value: Any) -> Iterator[Any]:
             yield from _parts(inner, value[key])
     else:
         yield value
+
+
+def _whole(space: spaces.Space[Any], name: str, columns: Mapping[str, Any]) -> Any:
+    """The inverse of ``_parts``."""
+    if isinstance(space, spaces.Dict):
+        return {key: _whole(inner, f"{name}.{key}", columns) for key, inner in _inner(space)}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_whole(inner, f"{name}.{key}", columns) for key, inner in _inner(space))
+    return columns[name]
 
 
 def _inner(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:

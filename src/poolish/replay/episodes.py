@@ -13,12 +13,15 @@ A step that has neither (its recorder was killed) is an observation without a tr
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
+from poolish.tokens.reading import Step
 from poolish.tokens.store import StreamStore
 
 #: What each step of an episode has beside observations and what the recorder adds.
@@ -140,3 +143,92 @@ class EpisodeWriter:
         pairs = [*zip(names, writes, strict=True), *extra.items()]
         pairs.sort(key=lambda pair: self._known[pair[0]])
         return [name for name, _ in pairs], [value for _, value in pairs]
+
+    def episode(
+        self,
+        obs: Leaves,
+        *,
+        action: Leaves,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append a whole episode of n steps: arrays of n, observations of n + 1, the last behind the last step."""
+        n = len(reward)
+        if any(len(leaf) != n + 1 for leaf in obs):
+            raise SchemaError(f"an episode of {n} steps needs {n + 1} observations, got {[len(leaf) for leaf in obs]}")
+        if not n:
+            return
+        self.end()
+        columns = [np.asarray(leaf)[:-1] for leaf in obs] + [np.asarray(leaf) for leaf in action]
+        columns += [np.asarray(reward, np.float64), np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)]
+        names, columns = self._names, [columns[i] for i in self._order]
+        if extra:
+            names, columns = self._with_extra(names, columns, extra)
+        before = {name: column[:-1] for name, column in zip(names, columns, strict=True)}
+        self._store.append_many(np.arange(self._step, self._step + n - 1), before)
+        # The last step by itself: it alone has the observation behind it.
+        last = [column[n - 1] for column in columns] + [np.asarray(leaf)[n] for leaf in obs]
+        self._store.append(self._step + n - 1, names + self._finals, last)
+        self._step += n
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode as columns: ``n`` steps and, of observations, one more."""
+
+    obs: dict[str, NDArray[Any]]
+    action: dict[str, NDArray[Any]]
+    reward: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    extra: dict[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+
+def episodes(store: StreamStore) -> Iterator[Episode]:
+    """The episodes of a stream that ``EpisodeWriter`` or ``gymnasium.Record`` has written, in order.
+
+    The last step of an episode that was cut off (its recorder was killed, or still records) has no observation behind
+    it: its own observation is the last one of the episode, and its outcome is left out. An episode that neither
+    terminated nor was truncated counts as truncated.
+    """
+    observations = [name for name in store.field_to_type if final_name(name) in store.field_to_type]
+    if not observations:
+        raise SchemaError(f"{store!r}: no field has a final_ field beside it, so this is no recording of episodes")
+    view = store._view()
+    cuts = {int(ordinal) for ordinal in view.breaks()}
+    held: list[Step] = []
+    for ordinal, step in enumerate(store.steps(), view.first_ordinal):
+        if ordinal in cuts:
+            yield from _episode(store, held, observations)
+            held = []
+        held.append(step)
+        if final_name(observations[0]) in step:
+            yield from _episode(store, held, observations)
+            held = []
+    yield from _episode(store, held, observations)
+
+
+def _episode(store: StreamStore, steps: list[Step], observations: Sequence[str]) -> Iterator[Episode]:
+    """The steps of one episode as columns, if it has a transition."""
+    finals = [final_name(name) for name in observations]
+    is_complete = bool(steps) and finals[0] in steps[-1]
+    taken = steps if is_complete else steps[:-1]
+    if not taken:
+        return
+    after = [steps[-1][name] for name in (finals if is_complete else observations)]
+    obs = {
+        name: np.array([*(step[name] for step in taken), last])
+        for name, last in zip(observations, after, strict=True)
+    }
+    names = [name for name in store.field_to_type if name not in obs and name not in finals]
+    columns = {name: np.array([step[name] for step in taken]) for name in names if name in taken[0]}
+    truncated = columns.pop("truncated")
+    truncated[-1] |= not columns["terminated"][-1]
+    action = {name: columns.pop(name) for name in names if name == "action" or name.startswith("action.")}
+    reward, terminated = columns.pop("reward"), columns.pop("terminated")
+    yield Episode(obs, action, reward, terminated, truncated, columns)
