@@ -5,7 +5,7 @@ Only datasets on this machine are read (``MINARI_DATASETS_PATH``); nothing is do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -69,10 +69,10 @@ def from_minari(dataset: minari.MinariDataset | str, store: StreamStore, *, info
     a number, or an array of one shape, for each step.
     """
     source = minari.load_dataset(dataset, download=False) if isinstance(dataset, str) else dataset
-    names, n = list(info), 0
+    names = list(info)
     parts = Spaces(source.observation_space, source.action_space)
     writer = None
-    for n, episode in enumerate(source.iterate_episodes(), 1):
+    for episode in source.iterate_episodes():
         extra = {name: _per_step(name, episode) for name in names}
         if writer is None:
             fields = {name: TokenField(name, column.dtype.name, column.shape[1:]) for name, column in extra.items()}
@@ -85,7 +85,7 @@ def from_minari(dataset: minari.MinariDataset | str, store: StreamStore, *, info
             truncated=episode.truncations,
             extra=extra,
         )
-    return n
+    return len(source)
 
 
 def _buffer(parts: Spaces, episode: Episode) -> EpisodeBuffer:

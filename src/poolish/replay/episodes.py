@@ -222,8 +222,7 @@ def _episode(store: StreamStore, steps: list[Step], observations: Sequence[str])
         return
     after = [steps[-1][name] for name in (finals if is_complete else observations)]
     obs = {
-        name: np.array([*(step[name] for step in taken), last])
-        for name, last in zip(observations, after, strict=True)
+        name: np.array([*(step[name] for step in taken), last]) for name, last in zip(observations, after, strict=True)
     }
     names = [name for name in store.field_to_type if name not in obs and name not in finals]
     columns = {name: np.array([step[name] for step in taken]) for name in names if name in taken[0]}
