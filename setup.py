@@ -27,4 +27,4 @@ def kernels(name: str) -> Extension:
     )
 
 
-setup(ext_modules=[kernels("_native"), kernels("_tokens"), kernels("_stats")])
+setup(ext_modules=[kernels("_native"), kernels("_tokens"), kernels("_stats"), kernels("_replay")])

@@ -50,6 +50,7 @@ def main(sizes: Iterable[int]) -> None:
         get_batch(stage)
         address_order(stage)
         get_one(stage)
+        look_back(stage)
         snapshot(stage)
         to_torch(stage)
         memory(stage)
@@ -310,6 +311,19 @@ def get_one(stage: Stage) -> None:
         "datasets": needs("datasets", hf),
     }
     compare(stage.name("one random row"), "us", each(buffer.__getitem__, stage.numbers), peers)
+
+
+def look_back(stage: Stage) -> None:
+    """A row appended and one read at each step, against a deque, which checks and copies nothing."""
+    buffer, plain = stage.buffer(max_size=stage.n), stage.deque(maxlen=stage.n)
+    row = stage.dicts[0]
+
+    def step(rows: Any) -> None:
+        rows.append(row)
+        rows[-1]
+
+    peers: dict[str, Measure | Missing] = {"deque of dicts": each(step, [plain] * 2_000)}
+    compare(stage.name("append one row, read one row"), "us", each(step, [buffer] * 2_000), peers, rounds=5)
 
 
 def snapshot(stage: Stage) -> None:

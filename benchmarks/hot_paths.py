@@ -70,6 +70,20 @@ def append_list(folder: Path) -> Iterator[tuple[int, Callable[[], object]]]:
     yield 1_000, run
 
 
+@path("buffer.append(dict) and buffer[-1]")
+def append_and_read(folder: Path) -> Iterator[tuple[int, Callable[[], object]]]:
+    """A look back at each step, evicting."""
+    buffer = DatasetBuffer(max_size=10_000)
+    buffer.append([ROW] * 10_000)
+
+    def run() -> None:
+        for _ in range(2_000):
+            buffer.append(ROW)
+            buffer[-1]
+
+    yield 2_000, run
+
+
 @path("buffer.append(dict), guarded")
 def guarded_append(folder: Path) -> Iterator[tuple[int, Callable[[], object]]]:
     """A range and an expression are checked before each row enters."""

@@ -55,7 +55,7 @@ def test_kernels_are_compiled_where_they_can_be(tmp_path: Path):
     if not can_compile(tmp_path):
         pytest.skip("no C compiler that finds Python.h")
 
-    for name in ("_native", "_tokens", "_stats"):
+    for name in ("_native", "_tokens", "_stats", "_replay"):
         found = importlib.util.find_spec(f"poolish.kernels.{name}")
         assert found is not None, "run make; see what the compiler says"
 

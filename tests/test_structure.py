@@ -27,7 +27,7 @@ FLOORS: tuple[set[str], ...] = (
     {"printable"},
     {"concurrency", "errors", "fixed", "health"},
     {"arguments", "kernels", "html", "torch_bridge", "workers"},
-    {"seeds", "files", "prefetch", "ragged", "versions"},
+    {"seeds", "files", "prefetch", "priorities", "ragged", "versions"},
     {"schema", "runs", "ranks", "formats"},
     {"tabular"},
     {"expressions", "columns", "fingerprints"},

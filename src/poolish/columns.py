@@ -25,8 +25,16 @@ from poolish import tabular
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
 from poolish.schema import canonical, describe, dtype_and_shape, is_tensor, readable, tensor_type
-from poolish.schema.tensors import build_ragged, tensor_array
-from poolish.schema.types import NATIVE, TENSOR_DTYPES, carriers_per_value, empty_array, is_list, numpy_dtype
+from poolish.schema.types import (
+    NATIVE,
+    TENSOR_DTYPES,
+    build_ragged,
+    carriers_per_value,
+    empty_array,
+    is_list,
+    numpy_dtype,
+    tensor_array,
+)
 from poolish.torch_bridge import is_torch_tensor
 
 Array = NDArray[Any]

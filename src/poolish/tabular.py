@@ -25,8 +25,7 @@ import pyarrow as pa
 
 from poolish.errors import SchemaError
 from poolish.schema import features
-from poolish.schema.tensors import build_ragged, tensor_array
-from poolish.schema.types import TENSOR_DTYPES, no_rows, tensor_type
+from poolish.schema.types import TENSOR_DTYPES, build_ragged, no_rows, tensor_array, tensor_type
 
 #: Rows that polars computes at a time, and that Arrow scans at a time.
 PART_ROWS = 65_536

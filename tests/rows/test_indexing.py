@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import decimal
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from poolish import DatasetBuffer
 from tests.rows.facts import column, plain
+from tests.rows.kinds import KINDS, row_of, schema_of
 
 pytestmark = pytest.mark.kernels
 
@@ -342,3 +345,82 @@ def test_a_snapshot_keeps_its_rows_while_the_buffer_changes(change):
     assert before[::2]["n"].to_pylist() == list(range(0, N_ROWS, 2))
     assert before.to_pydict()["n"] == before.to_arrow()["n"].to_pylist() == list(range(N_ROWS))
     assert before.ids.tolist() == list(range(N_ROWS))
+
+
+# Rows that wait to be stored ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_row_that_waits_reads_as_it_will_once_it_is_stored(name):
+    """Of every kind of column: the same types, dtypes, bits and nulls, and an array of its own."""
+    buffer = DatasetBuffer(schema=schema_of([name]))
+    for key in range(40):
+        buffer.append(row_of([name], key, nulls=0.2))
+
+    waiting = [buffer[i] for i in range(40)]
+    assert buffer._state.n_pending == 39
+    buffer.snapshot()
+
+    assert plain(waiting) == plain([buffer[i] for i in range(40)])
+    assert [type(row[name]) for row in waiting] == [type(buffer[i][name]) for i in range(40)]
+    assert all(row[name].flags.writeable for row in waiting if isinstance(row[name], np.ndarray))
+
+
+def test_narrow_numbers_and_times_that_wait_read_as_once_stored():
+    """Types that a row of the kinds above does not have: narrow numbers, times, decimals, dtypes that NumPy lacks."""
+    torch = pytest.importorskip("torch")
+    row = {
+        "half": np.float16(0.1),
+        "single": np.float32(0.1),
+        "small": np.int8(-3),
+        "large": np.uint64(2**64 - 1),
+        "day": np.datetime64("2026-01-31", "D").astype("datetime64[s]"),
+        "instant": np.datetime64("2026-01-31T01:02:03.123456789", "ns"),
+        "price": decimal.Decimal("12.50"),
+        "brain": torch.tensor([1.5, 2.0], dtype=torch.bfloat16),
+        "z": 1 + 2j,
+        "none": None,
+        "empty": [],
+    }
+    buffer = DatasetBuffer()
+    buffer.append([row, row])
+    buffer.snapshot()
+    buffer._state.codec.validate_and_copy(row)  # what a row must pass before it may wait
+
+    waiting = buffer._state.codec.decode(buffer._state.codec.validate_and_copy(row), 0)
+
+    assert plain(waiting) == plain(buffer[0])
+    assert {name: type(value) for name, value in waiting.items()} == {n: type(v) for n, v in buffer[0].items()}
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_size": 7}, {"max_size": 7, "drop_strategy": "random"}])
+def test_reading_a_row_behind_every_append_is_reading_a_list(settings):
+    """Any row at any moment, stored or waiting, also while rows leave; and reading decides nothing."""
+    read, unread = DatasetBuffer(**settings), DatasetBuffer(**settings)
+    rng = np.random.default_rng(3)
+
+    for step in range(60):
+        for buffer in (read, unread):
+            buffer.append(row(step))
+        i = int(rng.integers(-len(read), len(read)))
+        one = read[i]
+        if rng.random() < 0.2:
+            assert plain(one) == plain(read.snapshot()[i])
+        if "drop_strategy" not in settings:
+            rows = [row(n) for n in range(step + 1)][-settings.get("max_size", 10**6) :]
+            assert plain(one) == plain(rows[i])
+        with pytest.raises(IndexError, match=f"row {len(read)} of {len(read)} rows"):
+            read[len(read)]
+
+    assert plain(read.to_pydict()) == plain(unread.to_pydict())
+
+
+def test_rows_that_wait_are_read_without_being_stored():
+    """A loop that appends and looks back stores 1,024 rows at a time, like one that does not look."""
+    buffer = DatasetBuffer()
+    buffer.append([row(0), row(1)])
+    for n in range(2, 100):
+        buffer.append(row(n))
+        assert (buffer[-1]["n"], buffer[n // 2]["n"], buffer[0]["n"]) == (n, n // 2, 0)
+
+    assert buffer._state.n_pending == 98

@@ -1,8 +1,8 @@
 """The hot loops, native where a compiler was found, NumPy otherwise.
 
-Both halves mean the same: ``_native.pyx``, ``_tokens.pyx`` and ``_stats.pyx`` are compiled at install time,
-``reference.py``, ``reference_tokens.py`` and ``reference_stats.py`` say in NumPy what they must do, and the test-suite
-runs on either. ``POOLISH_PURE=1`` forces the reference.
+Both halves mean the same: ``_native.pyx``, ``_tokens.pyx``, ``_stats.pyx`` and ``_replay.pyx`` are compiled at install
+time, ``reference.py``, ``reference_tokens.py``, ``reference_stats.py`` and ``reference_replay.py`` say in NumPy what
+they must do, and the test-suite runs on either. ``POOLISH_PURE=1`` forces the reference.
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from poolish.kernels import reference, reference_stats, reference_tokens
+from poolish.kernels import reference, reference_replay, reference_stats, reference_tokens
 
 if TYPE_CHECKING:
     from poolish.kernels.reference_tokens import Appender as Appender
 
 
-def _choose() -> tuple[ModuleType, ModuleType, ModuleType]:
+def _choose() -> list[ModuleType]:
     if os.environ.get("POOLISH_PURE", "") in ("", "0"):
         try:
-            rows, tokens, stats = (
-                importlib.import_module(f"poolish.kernels.{name}") for name in ("_native", "_tokens", "_stats")
-            )
-            return rows, tokens, stats
+            names = ("_native", "_tokens", "_stats", "_replay")
+            return [importlib.import_module(f"poolish.kernels.{name}") for name in names]
         except ModuleNotFoundError:  # installed without a compiler: slower, the same answers
             pass
-    return reference, reference_tokens, reference_stats
+    return [reference, reference_tokens, reference_stats, reference_replay]
 
 
-_chosen, _tokens, _stats = _choose()
+_chosen, _tokens, _stats, _replay = _choose()
 
 #: Whether the compiled kernels are in use.
 is_native: bool = _chosen is not reference
@@ -85,3 +83,11 @@ pick_buckets = _stats.pick_buckets
 merge_moments = reference_stats.merge  # a few numbers at a time
 scatter = reference_stats.scatter
 to_words = reference_stats.to_words
+
+# priorities
+first_bad = _replay.first_bad
+set_items = _replay.set_items
+refresh = _replay.refresh
+root = _replay.root
+descend = _replay.descend
+layout_of = reference_replay.layout_of  # a few numbers at a time

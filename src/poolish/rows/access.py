@@ -77,13 +77,13 @@ def _read_present(array: pa.Array, typed: bool) -> ReadFn:
     if typed and kinds.is_uint64(type_):  # torch collates no NumPy scalars of this dtype, but arrays
         numbers = number_rows(array)
         return lambda i: numbers[i : i + 1].reshape(()).copy()
-    if is_tensor(type_):
-        return _read_ragged(array) if None in dtype_and_shape(type_)[1] else _read_tensors(array)
     if type_ in _FORMATS and array.buffers()[1] is not None:
         values = _numbers(array)
         return lambda i: values[i]
     if kinds.is_large_string(type_):
         return _read_text(array)
+    if is_tensor(type_):
+        return _read_ragged(array) if None in dtype_and_shape(type_)[1] else _read_tensors(array)
     if kinds.is_large_binary(type_):
         return _read_bytes(array)
     if kinds.is_large_list(type_):

@@ -111,10 +111,10 @@ class Conversions(ABC):
         >>> [str(dtype) for dtype in frame.dtypes], frame["votes"][0] == 2**53 + 1
         (['int64', 'int64[pyarrow]'], True)
         """
-        from poolish.rows.pandas_frame import frame_of
+        from poolish.rows.frames import pandas_frame
 
         rows = self.snapshot()
-        return frame_of(dict(rows._chosen(columns)), len(rows), to_array)
+        return pandas_frame(dict(rows._chosen(columns)), len(rows), to_array)
 
     def to_polars(self, columns: Sequence[str] | None = None) -> polars.DataFrame:
         """A polars data frame; arrays and tensors become ``Array`` columns of their shape, ragged ones nested lists.
@@ -127,9 +127,9 @@ class Conversions(ABC):
         >>> dict(buffer.to_polars().schema)
         {'image': Array(UInt8, shape=(2, 3)), 'label': Int64}
         """
-        from poolish.rows.polars_frame import frame_of
+        from poolish.rows.frames import polars_frame
 
-        return frame_of({name: without_tensors(array) for name, array in self._chosen(columns)})
+        return polars_frame({name: without_tensors(array) for name, array in self._chosen(columns)})
 
     def to_pydict(self) -> dict[str, list[Any]]:
         """Columns as lists of the values that ``snapshot[i]`` would give."""

@@ -36,8 +36,7 @@ from poolish.schema import (
     numpy_dtype,
     offsets_of,
 )
-from poolish.schema.tensors import build_ragged, tensor_array
-from poolish.schema.types import carrier, check_names, is_hf_array
+from poolish.schema.types import build_ragged, carrier, check_names, is_hf_array, tensor_array
 
 
 def cast_exact(array: pa.Array, type_: pa.DataType) -> pa.Array:

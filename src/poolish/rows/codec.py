@@ -61,6 +61,7 @@ class RowCodec:
         self.is_resolved = all(is_resolved(field.type) for field in schema)
         self._encoders: list[ColumnEncoder] = [encoder_of(field.type, limits) for field in schema]
         self._plan = tuple(encoder.step(name) for name, encoder in zip(self.names, self._encoders, strict=True))
+        self._decoders = [encoder.decode for encoder in self._encoders]
         self.n_columns = len(self.names)
         self._ranked_by = ranked_by
         self._takes_any_null = all(field.nullable for field in schema) and ranked_by is None
@@ -81,6 +82,16 @@ class RowCodec:
     def build(self, cells: Sequence[Encodable]) -> list[pa.Array]:
         """Frozen rows, laid one behind the other, as arrays."""
         return [encoder.build(cells[i :: self.n_columns]) for i, encoder in enumerate(self._encoders)]
+
+    def decode(self, cells: Sequence[Encodable], row: int) -> dict[str, Any]:
+        """One of the frozen rows, laid one behind the other, as it is read once it is stored."""
+        first = row * self.n_columns
+        return {
+            name: decode(cell)
+            for name, decode, cell in zip(
+                self.names, self._decoders, cells[first : first + self.n_columns], strict=True
+            )
+        }
 
     # -- many rows
 

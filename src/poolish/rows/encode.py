@@ -2,7 +2,8 @@
 
 A value takes two steps. ``validate_and_copy`` checks it against the column and returns something immutable: the value
 itself, or the bytes of an array. ``build`` turns validated values into an Arrow array and cannot fail. So a row that
-``append`` has accepted can wait in memory, and every rejection happens before anything changes.
+``append`` has accepted can wait in memory, and every rejection happens before anything changes. ``decode`` reads a
+waiting value as it will be read once it is stored.
 
 The first real value decides the type; a later one must be held exactly: 2 fits a float column, 2.5 does not fit an
 integer column, 2**53 + 1 fits no float column, True and 1 are not the same kind of thing, nor are text and bytes.
@@ -21,11 +22,11 @@ import pyarrow.types as kinds
 
 from poolish.errors import BadText, NumberTooLarge
 from poolish.kernels.reference import Step
+from poolish.rows.access import reader
 from poolish.rows.validate import Limits, ValueRejected, too_large
 from poolish.rows.values import as_dict, as_list, encode_png, is_array, is_bytes_view, is_image, scalar, stored
 from poolish.schema import describe, dtype_and_shape, is_tensor, numpy_dtype
-from poolish.schema.tensors import build_ragged
-from poolish.schema.types import exactly
+from poolish.schema.types import build_ragged, exactly
 
 #: A validated value that can no longer change, ready for ``build``.
 Encodable = Any
@@ -67,6 +68,10 @@ class ColumnEncoder:
         """Frozen values as an Arrow array."""
         return pa.array(validated, self.type)
 
+    def decode(self, validated: Encodable) -> Any:
+        """The value as ``access.reader`` returns it once it is stored; encoders override this only to be faster."""
+        return reader(self.build([validated]))(0)
+
     def step(self, name: str) -> Step:
         """This column's step in the plan of ``kernels.freeze_row``; its shortcut agrees with ``validate_and_copy``."""
         return name, self.validate_and_copy, 0, 0, object, b"", ()
@@ -98,6 +103,9 @@ class IntEncoder(ColumnEncoder):
         if type(value) is int and self._low <= value <= self._high:
             return value
         return super().validate_and_copy(value)
+
+    def decode(self, validated: Encodable) -> Any:
+        return validated
 
     def step(self, name: str) -> Step:
         return name, self.validate_and_copy, 2 if kinds.is_int64(self.type) else 0, 0, int, b"", ()
@@ -140,6 +148,9 @@ class FloatEncoder(ColumnEncoder):
             return value
         return super().validate_and_copy(value)
 
+    def decode(self, validated: Encodable) -> Any:
+        return super().decode(validated) if kinds.is_float16(self.type) else validated
+
     def step(self, name: str) -> Step:
         return name, self.validate_and_copy, 3 if self._is_double else 0, 0, float, b"", ()
 
@@ -176,6 +187,9 @@ class FloatEncoder(ColumnEncoder):
 class BoolEncoder(ColumnEncoder):
     """True and False."""
 
+    def decode(self, validated: Encodable) -> Any:
+        return validated
+
     def _validate_and_copy(self, value: object) -> bool:
         value = scalar(value)
         if isinstance(value, (bool, np.bool_)):
@@ -190,6 +204,9 @@ class TextEncoder(ColumnEncoder):
         if type(value) is str and value.isascii() and len(value) <= self.limits.cell_bytes:
             return value
         return super().validate_and_copy(value)
+
+    def decode(self, validated: Encodable) -> Any:
+        return validated
 
     def step(self, name: str) -> Step:
         return name, self.validate_and_copy, 1, self.limits.cell_bytes, str, b"", ()
@@ -219,6 +236,9 @@ class TextEncoder(ColumnEncoder):
 
 class BytesEncoder(ColumnEncoder):
     """Bytes; an image is kept as its PNG."""
+
+    def decode(self, validated: Encodable) -> Any:
+        return validated
 
     def _validate_and_copy(self, value: object) -> bytes:
         if is_image(value):
@@ -295,6 +315,11 @@ class ListEncoder(ColumnEncoder):
         except ValueRejected as rejection:
             raise rejection.at(f"[{rejection.index}]") from None
 
+    def decode(self, validated: Encodable) -> Any:
+        if validated is None or kinds.is_null(self._element.type):
+            return None if validated is None else list(validated)
+        return [None if value is None else self._element.decode(value) for value in validated]
+
     def build(self, validated: Sequence[Encodable]) -> pa.Array:
         lengths = [0 if value is None else len(value) for value in validated]
         offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
@@ -325,6 +350,12 @@ class StructEncoder(ColumnEncoder):
             return encoder.validate_and_copy(value)
         except ValueRejected as rejection:
             raise rejection.at(f".{name}") from None
+
+    def decode(self, validated: Encodable) -> Any:
+        if validated is None:
+            return None
+        parts = zip(self._parts, validated, strict=True)
+        return {name: None if value is None else encoder.decode(value) for (name, encoder), value in parts}
 
     def build(self, validated: Sequence[Encodable]) -> pa.Array:
         empty = (None,) * len(self._parts)
@@ -370,6 +401,12 @@ class TensorEncoder(ColumnEncoder):
             raise self.reject(value, shape_advice(self._dtype, self._shape, array.shape))
         self._check_size(array.nbytes, self.limits.row_bytes, "row_bytes", value)
         return array.tobytes()
+
+    def decode(self, validated: Encodable) -> Any:
+        if validated is None or self._plain is None or self._shape == ():
+            return super().decode(validated)
+        sizes = [size for size in self._shape if size is not None]
+        return np.frombuffer(validated, self._plain).reshape(sizes).copy()
 
     def build(self, validated: Sequence[Encodable]) -> pa.Array:
         valid = _validity(validated)

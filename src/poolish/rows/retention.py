@@ -114,6 +114,11 @@ class Policy:
         """Whether it draws from the generator."""
         return self._pick is random
 
+    @property
+    def is_by_age(self) -> bool:
+        """Whether it picks the oldest rows."""
+        return self._pick is oldest
+
     def check_schema(self, schema: Schema | None) -> None:
         """ConfigError unless the schema has the policy's column, with numbers in it."""
         if self.column is None or schema is None:

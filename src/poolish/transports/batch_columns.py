@@ -25,8 +25,7 @@ from poolish.ragged import Ragged
 from poolish.rows.validate import ValueRejected, check_text, first_invalid
 from poolish.rows.values import stored
 from poolish.schema import Field, TensorType, bytes_of, is_tensor, numpy_dtype, offsets_of, readable, tensor_type
-from poolish.schema.tensors import build_ragged
-from poolish.schema.types import is_list
+from poolish.schema.types import build_ragged, is_list
 
 Array = NDArray[Any]
 #: Name -> dtype, and the array that carries the bits (bfloat16 and float8 have none of their own in NumPy); a

@@ -1,4 +1,4 @@
-"""Columns of a buffer as a pandas data frame, each in the dtype that holds its values exactly.
+"""Columns of a buffer as data frames of pandas and polars, each in the dtype that holds its values exactly.
 
 Left to itself, pandas makes float64 of integers with a null, so that 2**53 + 1 becomes another number, and NaN of a
 null.
@@ -17,17 +17,25 @@ from poolish.schema import is_tensor
 
 if TYPE_CHECKING:
     import pandas
+    import polars
 
 #: From the name and the values of a column to an array of them.
 ToArray = Callable[[str, pa.Array], Any]
 
 
-def frame_of(columns: Mapping[str, pa.Array], n_rows: int, to_array: ToArray) -> pandas.DataFrame:
+def pandas_frame(columns: Mapping[str, pa.Array], n_rows: int, to_array: ToArray) -> pandas.DataFrame:
     """A frame of its own memory, with one row for each value of the columns; ``to_array`` reads what NumPy holds."""
     import pandas
 
     data = {name: _series_data(name, array, to_array) for name, array in columns.items()}
     return pandas.DataFrame(data, index=pandas.RangeIndex(n_rows), copy=True)
+
+
+def polars_frame(columns: Mapping[str, pa.Array]) -> polars.DataFrame:
+    """A frame of Arrow columns of types that polars has."""
+    import polars
+
+    return polars.DataFrame(pa.table(dict(columns)))
 
 
 def _series_data(name: str, array: pa.Array, to_array: ToArray) -> Any:
