@@ -7,5 +7,6 @@ after it is that of the next step; only the last step of an episode keeps its ow
 """
 
 from poolish.replay.episodes import EpisodeWriter as EpisodeWriter
+from poolish.replay.stream_priorities import StreamPriorities as StreamPriorities
 
-__all__ = ["EpisodeWriter"]
+__all__ = ["EpisodeWriter", "StreamPriorities"]

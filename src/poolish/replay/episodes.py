@@ -189,6 +189,14 @@ class Episode:
         return len(self.reward)
 
 
+def observations_of(store: StreamStore) -> list[str]:
+    """The fields of a recording that make up an observation."""
+    names = [name for name in store.field_to_type if final_name(name) in store.field_to_type]
+    if not names:
+        raise SchemaError(f"{store!r}: no field has a final_ field beside it, so this is no recording of episodes")
+    return names
+
+
 def episodes(store: StreamStore) -> Iterator[Episode]:
     """The episodes of a stream that ``EpisodeWriter`` or ``gymnasium.Record`` has written, in order.
 
@@ -196,9 +204,7 @@ def episodes(store: StreamStore) -> Iterator[Episode]:
     it: its own observation is the last one of the episode, and its outcome is left out. An episode that neither
     terminated nor was truncated counts as truncated.
     """
-    observations = [name for name in store.field_to_type if final_name(name) in store.field_to_type]
-    if not observations:
-        raise SchemaError(f"{store!r}: no field has a final_ field beside it, so this is no recording of episodes")
+    observations = observations_of(store)
     view = store._view()
     cuts = {int(ordinal) for ordinal in view.breaks()}
     held: list[Step] = []

@@ -1,17 +1,19 @@
 """The side file of priorities: everything that changed them, in order, each record with a checksum.
 
-    record     magic u32 | bytes of the head u32 | bytes of the body u64 | xxh3 of head and body u64 | head | body
+    record     frame | head | body
+    frame      magic u32 | bytes of the head u32 | bytes of the body u64 | xxh3 of head and body u64 | xxh3 of these u64
     head       JSON: what it is, and how many numbers its body has
     body       arrays of 8-byte numbers, little-endian
 
-    {"kind": "state", "stream", "branch", "end", "alpha", "first", "n", "largest"}   n priorities of the steps from first on
-    {"kind": "steps", "branch", "end", "priority", "without"}                        new steps up to end; ids without one
-    {"kind": "update", "n"}                                                          n ids, then n priorities
+    {"kind": "state", "stream", "branch", "end", "alpha", "first", "n", "largest"}
+                                                  n priorities of the steps from first on; ids that are no transitions
+    {"kind": "steps", "branch", "end", "priority"}     what new steps up to end got; ids that are no transitions
+    {"kind": "update", "n"}                            n ids, then their n priorities
 
 A file begins with a state. Records are appended by one write each, so what an update has returned for survives
 ``kill -9``; ``commit`` makes it survive a power cut. When a file has grown to several times its state, a new one with
-one state replaces it, whole or not at all. A last record that is incomplete or fails its checksum was being written
-when the power failed: it is cut off, with a warning. Damage anywhere else is an error.
+one state replaces it, whole or not at all. A last record that ends behind the file, fails its checksum or is all zeros
+was being written when the power failed: it is cut off, with a warning. Damage anywhere else is an error.
 """
 
 from __future__ import annotations
@@ -34,12 +36,11 @@ from poolish.files.documents import parse_json
 from poolish.files.space import write_all
 
 MAGIC = 0x50525031
-_FRAME = struct.Struct("<IIQQ")
+_FRAME, _CHECK = struct.Struct("<IIQQ"), struct.Struct("<Q")
+_FRAME_BYTES = _FRAME.size + _CHECK.size
 
 #: A file is rewritten when it has this many bytes more than its first record, or three times as many.
 SLACK = 1 << 22
-
-MAX_HEAD = 10_000
 
 Body = NDArray[Any]
 
@@ -87,32 +88,39 @@ class PriorityFile:
 
     def _record(self, data: bytes, place: int) -> tuple[dict[str, Any] | None, Body, int]:
         """The record at a place and where it ends; no head where the file ends in the middle of it."""
-        nothing = np.empty(0, np.int64)
-        if place + _FRAME.size > len(data):
-            return None, nothing, place
-        magic, n_head, n_body, expected = _FRAME.unpack_from(data, place)
-        begin, end = place + _FRAME.size, place + _FRAME.size + n_head + n_body
-        is_last = end >= len(data)
+        torn = None, np.empty(0, np.int64), place
+        frame = data[place : place + _FRAME_BYTES]
+        if place and (len(frame) < _FRAME_BYTES or not any(memoryview(data)[place:])):
+            return torn
+        if len(frame) < _FRAME_BYTES or _CHECK.unpack_from(frame, _FRAME.size) != (checksum(frame[: _FRAME.size]),):
+            raise self._damaged(place)
+        magic, n_head, n_body, expected = _FRAME.unpack_from(frame)
+        begin, end = place + _FRAME_BYTES, place + _FRAME_BYTES + n_head + n_body
         content = memoryview(data)[begin:end]
-        if magic != MAGIC or n_head > MAX_HEAD or n_body % 8:
+        if magic != MAGIC or n_body % 8:
             raise self._damaged(place)
         if end > len(data) or checksum(content) != expected:
-            if is_last and place:
-                return None, nothing, place
+            if place and end >= len(data):
+                return torn
             raise self._damaged(place)
         head = parse_json(bytes(content[:n_head]).decode("utf-8", "replace"), self.path)
         return head, np.frombuffer(content[n_head:], np.dtype("<i8")), end
 
     def _damaged(self, place: int) -> CorruptDataError:
         return CorruptDataError(
-            f"{self.path}, byte {place}: a damaged record; restore the file, or start with equal priorities: rebuild=True"
+            f"{self.path}, byte {place}: a damaged record; restore the file, or start with equal priorities: "
+            "rebuild=True"
         )
 
     def append(self, head: Mapping[str, Any], *arrays: Body) -> None:
         """Add a record behind the others."""
         if self._fd < 0:
             self._fd = open_locked_fd(self.path, os.O_WRONLY | os.O_APPEND)
-        self._n_bytes += write_all(self._fd, _encoded(head, arrays))
+        try:
+            self._n_bytes += write_all(self._fd, _encoded(head, arrays))
+        except BaseException:  # what was written of it would stand before the next record
+            os.ftruncate(self._fd, self._n_bytes)
+            raise
 
     def replace(self, head: Mapping[str, Any], *arrays: Body, durable: bool = False) -> None:
         """Put a file with this record alone in the place of the one that is there."""
@@ -135,6 +143,6 @@ class PriorityFile:
 
 def _encoded(head: Mapping[str, Any], arrays: tuple[Body, ...]) -> list[bytes | memoryview]:
     text = json.dumps(head, separators=(",", ":")).encode()
-    bodies = [memoryview(np.ascontiguousarray(each, each.dtype.newbyteorder("<"))).cast("B") for each in arrays]
+    bodies = [memoryview(np.ascontiguousarray(each, each.dtype.newbyteorder("<")).data).cast("B") for each in arrays]
     frame = _FRAME.pack(MAGIC, len(text), sum(body.nbytes for body in bodies), checksum(text, *bodies))
-    return [frame, text, *bodies]
+    return [frame, _CHECK.pack(checksum(frame)), text, *bodies]
