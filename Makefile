@@ -121,7 +121,7 @@ $(VENV)/.compiler: FORCE | $(VENV)/.installed
 FORCE:
 
 $(VENV)/.tools: pyproject.toml $(VENV)/.installed
-	@CC=false $(INSTALL) --no-build-isolation -e ".[$(EXTRAS),trainers,dev]"
+	@CC=false $(INSTALL) --no-build-isolation -e ".[$(EXTRAS),trainers,experience,dev]"
 	@touch $@
 
 # One at a time and with torch held still: a peer that cannot be had is missing from the results, not in the way.

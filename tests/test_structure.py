@@ -34,7 +34,7 @@ FLOORS: tuple[set[str], ...] = (
     {"guards"},
     {"rows", "tokens"},
     {"transports"},
-    {"recipes", "serve", "load"},
+    {"recipes", "serve", "load", "replay"},
     {"engines", "integrations", "report", "validation"},
     {"cli", "testing"},
     {"__main__"},
@@ -72,10 +72,21 @@ OPTIONAL_LIBRARIES = {
     "accelerate": "accelerate",
     "trl": "trl",
     "jax": "jax",
+    "gymnasium": "gymnasium",
+    "stable_baselines3": "sb3",
+    "torchrl": "torchrl",
+    "tensordict": "torchrl",
+    "minari": "minari",
 }
 
 #: What a module of an integration may import as well: the libraries that its framework is made of.
-BELOW_FRAMEWORKS = {"transformers": {"torch", "accelerate"}, "trl": {"datasets"}}
+BELOW_FRAMEWORKS = {
+    "transformers": {"torch", "accelerate"},
+    "trl": {"datasets"},
+    "sb3": {"torch", "gymnasium"},
+    "torchrl": {"torch"},
+    "minari": {"gymnasium"},
+}
 
 #: Packages that stay loadable, and quick to load, where no optional library is installed.
 LEAN_PACKAGES = {package for packages in FLOORS[: FLOOR_OF["rows"] + 1] for package in packages}
@@ -241,7 +252,7 @@ def test_unknown_name_is_an_attribute_error():
 
 def is_of_framework(module: str) -> bool:
     """Whether loading a module loads a framework, which takes seconds and hundreds of megabytes."""
-    return module.startswith("poolish.integrations.") and module.split(".")[-1] in OPTIONAL_LIBRARIES
+    return module.startswith("poolish.integrations.") and module.split(".")[-1] in OPTIONAL_LIBRARIES.values()
 
 
 def test_exported_names_exist():
@@ -322,8 +333,8 @@ def test_each_integration_is_loaded_by_its_own_name_only():
         and (found := eager_imports(module, tree) - BELOW_FRAMEWORKS.get(module.split(".")[-1], set()))
     }
 
-    assert {module.split(".")[-1] for module in modules} == OPTIONAL_LIBRARIES.keys() & {
-        *("lightning", "transformers", "accelerate", "trl", "jax")
+    assert {module.split(".")[-1] for module in modules} == {
+        *("lightning", "transformers", "accelerate", "trl", "jax", "gymnasium", "minari")
     }
     assert users & modules.keys() == set()
     assert eager == {}

@@ -1,0 +1,239 @@
+"""Recording episodes: what lies in a stream so that each transition can be read back, and no other.
+
+    step 0    obs action reward terminated truncated
+    step 1    obs action reward terminated truncated
+    step 2    obs action reward terminated truncated final_obs      the episode ends behind it
+    step 3    obs ...                                               the next one
+
+The observation after a step is that of the next step, so each is kept once. Behind the last step of an episode there
+is no next one: that step has ``final_obs``, whether the episode terminated, was truncated, or was given up by a reset.
+A step that has neither (its recorder was killed) is an observation without a transition.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish.errors import ConfigError, SchemaError
+from poolish.tokens.reading import Step
+from poolish.tokens.store import StreamStore
+
+#: What each step of an episode has beside observations and what the recorder adds.
+OUTCOME = ("action", "reward", "terminated", "truncated")
+
+#: Who writes the episodes of a stream, so that a new writer can complete what the last one left.
+_writers: weakref.WeakKeyDictionary[StreamStore, EpisodeWriter] = weakref.WeakKeyDictionary()
+
+#: Leaves of an observation: one array, or those of a dict in a fixed order.
+Leaves = Sequence[Any]
+
+
+def final_name(name: str) -> str:
+    """The field for the last observation that an episode ends with.
+
+    >>> final_name("obs"), final_name("obs.goal")
+    ('final_obs', 'final_obs.goal')
+    """
+    return f"final_{name}"
+
+
+class EpisodeWriter:
+    """Appends the transitions of one environment to a stream, a step each, in whole steps only.
+
+    ``observations`` and ``actions`` name the fields of what is one array in simple environments and several in others.
+    Each call copies what it is given.
+
+    >>> from poolish import StreamStore
+    >>> store = StreamStore(fields=["obs", "action", "reward", "terminated", "truncated", "final_obs"])
+    >>> writer = EpisodeWriter(store)
+    >>> writer.begin([1.0])
+    >>> writer.step([2.0], action=[0], reward=0.5)
+    >>> writer.step([3.0], action=[1], reward=1.0, terminated=True)
+    >>> [step.get("final_obs") for step in store.steps()]
+    [None, 3.0]
+    """
+
+    def __init__(
+        self, store: StreamStore, observations: Sequence[str] = ("obs",), actions: Sequence[str] = ("action",)
+    ) -> None:
+        self._store = store
+        self._finals = [final_name(name) for name in observations]
+        known = store.field_to_type
+        required = [*observations, *actions, *OUTCOME[1:], *self._finals]
+        missing = [name for name in required if name not in known]
+        if missing:
+            raise SchemaError(
+                f"{store!r}: no field {missing[0]!r}; to record episodes a stream needs {required}. "
+                "Pass a stream without fields, and it gets them"
+            )
+        names = [*observations, *actions, *OUTCOME[1:]]
+        self._order = sorted(range(len(names)), key=lambda i: known[names[i]])
+        self._names = [names[i] for i in self._order]
+        if [known[name] for name in (*self._names, *self._finals)] != sorted(
+            known[name] for name in (*self._names, *self._finals)
+        ):
+            raise SchemaError(
+                f"{store!r}: declare {self._finals} behind the other fields; a step is completed with them when its "
+                "episode is given up"
+            )
+        self._known = known
+        self._obs: list[Any] | None = None  # behind the last step, while an episode goes on
+        self._step = store.last_step + 1
+        self._has_steps = False
+        before = _writers.get(store)
+        if before is not None:
+            before.end()
+        _writers[store] = self
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an episode has begun and not ended."""
+        return self._obs is not None
+
+    def begin(self, obs: Leaves) -> None:
+        """Start an episode at an observation; one that is going on ends here."""
+        self.end()
+        self._obs = [np.array(leaf) for leaf in obs]
+
+    def end(self) -> None:
+        """End the episode that is going on, if any: its last step gets the observation that came behind it."""
+        if self._has_steps and self._obs is not None:
+            self._store.append(self._step - 1, self._finals, self._obs)
+        self._obs, self._has_steps = None, False
+
+    def step(
+        self,
+        next_obs: Leaves,
+        *,
+        action: Leaves,
+        reward: float,
+        terminated: bool = False,
+        truncated: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append one transition, which ended at ``next_obs``; ``extra`` are values of further fields of the stream."""
+        if self._obs is None:
+            raise ConfigError("a step before the first observation of its episode; call begin(obs), or reset() the env")
+        after = [np.array(leaf) for leaf in next_obs]
+        values = [*self._obs, *action, reward, terminated, truncated]
+        names, writes = self._names, [values[i] for i in self._order]
+        is_last = bool(terminated or truncated)
+        if is_last:
+            names, writes = names + self._finals, writes + after
+        if extra:
+            names, writes = self._with_extra(names, writes, extra)
+        self._store.append(self._step, names, writes)
+        self._step += 1
+        self._obs, self._has_steps = (None, False) if is_last else (after, True)
+
+    def _with_extra(self, names: list[str], writes: list[Any], extra: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+        """The writes of a step in the order of the stream's fields."""
+        end = self._known[self._finals[0]]
+        wrong = [name for name in extra if self._known.get(name, end) >= end]
+        if wrong:
+            raise SchemaError(
+                f"{self._store!r}: no field {wrong[0]!r} before {self._finals[0]!r}; there are {list(self._known)}"
+            )
+        pairs = [*zip(names, writes, strict=True), *extra.items()]
+        pairs.sort(key=lambda pair: self._known[pair[0]])
+        return [name for name, _ in pairs], [value for _, value in pairs]
+
+    def episode(
+        self,
+        obs: Leaves,
+        *,
+        action: Leaves,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append a whole episode of n steps: arrays of n, observations of n + 1, the last behind the last step."""
+        n = len(reward)
+        if any(len(leaf) != n + 1 for leaf in obs):
+            raise SchemaError(f"an episode of {n} steps needs {n + 1} observations, got {[len(leaf) for leaf in obs]}")
+        if not n:
+            return
+        self.end()
+        columns = [np.asarray(leaf)[:-1] for leaf in obs] + [np.asarray(leaf) for leaf in action]
+        columns += [np.asarray(reward, np.float64), np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)]
+        names, columns = self._names, [columns[i] for i in self._order]
+        if extra:
+            names, columns = self._with_extra(names, columns, extra)
+        before = {name: column[:-1] for name, column in zip(names, columns, strict=True)}
+        self._store.append_many(np.arange(self._step, self._step + n - 1), before)
+        # The last step by itself: it alone has the observation behind it.
+        last = [column[n - 1] for column in columns] + [np.asarray(leaf)[n] for leaf in obs]
+        self._store.append(self._step + n - 1, names + self._finals, last)
+        self._step += n
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode as columns: ``n`` steps and, of observations, one more."""
+
+    obs: dict[str, NDArray[Any]]
+    action: dict[str, NDArray[Any]]
+    reward: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    extra: dict[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+
+def observations_of(store: StreamStore) -> list[str]:
+    """The fields of a recording that make up an observation."""
+    names = [name for name in store.field_to_type if final_name(name) in store.field_to_type]
+    if not names:
+        raise SchemaError(f"{store!r}: no field has a final_ field beside it, so this is no recording of episodes")
+    return names
+
+
+def episodes(store: StreamStore) -> Iterator[Episode]:
+    """The episodes of a stream that ``EpisodeWriter`` or ``gymnasium.Record`` has written, in order.
+
+    The last step of an episode that was cut off (its recorder was killed, or still records) has no observation behind
+    it: its own observation is the last one of the episode, and its outcome is left out. An episode that neither
+    terminated nor was truncated counts as truncated.
+    """
+    observations = observations_of(store)
+    view = store._view()
+    cuts = {int(ordinal) for ordinal in view.breaks()}
+    held: list[Step] = []
+    for ordinal, step in enumerate(store.steps(), view.first_ordinal):
+        if ordinal in cuts:
+            yield from _episode(store, held, observations)
+            held = []
+        held.append(step)
+        if final_name(observations[0]) in step:
+            yield from _episode(store, held, observations)
+            held = []
+    yield from _episode(store, held, observations)
+
+
+def _episode(store: StreamStore, steps: list[Step], observations: Sequence[str]) -> Iterator[Episode]:
+    """The steps of one episode as columns, if it has a transition."""
+    finals = [final_name(name) for name in observations]
+    is_complete = bool(steps) and finals[0] in steps[-1]
+    taken = steps if is_complete else steps[:-1]
+    if not taken:
+        return
+    after = [steps[-1][name] for name in (finals if is_complete else observations)]
+    obs = {
+        name: np.array([*(step[name] for step in taken), last]) for name, last in zip(observations, after, strict=True)
+    }
+    names = [name for name in store.field_to_type if name not in obs and name not in finals]
+    columns = {name: np.array([step[name] for step in taken]) for name in names if name in taken[0]}
+    truncated = columns.pop("truncated")
+    truncated[-1] |= not columns["terminated"][-1]
+    action = {name: columns.pop(name) for name in names if name == "action" or name.startswith("action.")}
+    reward, terminated = columns.pop("reward"), columns.pop("terminated")
+    yield Episode(obs, action, reward, terminated, truncated, columns)
