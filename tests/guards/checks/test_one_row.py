@@ -224,7 +224,7 @@ def test_a_row_refused_by_value_is_refused_with_the_check_s_own_words():
     buffer.append({"reward": 0.5})
     buffer.append({"reward": 0.75})
 
-    with pytest.raises(DataRefused, match=r"reward is between 0 and 1: 1 of 1 rows are bad; row 0: 2\.0"):
+    with pytest.raises(DataRefused, match=r"reward is between 0 and 1: 1 of 1 row is bad; row 0: 2\.0"):
         buffer.append({"reward": 2.0})
 
     assert buffer.to_pydict() == {"reward": [0.5, 0.75]}

@@ -22,6 +22,7 @@ from poolish.columns import TableView
 from poolish.expressions.one_row import Undecided, for_one_row
 from poolish.guards.checks.checks import (
     Finite,
+    Holds,
     InRange,
     Matches,
     NotNull,
@@ -36,7 +37,6 @@ from poolish.guards.checks.checks import (
     held_in,
     whole_text,
 )
-from poolish.guards.checks.custom import Holds
 from poolish.schema.types import NATIVE, dtype_and_shape, is_tensor, numpy_dtype
 
 #: Of the values of one row, in the order of the schema: numbers, texts and bytes of Python, None for null, and the
