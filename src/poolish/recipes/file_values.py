@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from poolish.errors import LimitExceeded, PoolishError
 from poolish.expressions import as_expression
-from poolish.files.documents import MAX_DEPTH
+from poolish.files.documents import MAX_DEPTH, shorten
 from poolish.guards.checks.suite import Suite
 from poolish.printable import suggestion
 from poolish.recipes.description import Key, plain
@@ -153,8 +153,7 @@ def unknown_key(key: Any, known: list[str]) -> str:
 
 def short(value: Any) -> str:
     """A value in a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten(repr(value))
 
 
 def check_depth(document: Any, source: str) -> None:
