@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
 from typing import Any, Self
 
@@ -97,14 +97,9 @@ class StorageOptions(Mapping[str, Any]):
             raise
 
 
-@contextmanager
-def concealing(options: StorageOptions | None) -> Iterator[None]:
+def concealing(options: StorageOptions | None) -> AbstractContextManager[None]:
     """``options.concealed()``, where there are options."""
-    if options is None:
-        yield
-        return
-    with options.concealed():
-        yield
+    return nullcontext() if options is None else options.concealed()
 
 
 def _plain(name: str) -> str:
