@@ -57,6 +57,12 @@ class Entry(BaseModel):
         fields = {each.alias or name: each for name, each in cls.model_fields.items()}
         return fields[key].description or ""
 
+    @classmethod
+    def without_nulls(cls, table: Mapping[str, Any]) -> dict[str, Any]:
+        """A table without the keys that say nothing; an unknown key stays, so that it is refused."""
+        known = cls.keys()
+        return {key: value for key, value in table.items() if value is not None or key not in known}
+
     def given(self, keys: Iterable[Key]) -> dict[str, Any]:
         """The values that are not None, by the names that instructions have for them."""
         values = {key.attribute or key.name: getattr(self, key.name) for key in keys}
