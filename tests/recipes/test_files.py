@@ -595,6 +595,17 @@ def test_no_document_raises_anything_else(told: Any):
         pass
 
 
+@pytest.mark.parametrize("entry", [{"step": "s", "use": "shuffle"}, {"ingredient": "a", "source": "a.csv"}])
+def test_an_unknown_key_is_refused_also_where_it_is_null(entry):
+    """Editors mark it as wrong; a misspelt key must not say nothing."""
+    document = {"name": "r", "instructions": [{**entry, "sed": None}]}
+
+    with pytest.raises(RecipeError, match="no key 'sed' here"):
+        from_dict(document)
+
+    assert not is_valid(document)
+
+
 @given(
     entry=st.dictionaries(st.sampled_from([*INGREDIENT_KEYS, *STEP_KEYS, "columns", "n", "mark"]), plain)
     | st.fixed_dictionaries({"step": names, "use": st.sampled_from([*OPTIONS, "cut"]), "columns": plain})

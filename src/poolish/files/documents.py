@@ -12,6 +12,7 @@ import math
 import os
 import re
 import stat
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,7 +21,7 @@ from poolish.errors import BadText, ConfigError, CorruptDataError, LimitExceeded
 from poolish.files.publishing import publish
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 MAX_BYTES = 1_000_000
@@ -181,6 +182,18 @@ def check_size(n_bytes: int, path: str | os.PathLike[str], what: str, *, max_byt
 def shorten(text: str) -> str:
     """At most 60 characters of a text, for messages."""
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """All values with the names that they have, also within tables and lists."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from leaves(each, str(key))
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from leaves(each, name)
+    else:
+        yield name, value
 
 
 # Sizes -----------------------------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
 from typing import Any, Self
 
 from poolish.errors import ConfigError
+from poolish.files.documents import leaves
 
 #: Names of options, in lower case and without "_" and "-", that say who asks and not which store is asked.
 _CREDENTIALS = frozenset({
@@ -84,7 +85,7 @@ class StorageOptions(Mapping[str, Any]):
     @property
     def unwritable(self) -> list[str]:
         """The names of options that may hold secrets."""
-        return sorted({name for name, value in _leaves(self._options) if not _is_harmless(name, value)})
+        return sorted({name for name, value in leaves(self._options) if not _is_harmless(name, value)})
 
     @contextmanager
     def concealed(self) -> Iterator[None]:
@@ -92,19 +93,14 @@ class StorageOptions(Mapping[str, Any]):
         try:
             yield
         except Exception as error:
-            found = [str(value) for name, value in _leaves(self._options) if not _is_harmless(name, value)]
+            found = [str(value) for name, value in leaves(self._options) if not _is_harmless(name, value)]
             _conceal(error, sorted({each for each in found if len(each) >= _MIN_SECRET}, key=len, reverse=True))
             raise
 
 
-@contextmanager
-def concealing(options: StorageOptions | None) -> Iterator[None]:
+def concealing(options: StorageOptions | None) -> AbstractContextManager[None]:
     """``options.concealed()``, where there are options."""
-    if options is None:
-        yield
-        return
-    with options.concealed():
-        yield
+    return nullcontext() if options is None else options.concealed()
 
 
 def _plain(name: str) -> str:
@@ -120,18 +116,6 @@ def _without_credentials(value: Any) -> Any:
 
 def _class_of(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All values with the names that they have, also within tables and lists."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _leaves(each, str(key))
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _leaves(each, name)
-    else:
-        yield name, value
 
 
 def _is_harmless(name: str, value: Any) -> bool:

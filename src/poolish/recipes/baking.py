@@ -371,10 +371,10 @@ class Bake(RecipeRun[BakingState]):
     def _share_out(self, state: BakingState, baked: list[BakedFragment], seconds: float) -> None:
         """The time that a lot took, to the ingredient and its steps as they needed it."""
         needed = [sum(each.seconds[i] for each in baked if each.seconds) for i in range(len(state.lines))]
+        if not any(needed):  # all of it was kept
+            needed[0] = 1.0
         for line, own in zip(state.lines, needed, strict=True):
-            line.seconds += seconds * own / sum(needed) if any(needed) else 0.0
-        if not any(needed):
-            state.line.seconds += seconds
+            line.seconds += seconds * own / sum(needed)
 
     def _count(self, state: BakingState, baked: list[BakedFragment], times: int) -> None:
         """Add what was counted on the way to the lines of the report."""

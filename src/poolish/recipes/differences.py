@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from poolish.printable import printable
 from poolish.recipes.description import Described, RecipeDescription
-from poolish.recipes.fragment_rows import Int64
+from poolish.recipes.fragment_rows import Int64, occurrences
 from poolish.recipes.lineage import BakedRows
 
 #: Rows that are compared at a time, so that two large tables are never copied as a whole.
@@ -131,7 +131,7 @@ def matched(mine: BakedRows, theirs: BakedRows) -> tuple[Int64, Int64]:
     if all(np.array_equal(one, other) for one, other in zip(*keys, strict=True)):
         places = np.arange(len(mine.rows))
         return places, places
-    counted = [[_occurrences(each), *each] for each in keys]
+    counted = [[occurrences(*each), *each] for each in keys]
     n_mine = len(mine.rows)
     side = np.repeat([0, 1], [n_mine, len(theirs.rows)])
     both = [np.concatenate(pair) for pair in zip(*counted, strict=True)]
@@ -161,18 +161,6 @@ def _keys(rows: BakedRows, groups: dict[tuple[str, str], int]) -> list[Int64]:
         ingredient, part = divmod(code, len(rows.part_names))
         numbers.append(groups.setdefault((rows.ingredient_names[ingredient], rows.part_names[part]), len(groups)))
     return [rows.subs, rows.rows, np.array(numbers, np.int64)[inverse.ravel()]]
-
-
-def _occurrences(keys: list[Int64]) -> Int64:
-    """0 for the first row of a name, 1 for the second: almost always there is one."""
-    order = np.lexsort(keys)
-    is_new = np.ones(len(order), bool)
-    if len(order):
-        is_new[1:] = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
-    firsts = np.flatnonzero(is_new)
-    found = np.empty(len(order), np.int64)
-    found[order] = np.arange(len(order)) - firsts[np.cumsum(is_new) - 1]
-    return found
 
 
 def n_changed(mine: pa.Table, theirs: pa.Table, my_rows: Int64, their_rows: Int64) -> int:

@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 
 import numpy as np
 import pyarrow as pa
@@ -79,8 +78,7 @@ class DryRun(RecipeRun[SampledState]):
         self.follow()
         for state in self.states:
             self._look_up(state)
-        tokens = [state.tokens(self.recipe.tokens) for state in self.states]
-        rows, n_bytes = self._total(), reduce(Estimate.__add__, (state.sized() for state in self.states), NOTHING)
+        rows, n_bytes = self._total(), self._n_bytes()
         schema = None
         try:
             schema = one_table(self.pieces()).schema if self.states else None
@@ -89,7 +87,7 @@ class DryRun(RecipeRun[SampledState]):
             rows = replace(rows, is_exact=False)
         seconds = sum(line.seconds for line in self._lines)
         lines, problems = tuple(self._lines), tuple(self._problems)
-        return Explanation(self.recipe.name, lines, rows, _together(tokens), n_bytes, seconds, schema, problems)
+        return Explanation(self.recipe.name, lines, rows, self._tokens(), n_bytes, seconds, schema, problems)
 
     @property
     def is_whole(self) -> bool:
@@ -97,7 +95,14 @@ class DryRun(RecipeRun[SampledState]):
         return all(state.is_whole for state in self.states)
 
     def _total(self) -> Estimate:
-        return reduce(Estimate.__add__, (state.rows for state in self.states), NOTHING)
+        return sum((state.rows for state in self.states), NOTHING)
+
+    def _n_bytes(self) -> Estimate:
+        return sum((state.sized() for state in self.states), NOTHING)
+
+    def _tokens(self) -> Estimate | None:
+        known = [tokens for state in self.states if (tokens := state.tokens(self.recipe.tokens)) is not None]
+        return sum(known, NOTHING) if known and len(known) == len(self.states) else None
 
     # -- ingredients
 
@@ -228,7 +233,7 @@ class DryRun(RecipeRun[SampledState]):
         line = ExplainedLine("step", bound.name)
         self._lines.append(line)
         line.rows_in = self._total()
-        line.tokens_in = _together([state.tokens(self.recipe.tokens) for state in self.states])
+        line.tokens_in = self._tokens()
         try:
             if is_barrier(bound.step):
                 self._barrier(bound, line)
@@ -242,8 +247,8 @@ class DryRun(RecipeRun[SampledState]):
             for state in self.states:
                 state.rows, state.is_whole = replace(state.rows, is_exact=False), False
         line.rows_out = self._total()
-        line.tokens_out = _together([state.tokens(self.recipe.tokens) for state in self.states])
-        line.n_bytes = reduce(Estimate.__add__, (state.sized() for state in self.states), NOTHING)
+        line.tokens_out = self._tokens()
+        line.n_bytes = self._n_bytes()
 
     def _barrier(self, bound: BoundStep, line: ExplainedLine) -> None:
         is_whole, n_before = self.is_whole, [state.n_sampled for state in self.states]
@@ -385,11 +390,6 @@ def _message(error: Exception) -> str:
     """An error in one line, with the place in its notes."""
     notes = f" ({'; '.join(error.__notes__)})" if hasattr(error, "__notes__") else ""
     return f"{type(error).__name__}: {error}{notes}"
-
-
-def _together(parts: Sequence[Estimate | None]) -> Estimate | None:
-    known = [part for part in parts if part is not None]
-    return reduce(Estimate.__add__, known) if known and len(known) == len(parts) else None
 
 
 def _chosen_otherwise(threshold: int, kept: int, holds_for_fewer: bool, *, is_known: bool) -> str | None:

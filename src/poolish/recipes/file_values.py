@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from poolish.errors import LimitExceeded, PoolishError
 from poolish.expressions import as_expression
-from poolish.files.documents import MAX_DEPTH
+from poolish.files.documents import MAX_DEPTH, shorten
 from poolish.guards.checks.suite import Suite
 from poolish.printable import suggestion
 from poolish.recipes.description import Key, plain
@@ -56,6 +56,12 @@ class Entry(BaseModel):
         """What a key is for."""
         fields = {each.alias or name: each for name, each in cls.model_fields.items()}
         return fields[key].description or ""
+
+    @classmethod
+    def without_nulls(cls, table: Mapping[str, Any]) -> dict[str, Any]:
+        """A table without the keys that say nothing; an unknown key stays, so that it is refused."""
+        known = cls.keys()
+        return {key: value for key, value in table.items() if value is not None or key not in known}
 
     def given(self, keys: Iterable[Key]) -> dict[str, Any]:
         """The values that are not None, by the names that instructions have for them."""
@@ -153,8 +159,7 @@ def unknown_key(key: Any, known: list[str]) -> str:
 
 def short(value: Any) -> str:
     """A value in a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shorten(repr(value))
 
 
 def check_depth(document: Any, source: str) -> None:

@@ -273,6 +273,21 @@ def part_numbers(subs: Int64, use: str, numbers: Int64) -> Int64:
     return found
 
 
+def occurrences(*keys: Int64) -> Int64:
+    """For each row how many rows with the same keys come before it.
+
+    >>> occurrences(np.array([7, 8, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = np.lexsort(keys)
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
+    firsts = np.flatnonzero(is_new)
+    found = np.empty(len(order), np.int64)
+    found[order] = np.arange(len(order)) - firsts[np.cumsum(is_new) - 1]
+    return found
+
+
 def threshold_of(fraction: float) -> int:
     """Rows whose hash is below this are the fraction; of a larger one they are a part.
 

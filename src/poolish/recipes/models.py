@@ -199,7 +199,7 @@ class Ingredient(Entry):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: Any) -> Any:
-        return {"source": None, **{key: value for key, value in data.items() if value is not None}}
+        return {"source": None, **cls.without_nulls(data)}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -265,7 +265,7 @@ class BuiltInStep(Step):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if value is not None}
+        return cls.without_nulls(data)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -33,6 +33,7 @@ from poolish.recipes.fragment_rows import (
     is_one_to_one,
     joined,
     no_rows,
+    occurrences,
     part_numbers,
     place_of,
     raise_at,
@@ -222,7 +223,7 @@ def prepared(piece: FragmentRows, bound: BoundStep, on_error: str, rejects: list
     rejects += [reject_of(piece, bound.name, rejected) for rejected in made.rejected]
     is_one_to_one = len(made.parents) == len(part) and np.array_equal(made.parents, np.arange(len(part)))
     done = part.with_table(made.table) if is_one_to_one else part.rows_of(made.parents, made.table)
-    subs = done.subs if is_one_to_one else part_numbers(done.subs, bound.name, _nth_of_parent(made.parents))
+    subs = done.subs if is_one_to_one else part_numbers(done.subs, bound.name, occurrences(made.parents))
     done = replace(done, subs=subs, steps=done.steps | (1 << bound.bit))
     if not chosen.all():
         return _back_in_place(piece, chosen, done, made.parents, bound.name)
@@ -230,16 +231,6 @@ def prepared(piece: FragmentRows, bound: BoundStep, on_error: str, rejects: list
     if bound.where is not None and set(names) == set(done.table.column_names):
         return done.with_table(done.table.select(names))  # as it would be if some rows had not been asked about
     return done
-
-
-def _nth_of_parent(parents: Int64) -> Int64:
-    """For each row how many rows of the same parent come before it."""
-    order = np.argsort(parents, kind="stable")
-    grouped = parents[order]
-    firsts = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]])) if len(parents) else parents
-    nth = np.empty(len(parents), np.int64)
-    nth[order] = np.arange(len(parents)) - np.repeat(firsts, np.diff(np.concatenate([firsts, [len(parents)]])))
-    return nth
 
 
 def _back_in_place(piece: FragmentRows, selected: Mask, done: FragmentRows, parents: Int64, name: str) -> FragmentRows:

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from poolish.errors import ConfigError, LimitExceeded, RecipeError
 from poolish.files import parse_json
-from poolish.files.documents import check_size
+from poolish.files.documents import check_size, leaves
 
 ENDINGS = (".yaml", ".yml", ".toml", ".json")
 
@@ -34,19 +33,10 @@ def to_text(values: dict[str, Any], ending: str) -> str:
         except ValueError:
             raise RecipeError("JSON has no NaN and no infinity; keep this recipe as YAML or TOML") from None
     if ending == ".toml":
-        if any(each is None for each in _leaves(values)):
+        if any(each is None for _, each in leaves(values)):
             raise RecipeError("TOML has no null, and an option of a step is one; keep this recipe as YAML or JSON")
         return dump_toml(values)
     return dump_yaml(values)
-
-
-def _leaves(values: Any) -> Iterable[Any]:
-    inner = values.values() if isinstance(values, Mapping) else values if isinstance(values, list) else None
-    if inner is None:
-        yield values
-        return
-    for each in inner:
-        yield from _leaves(each)
 
 
 def parse(text: str, ending: str, source: str = "recipe") -> Any:

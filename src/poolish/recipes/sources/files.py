@@ -69,6 +69,7 @@ class FileSource:
         listed = list(paths) if isinstance(paths, (list, tuple)) else [paths]
         self.paths = tuple(os.fsdecode(path) for path in listed)
         self.options = options
+        self._concealed: Callable[[], AbstractContextManager[None]] = options.concealed if options else nullcontext
         check_options(self.paths, what, options)
         self._what = what
         self._found: list[tuple[str, str]] | None = None
@@ -82,13 +83,10 @@ class FileSource:
         """How many files there are."""
         return f"{counted(len(self._files()), 'file')} of {', '.join(self.paths)}"
 
-    def _concealing(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.options is None else self.options.concealed()
-
     def _files(self) -> list[tuple[str, str]]:
         """Path and name below the root of every file, in the order of names."""
         if self._found is None:
-            with self._concealing():
+            with self._concealed():
                 self._found = named_files(self.paths, self._what, self.options)
         return self._found
 
@@ -97,7 +95,7 @@ class FileSource:
         if self._schema is None:
             found = pa.schema([])
             for path, _ in self._files():
-                with self._concealing():
+                with self._concealed():
                     schema, has_rows = self._file(path).look()
                 found = schema if has_rows or not len(found) else found
                 if has_rows:
@@ -110,7 +108,7 @@ class FileSource:
 
         A text without rows does not say what its columns hold, so it counts only if there is nothing else.
         """
-        with self._concealing():
+        with self._concealed():
             readers = [(self._file(path), name) for path, name in self._files()]
             found = [self._stored(fragment) for reader, name in readers for fragment in reader.fragments(name)]
         return [each for each in found if each.n_rows != 0 or "groups" in each.place] or found[:1]
@@ -125,7 +123,7 @@ class FileSource:
 
     def read(self, fragment: Fragment, columns: Sequence[str] | None, where: Filter | None) -> NumberedTables:
         """The rows of a fragment; a file that changed since the plan was made is refused."""
-        with self._concealing():
+        with self._concealed():
             reader = self._file(fragment.place["path"])
             with unchanged(self._what, reader.path, fragment.place["stamp"], lambda: reader.stamp(fresh=True)):
                 yield from reader.read(fragment, columns, where)

@@ -345,9 +345,9 @@ def table_of_columns(columns: Mapping[str, Any], known: Schema) -> pa.Table:
         field = known[name] if isinstance(name, str) and name in known else None
         try:
             type_ = _type_for(name, values, field)
-            made.append(_built(values, type_))
-        except _Unfit as unfit:
-            refused |= {i: (str(name), rejection) for i, rejection in unfit.why.items() if i not in refused}
+            made.append(_built(name, values, type_))
+        except RowsRefused as unfit:
+            refused = unfit.why | refused
             continue
         fields.append(_field(name, type_, values, field, has_nulls=made[-1].null_count > 0))
     if refused:
@@ -375,28 +375,22 @@ _NO_COLUMNS = ValueRejected("a row has columns", {}, "return the row, or [] for 
 # The type of a column ------------------------------------------------------------------------------------------------
 
 
-class _Unfit(Exception):
-    def __init__(self, why: dict[int, ValueRejected]) -> None:
-        super().__init__()
-        self.why = why
-
-
 def _type_for(name: object, values: Sequence[Any], field: Field | None) -> pa.DataType:
     before = None if field is None or not is_resolved(field.type) else field.type
     if before is None:
         return _new_type(name, values)
     if is_tensor(before):
-        own = _own_types(values)
+        own = _own_types(name, values)
         is_changed = any(is_tensor(type_) and not _is_within(type_, before) for type_ in own)
         return _new_type(name, values) if is_changed else before
     if kinds.is_integer(before):
-        _refuse_floats(values)
+        _refuse_floats(name, values)
     return before
 
 
 def _new_type(name: object, values: Sequence[Any]) -> pa.DataType:
     """The type that every value asks for by itself, and another shape where only those differ."""
-    own = _own_types(values)
+    own = _own_types(name, values)
     asked: pa.DataType = pa.null()
     for i, type_ in enumerate(own):
         joined = asked if type_ is asked else joined_type(asked, type_)
@@ -408,7 +402,7 @@ def _new_type(name: object, values: Sequence[Any]) -> pa.DataType:
     return asked
 
 
-def _own_types(values: Sequence[Any]) -> list[pa.DataType]:
+def _own_types(name: object, values: Sequence[Any]) -> list[pa.DataType]:
     """The type that each value asks for; those that ask for none are refused."""
     plain: dict[type, pa.DataType] = {}
     own, refused = [], {}
@@ -420,20 +414,20 @@ def _own_types(values: Sequence[Any]) -> list[pa.DataType]:
         try:
             own.append(type_of(value))
         except ValueRejected as rejection:
-            refused[i] = rejection
+            refused[i] = str(name), rejection
             continue
         if kind in _PLAIN:
             plain[kind] = own[-1]
     if refused:
-        raise _Unfit(refused)
+        raise RowsRefused(refused)
     return own
 
 
-def _refuse_floats(values: Sequence[Any]) -> None:
+def _refuse_floats(name: object, values: Sequence[Any]) -> None:
     rule, advice = "this column holds whole numbers", "return int(...), or give it another name"
     floats = [i for i, value in enumerate(values) if isinstance(value, (float, np.floating))]
     if floats:
-        raise _Unfit({i: ValueRejected(rule, values[i], advice) for i in floats})
+        raise RowsRefused({i: (str(name), ValueRejected(rule, values[i], advice)) for i in floats})
 
 
 def _is_within(asked: pa.DataType, before: pa.DataType) -> bool:
@@ -444,13 +438,13 @@ def _is_within(asked: pa.DataType, before: pa.DataType) -> bool:
     return all(size in (None, own) for size, own in zip(shape, asked_shape, strict=True))
 
 
-def _built(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+def _built(name: object, values: Sequence[Any], type_: pa.DataType) -> pa.Array:
     cell = encoder_of(type_, _LIMITS)
     try:
         return cell.build(cell.validate_and_copy_all(values))
     except ValueRejected:
-        why = {i: rejection for i, value in enumerate(values) if (rejection := _refusal(cell, value)) is not None}
-        raise _Unfit(why) from None
+        refusals = ((i, _refusal(cell, value)) for i, value in enumerate(values))
+        raise RowsRefused({i: (str(name), rejection) for i, rejection in refusals if rejection is not None}) from None
 
 
 def _refusal(cell: ColumnEncoder, value: Any) -> ValueRejected | None:
