@@ -164,6 +164,15 @@ class StoredRows:
             return self._without_front(dropped.stop)._compacted_if_sparse()
         return self._without(self.places(np.asarray(dropped, np.int64)))._compacted_if_sparse()
 
+    def dropping_places(self, places: Int64) -> StoredRows:
+        """Without the rows at these places."""
+        return self._without(places)._compacted_if_sparse()
+
+    def are_alive(self, places: Int64) -> NDArray[np.bool_]:
+        """Whether each of these places holds a row."""
+        is_inside = places >= self.start
+        return is_inside if self.live is None else is_inside & self.live.alive(places)
+
     def evicted_one_by_one(self, n: int, max_size: int, key: int) -> StoredRows:
         """The last ``n`` rows came in singly: each drove out a random row once the buffer was full."""
         marked = self._with_tombstones()
@@ -253,6 +262,7 @@ class StoredRows:
             live=self.live,
             n_before=self.n_before,
             n_rows=len(self),
+            layout=self.ids,
         )
 
     # -- moving into new memory
@@ -334,6 +344,8 @@ class BufferState:
     pending: list[Any] = dataclasses.field(default_factory=list)
     patches: tuple[Patch, ...] = ()
     takes_rows: bool = False
+    evicted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    ranking_serial: int = 0
 
     def replace(self, **changes: Any) -> BufferState:
         """The same state with other values."""
@@ -344,6 +356,12 @@ class BufferState:
             known["row_test"] = _row_test(known["guard"], known["codec"].schema) if is_settled else None
         known["takes_rows"] = is_settled and (known["guard"] is None or known["row_test"] is not None)
         return BufferState(**known)
+
+    def evicting(self, reason: str, n_rows: int) -> BufferState:
+        """The state in which ``n_rows`` more have left for a reason."""
+        if n_rows == 0:
+            return self
+        return self.replace(evicted={**self.evicted, reason: self.evicted.get(reason, 0) + n_rows})
 
     def on_own_branch(self, n_new: int) -> BufferState:
         """The state after ``n_new`` rows: the first rows that a copy adds are not those that the original adds."""
@@ -375,6 +393,13 @@ class BufferState:
         if self.rows is not None:
             return self.rows
         return StoredRows.empty(schema) if self.loaded is None else StoredRows.of(self.loaded)
+
+
+def check_counts(evicted: Any) -> dict[str, int]:
+    """How many rows left for each reason, as a file has it; TypeError if it is no such thing."""
+    if not isinstance(evicted, dict) or not all(type(n) is int and n > 0 for n in evicted.values()):
+        raise TypeError(f"evicted: counts by reason, got {evicted!r:.100}")
+    return evicted
 
 
 def _row_test(guard: Guard | None, schema: Schema) -> RowTest | None:
@@ -447,6 +472,21 @@ class LiveSet:
     def place(self, rank: int) -> int:
         """Place of one live row."""
         return int(kernels.select_one(self._words, self._tree, rank))
+
+    def alive(self, places: Int64) -> NDArray[np.bool_]:
+        """Whether each of these places holds a row."""
+        bits = self._words[places >> 6] >> (places & 63).astype(np.uint64)
+        return np.asarray(bits & np.uint64(1), np.bool_)
+
+    def killed_since(self, earlier: LiveSet | None, stop: int) -> Int64:
+        """Places below ``stop`` that were live in an earlier set of the same places (None: all were), and are dead."""
+        words = self._words[: -(-stop // 64)]
+        before = np.full(len(words), ~np.uint64(0)) if earlier is None else earlier._words[: len(words)]
+        changed = np.flatnonzero(words != before)
+        bits = np.unpackbits((before[changed] & ~words[changed]).view(np.uint8), bitorder="little").reshape(-1, 64)
+        word, bit = np.nonzero(bits)
+        places = changed[word] * 64 + bit
+        return places[places < stop]
 
     def places(self, start: int, stop: int) -> Int64:
         """All live places from ``start`` up to ``stop``."""
