@@ -251,7 +251,8 @@ class Rule:
 
 def _smoothed(counts: Int64) -> Floats:
     """Jeffreys' shares: half a row more in every cell."""
-    return (counts + _JEFFREYS) / (counts.sum(axis=-1, keepdims=True) + _JEFFREYS * counts.shape[-1])
+    shares: Floats = (counts + _JEFFREYS) / (counts.sum(axis=-1, keepdims=True) + _JEFFREYS * counts.shape[-1])
+    return shares
 
 
 def _without_zeros(shares: Floats) -> Floats:
