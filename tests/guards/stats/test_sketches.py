@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from hypothesis.extra import numpy as nps
 
 from poolish.errors import CorruptDataError
 from poolish.guards.stats.quantiles import Quantiles, Ranks
-from poolish.guards.stats.sketches import Distinct, Moments
+from poolish.guards.stats.sketches import LEAST_DIGITS, Distinct, Moments
 
 pytestmark = pytest.mark.kernels
 
@@ -84,15 +85,36 @@ def test_huge_values_keep_their_mean():
 
 @given(a=samples, b=samples)
 def test_merge_is_the_moments_of_both_and_subtract_undoes_it(a: np.ndarray, b: np.ndarray):
-    """Either way, to rounding of the whole."""
-    both = Moments.of(np.concatenate([a, b]))
+    """Either way, to rounding of the whole; what is left of the variance has the digits that it claims, or is NaN."""
+    both, part = Moments.of(np.concatenate([a, b])), Moments.of(a)
     scale = 2e4
 
-    merged = Moments.of(a).merge(Moments.of(b))
+    merged = part.merge(Moments.of(b))
     left = merged.subtract(Moments.of(b))
 
     close(merged, both, scale)
-    close(left, Moments.of(a), scale)
+    lost = {name: math.nan for name in vars(left) if math.isnan(getattr(left, name))}
+    close(left, replace(part, **lost), scale)
+    assert math.isnan(left.m2) == (left.digits < LEAST_DIGITS)
+    if left.digits >= LEAST_DIGITS:
+        assert left.m2 == pytest.approx(part.m2, rel=10**-left.digits)
+
+
+@pytest.mark.parametrize(("n_left", "shift"), [(1_000_000, 0.0), (1_000, 0.0), (1_000, 1e6), (2, 1e9), (2, 1e13)])
+def test_what_subtraction_leaves_says_how_many_digits_it_has(n_left: int, shift: float):
+    """The smaller the rest and the further from zero, the fewer; without three of them a figure is NaN."""
+    x = np.random.default_rng(0).normal(shift, 1, 2_000_000)
+    whole, part, rest = Moments.of(x), Moments.of(x[n_left:]), Moments.of(x[:n_left])
+
+    left = whole.subtract(part)
+
+    if left.digits < LEAST_DIGITS:
+        assert shift >= 1e9
+        assert math.isnan(left.variance())
+        assert math.isnan(left.kurtosis())
+    else:
+        assert left.variance() == pytest.approx(rest.variance(), rel=10**-left.digits)
+    assert math.isnan(left.mean) or left.mean == pytest.approx(rest.mean, abs=2e-3)
 
 
 def test_more_cannot_be_taken_than_is_there():

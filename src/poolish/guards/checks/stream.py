@@ -112,9 +112,9 @@ class StreamGuard(Locked):
             return []
         window = TableView.of(pa.concat_tables(self._open, promote_options="permissive"))
         self._open, self._n_open = [], 0
-        found = self.suite.check_columns(window, self.reference, window=self.n_windows)
+        verdicts = self.suite.check_columns(window, self.reference, window=self.n_windows)
         self.n_windows += 1
-        return [self._lasting(verdict) for verdict in found]
+        return [self._lasting(verdict) for verdict in verdicts]
 
     def _watched(self, rows: TableView) -> list[str]:
         """The columns whose distribution is judged; all, where one of the checks is about all."""

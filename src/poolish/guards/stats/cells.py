@@ -126,7 +126,12 @@ def _by_value(bins: Bins, a: Side, b: Side) -> Cells:
     cells[:n_values][counted] = _joined(totals[counted], n, m, by_count=is_text)
     n_single = int((totals == 1).sum())
     problem = ""
-    if is_text and n_values > MAX_DISCRETE and n_single > MAX_SINGLE * (n + m):
+    if n_values > 1 and not counted.any():
+        problem = (
+            f"a profile keeps the {n_values:,} most frequent of its texts, and none is clearly more frequent than those "
+            "it left out; compare the texts themselves, or their lengths by ks"
+        )
+    elif is_text and n_values > MAX_DISCRETE and n_single > MAX_SINGLE * (n + m):
         problem = (
             f"{n_single:,} of {n + m:,} texts appear only once, so their shares say nothing; compare their lengths "
             "by ks, or more rows"

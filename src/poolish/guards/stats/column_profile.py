@@ -34,7 +34,7 @@ from poolish.guards.stats.samples import (
     histogram_of_values,
 )
 from poolish.guards.stats.serialization import MAX_COUNT, decode_float, encode_float
-from poolish.guards.stats.sketches import Distinct, Moments
+from poolish.guards.stats.sketches import DIGITS, Distinct, Moments
 
 Floats = NDArray[np.float64]
 
@@ -94,6 +94,14 @@ class ColumnProfile:
     def std(self) -> float:
         """The square root of the variance."""
         return math.sqrt(self.variance)
+
+    @property
+    def digits(self) -> float:
+        """How many decimal digits of the variance are known: 15, fewer where most of a profile was subtracted.
+
+        Mean, variance, skewness and kurtosis that have fewer than three digits left are NaN.
+        """
+        return self.moments.digits
 
     @property
     def skewness(self) -> float:
@@ -246,7 +254,8 @@ class ColumnProfile:
     def subtract(self, other: ColumnProfile) -> ColumnProfile:
         """The profile of what is left without ``other``, which was a part: counts, histogram, moments.
 
-        What cannot be known is not: range and quantiles, distinct values unless their counts determine them.
+        What cannot be known is not: range and quantiles, distinct values unless their counts determine them. ``digits``
+        says how many the moments have left: the smaller the rest, the fewer.
         """
         if self.kind != other.kind:
             raise SchemaError(f"a profile of {other.kind} cannot be taken out of one of {self.kind}")
@@ -294,6 +303,8 @@ class ColumnProfile:
             line |= {"nan": self.nan, "infinite": self.infinite}
         if self.is_numeric and self.moments.n:
             line |= {"mean": self.mean, "std": self.std, "min": self.min, "median": self.median, "max": self.max}
+        if self.moments.digits < DIGITS:
+            line["digits"] = round(self.moments.digits, 1)
         if self.distinct is not None:
             line["distinct"] = self.distinct
         if self.lengths is not None:
@@ -322,6 +333,8 @@ class ColumnProfile:
         }
         state |= {"has_own_bins": self.has_own_bins, "n_uncategorized": self.n_uncategorized}
         state["moments"] = [encode_float(number) for number in self.moments.as_tuple]
+        if self.moments.digits < DIGITS:
+            state["digits"] = self.moments.digits
         state["range"] = None if self.min is None else [encode_float(self.min), encode_float(self.max)]
         state["quantiles"] = self.quantiles and self.quantiles.to_json()
         state["categories"] = None
@@ -369,7 +382,9 @@ class ColumnProfile:
         return cls(
             kind=cast(Kind, state["kind"]),
             **counts,
-            moments=Moments.from_tuple([decode_float(number) for number in state["moments"]]),
+            moments=Moments.from_tuple(
+                [decode_float(number) for number in state["moments"]], digits=decode_float(state.get("digits", DIGITS))
+            ),
             min=low,
             max=high,
             quantiles=None if state["quantiles"] is None else Quantiles.from_json(state["quantiles"]),

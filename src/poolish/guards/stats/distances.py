@@ -24,7 +24,9 @@ from poolish.errors import SchemaError
 from poolish.guards.stats.cells import Cells, Side, shared_cells, side_of, without_empty
 from poolish.guards.stats.column_profile import ColumnProfile, check_comparable
 from poolish.guards.stats.profile import check_bins
-from poolish.guards.stats.rank_distances import finite_ranked, ks, wasserstein
+from poolish.guards.stats.rank_distances import finite_ranked
+from poolish.guards.stats.rank_distances import ks as ks
+from poolish.guards.stats.rank_distances import wasserstein as wasserstein
 from poolish.guards.stats.samples import MAX_DISCRETE, Bins, aligned
 from poolish.guards.stats.significance import (
     EVIDENTLY,
@@ -83,7 +85,7 @@ def kl(
     cells = _cells(reference, current, rule, bins)
     p, q = rule.shares(cells.counts, cells.others)
     forward, backward = float(_entropy(q, p)), float(_entropy(p, q))
-    extra = {"current_from_reference": forward, "reference_from_current": backward}
+    extra: Any = {"current_from_reference": forward, "reference_from_current": backward}
     return rule.of_cells(KlComparison, cells, _from_current if convention == EVIDENTLY else _surprise, 0.5, **extra)
 
 
@@ -106,7 +108,7 @@ def js(
     rule = Rule("js", convention, alpha, effect_min, min_rows)
     cells = _cells(reference, current, rule, bins)
     nats = float(_nats(*rule.shares(cells.counts, cells.others)))
-    extra = {"bits": nats / _LN2, "distance": math.sqrt(nats)}
+    extra: Any = {"bits": nats / _LN2, "distance": math.sqrt(nats)}
     if convention == "poolish":
         return rule.of_cells(JsComparison, cells, _bits, 1 / (8 * _LN2), **extra)
     return rule.of_cells(JsComparison, cells, _distance, 1 / 8, power=2, **extra)
@@ -151,7 +153,8 @@ def chi2(
 def _index(p: Floats, q: Floats) -> Floats:
     with np.errstate(all="ignore"):
         terms = np.where(p == q, 0.0, (q - p) * np.log(np.divide(q, p)))
-    return terms.sum(axis=-1)
+    total: Floats = terms.sum(axis=-1)
+    return total
 
 
 def _surprise(p: Floats, q: Floats) -> Floats:
@@ -186,8 +189,9 @@ def _entropy(p: Floats, q: Floats) -> Floats:
 def _pearson(counts: Int64, others: Int64) -> Floats:
     n, m = counts.sum(axis=-1, keepdims=True), others.sum(axis=-1, keepdims=True)
     pooled = (counts + others) / (n + m)
-    value = ((counts - n * pooled) ** 2 / (n * pooled)).sum(axis=-1)
-    return value + ((others - m * pooled) ** 2 / (m * pooled)).sum(axis=-1)
+    terms: Floats = (counts - n * pooled) ** 2 / (n * pooled) + (others - m * pooled) ** 2 / (m * pooled)
+    total: Floats = terms.sum(axis=-1)
+    return total
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +110,7 @@ def draw(rng: np.random.Generator, totals: Int64, m: int, size: int) -> Int64:
     if n_rows >= _MAX_ROWS:  # a billion rows: that their number varies by a few ten thousand changes no share
         return rng.binomial(totals, m / n_rows, (size, len(totals)))
     # Measured: a draw takes 7 ns for each row by shuffling them, or 170 ns for each cell by its own distribution.
-    method = "count" if n_rows < 25 * len(totals) else "marginals"
+    method: Literal["count", "marginals"] = "count" if n_rows < 25 * len(totals) else "marginals"
     return rng.multivariate_hypergeometric(totals, m, size, method=method)
 
 

@@ -84,7 +84,8 @@ class Profile(Mapping[str, ColumnProfile]):
     def subtract(self, other: Profile) -> Profile:
         """The profile of the rows that are left without those of ``other``, which were a part of these.
 
-        Counts, histograms and moments are exact, or to rounding; range and quantiles become unknown.
+        Counts and histograms are exact; range and quantiles become unknown. Moments lose digits where the part was most
+        of the whole: ``profile[column].digits`` says how many are left, and what has fewer than three is NaN.
         """
         missing = [name for name in other if name not in self._columns]
         if missing:

@@ -124,7 +124,7 @@ def wasserstein(
     one, two = finite_ranked(a), finite_ranked(b)
     n, m = _size(one), _size(two)
     if not n or not m:
-        nothing = {"distance": math.nan, "scale": math.nan}
+        nothing: Any = {"distance": math.nan, "scale": math.nan}
         return rule.decide(WassersteinComparison, math.nan, math.nan, None, n, m, None, **nothing)
     distance, scale = area_between(one, two), _scale(one, convention)
     extra: dict[str, Any] = {"distance": distance, "scale": scale, "is_constant": _is_constant(one, two)}
@@ -237,7 +237,7 @@ def finite_ranked(side: Side) -> Ranked:
 def area_between(one: Ranked, two: Ranked) -> float:
     """Wasserstein's distance, in the unit of the values."""
     if _is_raw(one) and _is_raw(two):
-        return walk(one[0], two[0])[2]
+        return float(walk(one[0], two[0])[2])
     x = np.union1d(one[0], two[0])
     apart = np.abs(_share_at(one, x[:-1]) - _share_at(two, x[:-1]))
     with np.errstate(all="ignore"):
@@ -247,7 +247,7 @@ def area_between(one: Ranked, two: Ranked) -> float:
 def _gap(one: Ranked, two: Ranked) -> float:
     if _is_raw(one) and _is_raw(two):
         above, below, _ = walk(one[0], two[0])
-        return max(above, below) / (len(one[0]) * len(two[0]))
+        return float(max(above, below) / (len(one[0]) * len(two[0])))
     x = np.union1d(one[0], two[0])
     return float(np.abs(_share_at(one, x) - _share_at(two, x)).max())
 

@@ -162,7 +162,7 @@ class Rule:
             return self.decide(kind, math.nan, math.nan, None, n, m, n_cells, **extra)
         value = float(measure(*self.shares(counts, others)))
         if self.convention == EVIDENTLY or n_cells < 2:
-            return self.decide(kind, value, math.nan, None, n, m, n_cells, **extra)
+            return self.decide(kind, value, math.nan, None, n, m, n_cells, problem=cells.problem, **extra)
         unit = factor * (1 / n + 1 / m)
         if self.convention == "scipy" or cells.expected >= MANY_EXPECTED:
             threshold = (unit * chi2_threshold(n_cells - 1, self.alpha)) ** (1 / power)
@@ -177,7 +177,7 @@ class Rule:
     ) -> Result:
         """The verdict on Pearson's statistic."""
         n, m = int(cells.counts.sum()), int(cells.others.sum())
-        extra: dict[str, Any] = {"df": df, "effect": effect}
+        extra: dict[str, Any] = {"df": df, "effect": effect, "problem": cells.problem}
         if not n or not m or not df:
             return self.decide(kind, 0.0 if n and m else math.nan, math.nan, None, n, m, df + 1, **extra)
         if self.convention != "poolish" or cells.expected >= MANY_EXPECTED:
@@ -185,8 +185,7 @@ class Rule:
         else:
             found = self._calibrated(cells, statistic)
             threshold, p, basis = found.threshold, found.p, "permutation"
-        extra |= {"problem": cells.problem, "basis": basis}
-        return self.decide(kind, value, threshold, p, n, m, df + 1, size=effect, **extra)
+        return self.decide(kind, value, threshold, p, n, m, df + 1, size=effect, basis=basis, **extra)
 
     def _calibrated(self, cells: Cells, statistic: Statistic) -> Calibration:
         if cells.problem or min(cells.counts.sum(), cells.others.sum()) < self.min_rows:
@@ -225,10 +224,10 @@ class Rule:
         verdict: Verdict = "drift" if significant and material is not False else "ok"
         if min(n, m) < max(self.min_rows, 1):
             verdict, significant = "insufficient", False
-        elif is_constant or (is_constant is None and n_bins is not None and n_bins < 2):
-            verdict, significant = "constant", False
         elif problem:
             verdict, significant, p = "not applicable", False, None
+        elif is_constant or (is_constant is None and n_bins is not None and n_bins < 2):
+            verdict, significant = "constant", False
         return kind(
             statistic=self.statistic,
             value=value,
@@ -251,7 +250,8 @@ class Rule:
 
 def _smoothed(counts: Int64) -> Floats:
     """Jeffreys' shares: half a row more in every cell."""
-    return (counts + _JEFFREYS) / (counts.sum(axis=-1, keepdims=True) + _JEFFREYS * counts.shape[-1])
+    shares: Floats = (counts + _JEFFREYS) / (counts.sum(axis=-1, keepdims=True) + _JEFFREYS * counts.shape[-1])
+    return shares
 
 
 def _without_zeros(shares: Floats) -> Floats:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,11 @@ from numpy.typing import NDArray
 from poolish.errors import CorruptDataError
 from poolish.guards.stats.serialization import MAX_COUNT, decode_array, encode_array
 from poolish.kernels import fill_registers, merge_moments, scan, to_words
+
+#: Decimal digits of a float64, and the fewest with which a figure is still one.
+DIGITS, LEAST_DIGITS = 15.0, 3.0
+#: Sums are off by a few units in the last place.
+_ROUNDING = 16 * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Moments:
     m2: float = 0.0
     m3: float = 0.0
     m4: float = 0.0
+    digits: float = DIGITS  #: how many decimal digits the variance has, fewer where most of a sum was subtracted
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> Moments:
@@ -49,14 +55,16 @@ class Moments:
         return cls.from_tuple(scan(values)[0])
 
     @classmethod
-    def from_tuple(cls, numbers: Sequence[float]) -> Moments:
+    def from_tuple(cls, numbers: Sequence[float], *, digits: float = DIGITS) -> Moments:
         """From the five numbers."""
         n, mean, m2, m3, m4 = numbers
         if type(n) is not int or not 0 <= n < MAX_COUNT or (not m2 >= 0 and not math.isnan(m2)):
             raise CorruptDataError(
                 f"moments {list(numbers)!r:.200}: a count and a sum of squares are never negative, a count below 2**62"
             )
-        return cls(n, float(mean) if n else math.nan, float(m2), float(m3), float(m4))
+        if not 0 <= digits <= DIGITS:
+            raise CorruptDataError(f"moments with {digits!r:.40} digits; a float64 has 0 to {DIGITS}")
+        return cls(n, float(mean) if n else math.nan, float(m2), float(m3), float(m4), digits)
 
     @property
     def as_tuple(self) -> tuple[int, float, float, float, float]:
@@ -65,14 +73,19 @@ class Moments:
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both."""
-        return Moments(*merge_moments(self.as_tuple, other.as_tuple))
+        return Moments(*merge_moments(self.as_tuple, other.as_tuple), min(self.digits, other.digits))
 
     def subtract(self, other: Moments) -> Moments:
-        """The moments of what is left when ``other``, which was a part, is taken out; to rounding of the whole.
+        """The moments of what is left when ``other``, which was a part, is taken out.
+
+        Each subtraction of nearly equal sums loses digits; ``digits`` says how many the variance has left. What has
+        fewer than ``LEAST_DIGITS`` is NaN: the mean (in standard deviations of the whole), the variance, and with it
+        skewness and kurtosis, which may be lost before it.
 
         >>> both = Moments.of(np.array([1.0, 2.0, 6.0, 7.0]))
-        >>> both.subtract(Moments.of(np.array([6.0, 7.0]))).mean
-        1.5
+        >>> rest = both.subtract(Moments.of(np.array([6.0, 7.0])))
+        >>> rest.mean, round(rest.digits)
+        (1.5, 12)
         """
         n, part = self.n - other.n, other.n
         if n < 0:
@@ -83,13 +96,42 @@ class Moments:
         mean = self.mean + (self.mean - other.mean) * (part / n)
         apart, whole = other.mean - mean, self.n
         square = apart * apart  # not **, which raises where * is infinite
-        m2 = max(self.m2 - other.m2 - square * (n * part / whole), 0.0)
+        m2 = max(self.m2 - other.m2 - square * (n * part / whole), 0.0) if n > 1 else 0.0
         m3 = self.m3 - other.m3 - square * apart * (n * part * (n - part) / whole**2)
         m3 -= 3 * apart * (n * other.m2 - part * m2) / whole
         m4 = self.m4 - other.m4 - square * square * (n * part * (n * n - n * part + part * part) / whole**3)
         m4 -= 6 * square * (n * n * other.m2 + part * part * m2) / whole**2
         m4 -= 4 * apart * (n * other.m3 - part * m3) / whole
-        return Moments(n, mean, m2, m3, max(m4, 0.0))
+        return Moments(n, mean, m2, m3, max(m4, 0.0))._without_lost(self, other)
+
+    def _without_lost(self, whole: Moments, part: Moments) -> Moments:
+        """What is left of a subtraction, with its digits counted and what has too few of them unknown."""
+        rounding = max(10.0 ** -min(whole.digits, part.digits), _ROUNDING)
+        times = whole.n / self.n
+        off_mean = _ROUNDING * (abs(whole.mean) + abs(part.mean)) * times
+        apart = abs(part.mean - self.mean)
+        off_2 = rounding * (whole.m2 + part.m2) + 2 * apart * off_mean * (self.n * part.n / whole.n)
+        # Sums of higher powers are off by as much as their largest terms are.
+        off_3 = rounding * (abs(whole.m3) + abs(part.m3) + 3 * apart * whole.m2 + apart * apart * off_mean * self.n)
+        off_4 = rounding * (whole.m4 + part.m4 + 6 * apart * apart * whole.m2) + 4 * apart * off_3
+        digits = 0.0
+        if self.n == 1 or not whole.m2:
+            digits = DIGITS
+        elif self.m2 > 0 and math.isfinite(off_2):
+            digits = min(max(-math.log10(max(off_2 / self.m2, _ROUNDING)), 0.0), DIGITS)
+        least, spread = 10.0**-LEAST_DIGITS, math.sqrt(max(self.m2, 0.0))
+        is_lost = self.n > 1 and digits < LEAST_DIGITS
+        lost_3 = is_lost or off_3 * math.sqrt(self.n) > least * spread**3
+        lost_4 = is_lost or off_4 * self.n > least * spread**4
+        lost_mean = whole.m2 > 0 and off_mean > least * math.sqrt(whole.m2 / whole.n)
+        return replace(
+            self,
+            mean=math.nan if lost_mean else self.mean,
+            m2=math.nan if is_lost else self.m2,
+            m3=math.nan if lost_3 and self.n > 1 else self.m3,
+            m4=math.nan if lost_4 and self.n > 1 else self.m4,
+            digits=digits,
+        )
 
     def variance(self, *, unbiased: bool = False) -> float:
         """The mean squared distance from the mean; NaN of nothing."""
