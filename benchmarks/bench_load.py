@@ -1,7 +1,7 @@
 """The Loader: how fast batches come, how fast the order is made, and what starting, waiting, caching and resuming cost.
 
     python -m benchmarks.bench_load                 # all
-    python -m benchmarks.bench_load epoch order     # some: epoch, padding, order, start, slow, cache, resume
+    python -m benchmarks.bench_load epoch order     # some: epoch, ranks, padding, order, start, slow, cache, resume
 
 Rows are (float32[64], int64), batches have 256 of them and are torch tensors, unless a line says otherwise.
 """
@@ -9,9 +9,11 @@ Rows are (float32[64], int64), batches have 256 of them and are torch tensors, u
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import sys
+import tempfile
 import threading
 import time
 import tracemalloc
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Measure, Missing, compare, needs, per_call, per_second
-from poolish import DatasetBuffer
+from poolish import DatasetBuffer, StreamStore
 from poolish.load import Loader
 from poolish.load.frozen import NumberedRows
 from poolish.load.order import NOTHING, Order
@@ -113,6 +115,57 @@ def rate(epoch: Callable[[], Iterator[Any]], n_rows: int = N_ROWS, *, is_part: b
         assert n_got == n_batches, f"{n_got} batches instead of {n_batches}"
 
     return per_second(walk, n_rows)
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+N_RANKS, WINDOW, STRIDE = 8, 1024, 64
+
+
+def ranks() -> None:
+    """CPU time of a row of one of eight ranks, against one process: ranks run one at a time, so two cores will do."""
+    buffer = buffer_of()
+
+    def of_buffer(rank: int, world_size: int) -> Loader:
+        return Loader(buffer, BATCH, shuffle=True, rank=rank, world_size=world_size)
+
+    cpu_per_row("load, a row of 64 floats, CPU of a rank of 8", of_buffer, N_ROWS)
+    with tempfile.TemporaryDirectory() as folder, StreamStore(Path(folder) / "stream", fields=["token"]) as store:
+        n_tokens = 5_000_000  # two each: the step and the value
+        store.append_many(np.arange(n_tokens), {"token": np.arange(n_tokens, dtype=np.float64)})
+        windows = store.as_dataset(WINDOW, stride=STRIDE)
+        runs = map("run-{}".format, itertools.count())
+        names: dict[int, str] = {}
+
+        def of_stream(rank: int, world_size: int) -> Loader:
+            if rank == 0:
+                names[world_size] = next(runs)  # every rank is a reader of its own, with the journal of its run
+            run = names[world_size]
+            return Loader(
+                windows, BATCH, shuffle=True, rank=rank, world_size=world_size, journal=Path(folder) / run, run=run
+            )
+
+        name = f"load, a window of {WINDOW:,} tokens, CPU of a rank of 8 with a journal"
+        cpu_per_row(name, of_stream, len(windows))
+
+
+def cpu_per_row(bench: str, loader_of: Callable[[int, int], Loader], n_rows: int) -> None:
+    """The mean over eight ranks and one process of its own, of an epoch each; making the loaders is not in it."""
+
+    def epoch_of(world_size: int) -> Measure:
+        def measure() -> float:
+            seconds, n_got = 0.0, 0
+            for rank in range(world_size):
+                loader = loader_of(rank, world_size)
+                begin = time.process_time()
+                n_got += sum(len(batch.ids) for batch in loader)
+                seconds += time.process_time() - begin
+            assert n_got == n_rows
+            return seconds / n_rows * 1e9
+
+        return measure
+
+    compare(bench, "ns", epoch_of(N_RANKS), {"one process": epoch_of(1)}, rounds=9)
 
 
 # --- padding ---------------------------------------------------------------------------------------------------------
@@ -509,6 +562,7 @@ def _stateful(n_half: int, _: Any) -> Any:
 
 PARTS = {
     "epoch": epoch,
+    "ranks": ranks,
     "padding": padding,
     "order": order,
     "start": start,

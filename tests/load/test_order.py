@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -165,7 +164,7 @@ def test_blocks_ahead_have_the_ids_of_blocks_decided_one_by_one(shuffle, monkeyp
     monkeypatch.setattr(order_module, "BLOCK_ROWS", 4)
     order, frozen = Order(7, 0, shuffle=shuffle, follow=False), snapshot_rows(rows(31))
     blocks = drawn(order, lambda k: frozen, 8)
-    first = replace(blocks[0], n_ahead=order.n_ahead(blocks[0], frozen))
+    first = blocks[0]._replace(n_ahead=order.n_ahead(blocks[0], frozen))
 
     ahead, behind = BlocksAhead(order, first), np.concatenate([block.ids for block in blocks[1:]])
 
@@ -179,8 +178,8 @@ def test_blocks_ahead_have_the_ids_of_blocks_decided_one_by_one(shuffle, monkeyp
             blocks[number].ids.tolist(),
             blocks[number].seen,
         )
-        assert (inside, ahead.left_behind(offset)[0]) == (offset - 4 * (number - 1), number + 1)
-        assert ahead.left_behind(offset)[1].key == block.after.key == blocks[number].after.key
+        assert (inside, ahead.next_block(offset)[0]) == (offset - 4 * (number - 1), number + 1)
+        assert ahead.next_block(offset)[1].key == block.after.key == blocks[number].after.key
 
 
 def test_no_blocks_are_decided_ahead_where_rows_may_come_or_are_missing():

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from poolish.concurrency import cached_property
 from poolish.fingerprints import tables
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
@@ -141,6 +142,14 @@ class SnapshotRows:
         # Where no row is missing, a row's number is its id less the first: no search.
         self._is_whole = len(snapshot) == snapshot.next_id - self._first
 
+    @cached_property
+    def _shift(self) -> int | None:
+        """How far the id of a row is from its place in the columns, where that is the same for all rows."""
+        if not self._is_whole or not len(self):
+            return None
+        first, last = self.snapshot.places([0, len(self) - 1]).tolist()
+        return self._first - first if last - first == len(self) - 1 else None
+
     def __len__(self) -> int:
         return len(self.snapshot)
 
@@ -182,8 +191,15 @@ class SnapshotRows:
         return tables.content_of(self.snapshot.to_arrow().slice(first, end - first), ids[first:end])
 
     def numbers(self, ids: Int64) -> Int64:
-        """Where rows stand that are known to be there."""
+        """The numbers of rows that are known to be there."""
         return ids - self._first if self._is_whole else np.searchsorted(self.snapshot.ids, ids)
+
+    def places(self, ids: Int64) -> Int64:
+        """Where they stand in ``snapshot.stored_columns()``."""
+        if self._shift is None:
+            return self.snapshot.places(self.numbers(ids))
+        self.snapshot.check_file()
+        return ids - self._shift
 
 
 class NumberedRows:

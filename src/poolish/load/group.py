@@ -30,7 +30,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from poolish import torch_bridge
@@ -278,12 +277,12 @@ class GroupLedger(Ledger):
                 return None
             seen, n_ahead = agreed
             block = order.decide(number, before, frozen, seen)
-            for i, (later, left) in enumerate(order.ahead(block, n_ahead), 1):
-                self._agreed[order.epoch, session, later, left.key] = seen.lasting, n_ahead - i
+            for later, left in block.keys_ahead(n_ahead):
+                self._agreed[order.epoch, session, later, left] = seen.lasting, n_ahead + number - later
             n_ahead = min(n_ahead, order.n_ahead(block, frozen))
             self._note(order.epoch, block, n_ahead)
             self._agreed[place] = agreed
-            return replace(block, n_ahead=n_ahead)
+            return block._replace(n_ahead=n_ahead)
 
     def _agree(
         self,

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,7 @@ class Journal:
                     file.write(
                         {**line, "content": content} if content else line, *self._ahead(order, block, n_ahead, frozen)
                     )
-                    return replace(block, n_ahead=n_ahead)
+                    return block._replace(n_ahead=n_ahead)
         if line["before"] != mine:
             raise ResumeError(
                 f"journal {file.path}: block {number} was decided in another history than that of this loader's state; "
@@ -158,15 +157,14 @@ class Journal:
         if self._compared is not None:
             self._compared.compare(frozen, seen.spans, line.get("content", []))
         block = order.decide(number, before, frozen, seen)
-        return replace(
-            block, n_ahead=self._n_alike(file, order, block, min(self._n_ahead, order.n_ahead(block, frozen)))
-        )
+        n_ahead = min(self._n_ahead, order.n_ahead(block, frozen))
+        return block._replace(n_ahead=self._n_alike(file, block, n_ahead))
 
     def _ahead(self, order: Order, block: Block, n_ahead: int, frozen: FrozenRows) -> Iterator[dict[str, Any]]:
         """The lines of the blocks that follow from a block; the end is left to the rank that comes to it."""
         lasting = block.seen.lasting
-        for number, before in order.ahead(block, n_ahead):
-            yield _line(number, before, lasting)
+        for i in range(n_ahead):
+            yield _line(block.number + 1 + i, block.left_behind(i), lasting)
         if n_ahead or order.follow:
             return
         for _ in range(self._n_ahead):  # rows are missing, or there are several parts: each block is looked at
@@ -175,16 +173,16 @@ class Journal:
                 return
             yield _line(block.number, block.before, block.seen)
 
-    def _n_alike(self, file: _EpochFile, order: Order, block: Block, n_ahead: int) -> int:
+    def _n_alike(self, file: _EpochFile, block: Block, n_ahead: int) -> int:
         """How many of the blocks behind a block are decided, and saw the same."""
-        lasting, n_alike, last = block.seen.lasting.to_json(), 0, None
-        for number, before in order.ahead(block, n_ahead):
-            line = file.block(number)
-            if line is None or any(line.get(name) != value for name, value in lasting.items()):
-                break
-            n_alike, last = n_alike + 1, (line["before"], before)
+        lasting, n_alike = block.seen.lasting.to_json().items(), 0
+        while n_alike < n_ahead and (file.block(block.number + n_alike + 1) or {}).items() >= lasting:
+            n_alike += 1
+        if not n_alike:
+            return 0
         # The last of them comes after all others, so it was decided in this history if they were.
-        return n_alike if last is None or last[0] == digest(last[1]) else 0
+        line = file.block(block.number + n_alike) or {}
+        return n_alike if line["before"] == digest(block.left_behind(n_alike - 1)) else 0
 
     def seen(self, epoch: int, number: int) -> ObservedBounds | None:
         """What decided a block."""

@@ -13,7 +13,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Hashable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -148,13 +148,13 @@ class Ledger:
                 self._decided[order.epoch, session, number, before.key] = block.seen
                 while len(self._decided) > MAX_DECISIONS:
                     del self._decided[next(iter(self._decided))]
-            return replace(block, n_ahead=n_ahead)
+            return block._replace(n_ahead=n_ahead)
 
     def _decide_ahead(self, order: Order, block: Block, n_ahead: int, session: int) -> int:
         """Decide the blocks behind a block with it; return how many there are before one that was decided otherwise."""
         lasting, n_agreed = block.seen.lasting, 0
-        for number, before in order.ahead(block, n_ahead):
-            if self._decided.setdefault((order.epoch, session, number, before.key), lasting) != lasting:
+        for number, left in block.keys_ahead(n_ahead):
+            if self._decided.setdefault((order.epoch, session, number, left), lasting) != lasting:
                 break
             n_agreed += 1
         return n_agreed

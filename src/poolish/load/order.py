@@ -23,7 +23,6 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,8 +84,7 @@ class ObservedBounds(NamedTuple):
         return ObservedBounds(self.spans, finished=self.finished)
 
 
-@dataclass(frozen=True)
-class GenerationCursors:
+class GenerationCursors(NamedTuple):
     """What is left to deal out: ranges of ids, and how much of each is gone.
 
     ``ends`` is how far each member is known, in the order of their ordinals; ``done`` are the members of which nothing
@@ -106,14 +104,14 @@ class GenerationCursors:
         return int(self.sizes.sum() - self.cursors.sum())
 
     @property
-    def key(self) -> Hashable:
+    def key(self) -> tuple[Any, ...]:
         """Tells apart what is left in one history from what is left in another, within this process."""
-        return self.ends, self.done, self.starts.tobytes(), self.sizes.tobytes(), self.cursors.tobytes()
+        return self.ends, self.done, self.starts.tobytes(), self.sizes.tobytes(), *self.cursors.tolist()
 
     def advanced(self, n: int) -> GenerationCursors:
         """What is left of a single part when ``n`` more ids of it are dealt out."""
         cursors = self.cursors + n
-        return _only(replace(self, cursors=cursors), cursors < self.sizes)
+        return _only(self._replace(cursors=cursors), cursors < self.sizes)
 
     def to_text(self) -> str:
         """Three numbers a part; then the members that are done."""
@@ -127,8 +125,7 @@ NOTHING = GenerationCursors(
 )
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """One block: its ids in their order, and what is left behind it.
 
     ``is_empty`` when nothing was left to choose from; ``is_fresh`` when it was decided here and now. ``n_gone`` ids
@@ -145,6 +142,16 @@ class Block:
     is_fresh: bool
     n_gone: int = 0
     n_ahead: int = 0
+
+    def left_behind(self, n_blocks: int) -> GenerationCursors:
+        """What is left when ``n_blocks`` of those ahead are over."""
+        return self.after.advanced(n_blocks * BLOCK_ROWS)
+
+    def keys_ahead(self, n_blocks: int) -> Iterator[tuple[int, Hashable]]:
+        """The numbers of the next blocks, each with the key of what is left before it."""
+        *parts, cursor = self.after.key
+        for i in range(n_blocks):
+            yield self.number + 1 + i, (*parts, cursor + i * BLOCK_ROWS)
 
 
 class Order:
@@ -224,14 +231,13 @@ class Order:
                 sizes[last[-1]] += end - begin
             else:
                 new.append((begin, end - begin))
-        grown = replace(parts, ends=tuple(highest), sizes=sizes)
+        grown = parts._replace(ends=tuple(highest), sizes=sizes)
         return self._with_new(grown, new) if new else grown
 
     def _with_new(self, parts: GenerationCursors, new: list[tuple[int, int]]) -> GenerationCursors:
         starts, sizes = np.array(new, np.int64).T
         keys = np.array([self.part_key(start) for start, _ in new], np.uint64)
-        return replace(
-            parts,
+        return parts._replace(
             starts=np.concatenate([parts.starts, starts]),
             sizes=np.concatenate([parts.sizes, sizes]),
             cursors=np.concatenate([parts.cursors, np.zeros(len(new), np.int64)]),
@@ -252,7 +258,7 @@ class Order:
             kernels.deal(parts.starts, parts.sizes, cursors, parts.keys, key, ids, scratch)
         elif n:
             _in_order(parts, cursors, ids)
-        dealt = replace(parts, cursors=cursors)
+        dealt = parts._replace(cursors=cursors)
         return ids, _only(dealt, cursors < parts.sizes)
 
     def n_ahead(self, block: Block, frozen: FrozenRows) -> int:
@@ -267,11 +273,6 @@ class Order:
         if not has_all(frozen, start, start + size):
             return 0
         return min(MAX_AHEAD, -(-(size - int(parts.cursors[0])) // BLOCK_ROWS))
-
-    def ahead(self, block: Block, n_blocks: int) -> Iterator[tuple[int, GenerationCursors]]:
-        """The number of each of the next blocks, and what is left before it."""
-        for i in range(n_blocks):
-            yield block.number + 1 + i, block.after.advanced(i * BLOCK_ROWS)
 
     def undealt(self, parts: GenerationCursors) -> Iterator[Int64]:
         """The ids that are left, a chunk at a time."""
@@ -316,16 +317,16 @@ class BlocksAhead:
         ids += self._start
         return ids
 
-    def left_behind(self, offset: int) -> tuple[int, GenerationCursors]:
+    def next_block(self, offset: int) -> tuple[int, GenerationCursors]:
         """The number of the block behind the one in which the ``offset``-th ends, and what is left there."""
         n_begun = -(-offset // BLOCK_ROWS)
-        return self._block.number + n_begun + 1, self._block.after.advanced(min(n_begun * BLOCK_ROWS, self.n_ids))
+        return self._block.number + n_begun + 1, self._block.left_behind(n_begun)
 
     def at(self, offset: int) -> tuple[Block, int]:
         """The block in which the ``offset``-th ends, and how many ids of it there are up to there."""
         i = (offset - 1) // BLOCK_ROWS
-        number, before = self._block.number + 1 + i, self._block.after.advanced(i * BLOCK_ROWS)
-        return self._order.decide(number, before, None, self._block.seen.lasting), offset - i * BLOCK_ROWS
+        number, before, seen = self._block.number + 1 + i, self._block.left_behind(i), self._block.seen.lasting
+        return self._order.decide(number, before, None, seen), offset - i * BLOCK_ROWS
 
 
 def runs_of(ordinals: Iterable[int]) -> OrdinalRuns:
@@ -366,14 +367,14 @@ def _without_finished(parts: GenerationCursors, finished: OrdinalRuns) -> Genera
 def _done_with(parts: GenerationCursors, members: set[int]) -> GenerationCursors:
     kept = _only(parts, ~np.isin(parts.starts >> ID_BITS, list(members)))
     ends = tuple(end for end in parts.ends if ordinal_of(end) not in members)
-    return replace(kept, ends=ends, done=runs_of(_listed(parts.done) | members))
+    return kept._replace(ends=ends, done=runs_of(_listed(parts.done) | members))
 
 
 def _only(parts: GenerationCursors, is_kept: NDArray[np.bool_]) -> GenerationCursors:
     if is_kept.all():
         return parts
     kept = {name: getattr(parts, name)[is_kept] for name in ("starts", "sizes", "cursors", "keys")}
-    return replace(parts, **kept)
+    return parts._replace(**kept)
 
 
 def delta_encode(numbers: Sequence[int]) -> str:

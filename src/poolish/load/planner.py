@@ -105,7 +105,7 @@ class LoaderPosition(NamedTuple):
             return 0, NOTHING
         block, ahead = self.open_block.block, self.open_block.ahead
         if ahead is not None and self.offset > len(block.ids):
-            return ahead.left_behind(self.offset - len(block.ids))
+            return ahead.next_block(self.offset - len(block.ids))
         return block.number + 1, block.after
 
     @property
