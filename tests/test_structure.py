@@ -334,7 +334,7 @@ def test_each_integration_is_loaded_by_its_own_name_only():
     }
 
     assert {module.split(".")[-1] for module in modules} == {
-        *("lightning", "transformers", "accelerate", "trl", "jax", "gymnasium", "minari")
+        *("lightning", "transformers", "accelerate", "trl", "jax", "gymnasium", "sb3", "torchrl", "minari")
     }
     assert users & modules.keys() == set()
     assert eager == {}
