@@ -257,7 +257,7 @@ def _fields(spec: Any) -> tuple[dict[str, TokenField], list[str]]:
 
 
 def _open_streams(folder: Path | None, fields: Mapping[str, TokenField], n: int, capacity: int) -> list[StreamStore]:
-    """A stream for each environment, of so many steps."""
+    """A stream for each environment, with room for ``capacity`` steps."""
     held = [] if folder is None else sorted(folder.glob("env-*"))
     if held and len(held) != n:
         raise ConfigError(
