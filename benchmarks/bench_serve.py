@@ -29,7 +29,7 @@ from benchmarks.harness import Measure, Missing, compare, needs, per_call
 from poolish import DataProviderBase, DatasetConsumer
 from poolish.files import checksum
 from poolish.serve import queue_status
-from poolish.transports.watch import DirectoryWaker
+from poolish.transports.directory_parts import DirectoryWaker
 
 BATCH, BLOCK = 64, 1024
 N_BATCHES = 1_000

@@ -283,7 +283,7 @@ MUTANTS = (
     _queue(
         "Q1",
         "transports/log",
-        "            self._next.write(max(self.next_number(), watermark))\n",
+        "        self._next.write(max(self.next_number(), watermark))\n",
         "",
         "kills.py::test_a_number_is_not_used_again_when_its_publisher_was_killed",
     ),
@@ -306,7 +306,7 @@ MUTANTS = (
     _queue(
         "Q3",
         "transports/log",
-        "                self._write_tombstone(number, LOST)",
+        "                self.bury(number, LOST)",
         "                pass",
         "queue_faults.py::test_a_batch_that_was_removed_by_hand_is_told",
     ),
@@ -362,8 +362,8 @@ MUTANTS = (
     _queue(
         "Q9",
         "transports/log",
-        "durable=self._is_durable)\n        return done\n",
-        "durable=False)\n        return done\n",
+        "self._consumed.write(value, durable=self._is_durable)",
+        "self._consumed.write(value, durable=False)",
         "durability.py::test_what_is_done_is_on_the_disk_before_anything_is_deleted",
     ),
     _queue(

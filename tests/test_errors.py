@@ -28,6 +28,7 @@ BUILTIN_PARENT = {
     errors.QueueNotFound: FileNotFoundError,
     errors.StaleSchema: ValueError,
     errors.Starved: TimeoutError,
+    errors.PacingTimeout: TimeoutError,
     errors.ConfigError: ValueError,
     errors.RecipeError: ValueError,
     errors.Unfingerprintable: ValueError,
@@ -42,6 +43,7 @@ SYSTEM_CODE = {
     errors.DurabilityLost: codes.EIO,
     errors.QueueNotFound: codes.ENOENT,
     errors.Starved: codes.ETIMEDOUT,
+    errors.PacingTimeout: codes.ETIMEDOUT,
 }
 SCHEMA_ERRORS = [errors.NumberTooLarge, errors.BadText, errors.UnknownColumn]
 QUEUE_ERRORS = [errors.QueueNotFound, errors.StaleSchema, errors.Starved]

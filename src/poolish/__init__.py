@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from poolish.errors import DurabilityLost as DurabilityLost
     from poolish.errors import LimitExceeded as LimitExceeded
     from poolish.errors import NumberTooLarge as NumberTooLarge
+    from poolish.errors import PacingTimeout as PacingTimeout
     from poolish.errors import PoolishError as PoolishError
     from poolish.errors import QueueError as QueueError
     from poolish.errors import QueueNotFound as QueueNotFound
@@ -67,7 +68,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "errors": (
         "BadText BudgetSpent CircuitOpen ConfigError CorruptDataError DataRefused DurabilityLost LimitExceeded "
-        "NumberTooLarge PoolishError QueueError QueueNotFound RecipeError ResumeError SchemaError StaleSchema "
+        "NumberTooLarge PacingTimeout PoolishError QueueError QueueNotFound RecipeError ResumeError SchemaError StaleSchema "
         "Starved StoreFull StoreLocked Unfingerprintable UnknownColumn"
     ),
     "guards": "Profile Suite",
@@ -104,6 +105,7 @@ __all__ = [
     "Loader",
     "MemmapBuffer",
     "NumberTooLarge",
+    "PacingTimeout",
     "PoolishError",
     "Profile",
     "QueueError",

@@ -17,6 +17,7 @@ that a caller who does not know poolish would expect, so that code written for f
     |   |-- QueueNotFound      FileNotFoundError
     |   |-- StaleSchema        ValueError          the queue holds batches of another schema
     |   `-- Starved            TimeoutError        no batch came in time
+    |-- PacingTimeout          TimeoutError        a rate limiter admitted nothing in time
     |-- ConfigError            ValueError
     |-- RecipeError            ValueError
     |-- Unfingerprintable      ValueError          a ConfigError and a RecipeError: a cache needs a version
@@ -48,6 +49,7 @@ __all__ = [
     "DurabilityLost",
     "LimitExceeded",
     "NumberTooLarge",
+    "PacingTimeout",
     "PoolishError",
     "QueueError",
     "QueueNotFound",
@@ -169,6 +171,12 @@ class StaleSchema(QueueError, ValueError):
 
 class Starved(_FromSystem, QueueError, TimeoutError):
     """No batch came before the timeout."""
+
+    errno = codes.ETIMEDOUT
+
+
+class PacingTimeout(_FromSystem, TimeoutError):
+    """A rate limiter admitted no insert, or no sample, before the timeout."""
 
     errno = codes.ETIMEDOUT
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poolish import StreamStore
-from poolish.errors import ConfigError, ResumeError, SchemaError
-from poolish.replay import Prioritized, ReplayBuffer, TransitionSampler
+from poolish.errors import ConfigError, PacingTimeout, ResumeError, SchemaError
+from poolish.replay import MinSize, Prioritized, ReplayBuffer, SampleToInsertRatio, TransitionSampler
 from tests.effort import times
 
 SPEC = {"obs": ("float32", (2,)), "action": "int64"}
@@ -305,3 +306,54 @@ def test_misuse_is_refused(tmp_path: Path):
     ReplayBuffer(10, SPEC, path=tmp_path / "replay", n_envs=2).close()
     with pytest.raises(ConfigError, match="n_envs=2"):
         ReplayBuffer(10, SPEC, path=tmp_path / "replay", n_envs=3)
+
+
+def test_limiter_paces_threads_that_add_and_sample():
+    """A learner waits for the actor and the actor for it; the counts stay within the limiter's bounds."""
+    limiter = SampleToInsertRatio(4, min_size_to_sample=20, error_buffer=100)
+    buffer = ReplayBuffer(1_000, SPEC, limiter=limiter, timeout_s=30)
+    differences = []
+
+    def act() -> None:
+        for i in range(40):
+            for step in episode(i, 10):
+                buffer.add(**step)
+
+    actor = threading.Thread(target=act)
+    actor.start()
+    for _ in range(47):
+        assert buffer.sample(32)["obs"].shape == (32, 2)
+        differences.append(limiter.inserts * 4 - limiter.samples)
+    actor.join()
+
+    assert (limiter.inserts, limiter.samples) == (400, 47 * 32)
+    assert all(-20 <= difference <= 180 for difference in differences)
+
+
+def test_sample_that_nothing_will_admit_says_what_is_missing():
+    """After its time-out; in a program of one thread nothing else could come."""
+    buffer = ReplayBuffer(100, SPEC, limiter=MinSize(50), timeout_s=0.01)
+    for step in episode(0, 5):
+        buffer.add(**step)
+
+    with pytest.raises(PacingTimeout, match="5 of 50 rows"):
+        buffer.sample(1)
+    with pytest.raises(ConfigError, match="wait for ever"):
+        ReplayBuffer(10, SPEC, limiter=MinSize(50))
+
+
+def test_limiter_counts_what_an_earlier_process_added(tmp_path: Path):
+    """With a state exactly; without one, enough to sample."""
+    make = lambda: ReplayBuffer(100, SPEC, path=tmp_path / "replay", limiter=MinSize(5), timeout_s=0.01)  # noqa: E731
+    with make() as buffer:
+        for step in episode(0, 8):
+            buffer.add(**step)
+        buffer.sample(3)
+        state = buffer.state_dict()
+
+    again = make()
+    again.sample(3)
+    assert again._limiter.inserts == 5
+    again.load_state_dict(state)
+
+    assert (again._limiter.inserts, again._limiter.samples) == (8, 3)

@@ -21,8 +21,8 @@ from poolish.serve import dataset_provider, purge_queue, queue_status
 from poolish.serve.inspection import verify_queue
 from poolish.transports import log as log_module
 from poolish.transports.batch_file import decode, encode, read_file
+from poolish.transports.directory_parts import DirectoryProviders, read_meta
 from poolish.transports.log import DirectoryLog
-from poolish.transports.records import DirectoryProviders, read_meta
 from tests.serve.queues import check_ledger, consumer, provider, publish, take
 
 pytestmark = pytest.mark.usefixtures("few_together")

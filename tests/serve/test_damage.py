@@ -22,9 +22,9 @@ from poolish.errors import CorruptDataError, LimitExceeded, PoolishError, QueueE
 from poolish.files.checksums import SLOT_BYTES
 from poolish.serve import purge_queue, queue_status, verify_queue
 from poolish.transports.batch_file import BatchMetadata, decode, encode, read_file, read_metadata
+from poolish.transports.directory_parts import read_meta
 from poolish.transports.log import DirectoryLog
 from poolish.transports.meta import QueueMeta
-from poolish.transports.records import read_meta
 from tests.effort import IS_SOAK, times
 from tests.faults import in_child
 from tests.serve.damage import (

@@ -17,8 +17,8 @@ import pytest
 from poolish import DatasetBuffer, DatasetProvider, StreamStore
 from poolish.errors import ConfigError, QueueError, SchemaError, StaleSchema
 from poolish.serve import DataProviderBase, queue_status
+from poolish.transports.directory_parts import DirectoryProviders, read_meta
 from poolish.transports.protocols import ProviderRecord
-from poolish.transports.records import DirectoryProviders, read_meta
 from tests.effort import times
 from tests.faults import die, fork, in_child, kill, wait_until
 from tests.serve import queues

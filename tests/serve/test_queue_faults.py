@@ -1157,6 +1157,19 @@ def in_next_counter() -> bool:
 # -- files that are written over
 
 
+def test_the_file_that_was_deleted_last_is_written_over_first(tmp_path: Path):
+    """It is the likeliest to be in the processor's caches still."""
+    split = filled(tmp_path, 16)
+    with consumer(tmp_path) as reading:
+        take(reading, 16)
+    free = {int(file.name): file.stat().st_ino for file in (split / "free").iterdir()}
+
+    filled(tmp_path, 2)
+
+    inodes = [(split / f"{number:012d}.safetensors").stat().st_ino for number in (16, 17)]
+    assert inodes == [free[number] for number in sorted(free)[:-3:-1]]
+
+
 @pytest.mark.parametrize(
     "kind", ["link", "link to nowhere", "pipe", "directory", "full directory", "empty", "hard link"]
 )

@@ -108,9 +108,9 @@ def test_a_transport_that_lacks_a_method_cannot_be_made():
     """It is named at once, and not by a queue that loses batches later."""
 
     class Forgetful(MemoryLog):
-        raise_watermark = Watermark.raise_watermark
+        write_consumed = Watermark.write_consumed
 
-    with pytest.raises(TypeError, match="raise_watermark"):
+    with pytest.raises(TypeError, match="write_consumed"):
         Forgetful(None)
 
 

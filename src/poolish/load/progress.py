@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from poolish.errors import ConfigError
-from poolish.load.batch import Batch, BatchTuple, Flight, Origin
+from poolish.in_flight import Flight, InFlight
+from poolish.load.batch import Batch, BatchTuple, Origin
+from poolish.load.batch import Flight as Name
 from poolish.load.frozen import Int64
 from poolish.load.planner import LoaderPosition
 from poolish.load.shaping import rows_named
@@ -39,15 +40,11 @@ class Progress(NamedTuple):
     n_dropped: int = 0
 
 
-class InFlight:
-    """Batches in the order in which they were handed out.
-
-    A batch is tracked just before it is handed out. An interrupt in between leaves it here, and its step tells: it is
-    not before ``step``, the next one that the loader hands out, which every method is given.
-    """
+class BatchesInFlight:
+    """Batches in the order in which they were handed out, each with what the state before it was."""
 
     def __init__(self) -> None:
-        self._flights: deque[_Flight] = deque()
+        self._flights: InFlight[_Flight] = InFlight()
         #: Those of the epoch that was left last.
         self._left: list[_Flight] = []
         self._name, self._numbers = secrets.token_hex(8), itertools.count()
@@ -60,25 +57,22 @@ class InFlight:
         name = (self._name, next(self._numbers))
         if isinstance(batch, (Batch, BatchTuple)):
             batch.flight = name
-        while self._flights and self._flights[-1].step >= step:  # it was not handed out
-            self._flights.pop()
-        self._flights.append(_Flight(batch, name, step, before, ids))
+        self._flights.track(_Flight(batch, name, step, before, ids))
 
     def oldest(self, step: int) -> Progress | None:
         """How far the loader was before the oldest batch in flight; None if there is none."""
-        return self._flights[0].before if self._flights and self._flights[0].step < step else None
+        flight = self._flights.oldest(step)
+        return None if flight is None else flight.before
 
     def acknowledge(self, batch: Any, step: int, ids: Int64 | None = None) -> None:
         """A batch is trained; the oldest that is not yet, where ``batch`` is None.
 
         ``ids`` are its row ids, where it carries them as a column, or is that column.
         """
-        self._found(batch, step, ids).is_trained = True
-        while self._flights and self._flights[0].is_trained:
-            self._flights.popleft()
+        self._flights.acknowledge(self._found(batch, step, ids))
 
     def _found(self, batch: Any, step: int, ids: Int64 | None) -> _Flight:
-        waiting = [flight for flight in list(self._flights) if flight.step < step and not flight.is_trained]
+        waiting = self._flights.waiting(step)
         for flight in waiting:
             if batch is None or flight.is_of(batch):
                 return flight
@@ -99,12 +93,11 @@ class InFlight:
 
     def n_waiting(self, step: int) -> int:
         """How many batches were handed out and are not trained."""
-        return sum(1 for flight in list(self._flights) if flight.step < step and not flight.is_trained)
+        return len(self._flights.waiting(step))
 
     def abandon(self) -> None:
         """The epoch was left: no state waits for these batches any more, but they may still be marked."""
-        self._left = list(self._flights)
-        self._flights.clear()
+        self._left = self._flights.clear()
 
     def clear(self) -> None:
         """None of them counts any more."""
@@ -141,13 +134,13 @@ def _with_rows(waiting: list[_Flight], ids: Int64) -> _Flight:
     )
 
 
-class _Flight:
-    __slots__ = ("batch", "before", "ids", "is_trained", "name", "step")
+class _Flight(Flight):
+    __slots__ = ("before", "ids", "name")
 
-    def __init__(self, batch: Any, name: Flight, step: int, before: Progress, ids: Int64) -> None:
-        self.batch, self.name, self.step, self.before, self.ids = batch, name, step, before, ids
-        self.is_trained = False
+    def __init__(self, batch: Any, name: Name, step: int, before: Progress, ids: Int64) -> None:
+        super().__init__(batch, step)
+        self.name, self.before, self.ids = name, before, ids
 
     def is_of(self, batch: Any) -> bool:
         """Whether this is the batch, or a copy of it that still knows which one it is."""
-        return self.batch is batch or getattr(batch, "flight", None) == self.name
+        return super().is_of(batch) or getattr(batch, "flight", None) == self.name

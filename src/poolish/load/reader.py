@@ -24,7 +24,7 @@ from poolish.load.journal import Journal
 from poolish.load.ledger import LedgerProtocol, Skipped
 from poolish.load.own_rows import InStep
 from poolish.load.planner import BatchPlanner, LoaderPosition, OrderPlanner
-from poolish.load.progress import InFlight, Progress
+from poolish.load.progress import BatchesInFlight, Progress
 from poolish.load.settings import GROUP, LoaderSettings, check_worker_processes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class RankReader(Locked):
     ) -> None:
         super().__init__()
         self.planner, self.ledger, self.fetcher, self.guard = planner, ledger, fetcher, guard
-        self.dataset, self.flight = TrackedDataset(settings.dataset), InFlight()
+        self.dataset, self.flight = TrackedDataset(settings.dataset), BatchesInFlight()
         self.progress = Progress(guard=guard and guard.memory())
         #: Which of how many worker processes this is.
         self.worker = (0, 1)

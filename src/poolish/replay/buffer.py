@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError, SchemaError
 from poolish.replay.episodes import EpisodeWriter, final_name
+from poolish.replay.pacing import RateLimiter
 from poolish.replay.sampler import Prioritized, TransitionSampler
 from poolish.tokens.fields import TokenField, fields_of
 from poolish.tokens.store import StreamStore
@@ -32,13 +35,17 @@ Int64 = NDArray[np.int64]
 OUTCOME = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
 
 
+_UNPACED = nullcontext()
+
+
 class ReplayBuffer:
     """The newest ``capacity`` steps of ``n_envs`` environments, and batches of transitions from them.
 
     ``spec`` describes ``obs``, ``action`` and further columns as the fields of a stream. ``add`` takes one transition
     of each environment. With a ``path``, what ``add`` returned for survives ``kill -9``, and the same line opens the
     buffer again, with its transitions and priorities. The newest transition of an environment can be drawn when the
-    next one comes, or its episode ends. The observation at the end of an episode counts towards the capacity.
+    next one comes, or its episode ends. With a ``limiter``, ``add`` and ``sample`` wait for each other, in different
+    threads, for ``timeout_s`` at most. The observation at the end of an episode counts towards the capacity.
 
     >>> buffer = ReplayBuffer(1_000, {"obs": ("float32", (2,)), "action": "int64"}, sampler=Prioritized(), n_step=3)
     >>> obs = np.zeros(2)
@@ -58,6 +65,8 @@ class ReplayBuffer:
         spec: Any,
         *,
         sampler: str | Prioritized = "uniform",
+        limiter: RateLimiter | None = None,
+        timeout_s: float | None = None,
         n_step: int = 1,
         gamma: float = 0.99,
         her: Any = None,
@@ -76,9 +85,22 @@ class ReplayBuffer:
         options: dict[str, Any] = {"n_step": n_step, "gamma": gamma}
         if her is not None:
             options["hindsight"] = her
+        self._limiter, self._timeout_s = limiter, timeout_s
+        options |= {"limiter": limiter, "timeout_s": timeout_s, "seed": seed}
         self._sampler = TransitionSampler(
-            self.streams, sampler, path=None if folder is None else folder / "priorities", seed=seed, **options
+            self.streams, sampler, path=None if folder is None else folder / "priorities", **options
         )
+        self._count_what_is_there()
+
+    def _count_what_is_there(self) -> None:
+        """For a limiter that has counted nothing, what an earlier process added is enough to sample from."""
+        limiter, held = self._limiter, sum(stream.n_steps for stream in self.streams)
+        if limiter is None:
+            return
+        if limiter.min_size_to_sample > self.capacity:
+            raise ConfigError(f"capacity={self.capacity}: {limiter!r} waits for more, so sample() would wait for ever")
+        if held and not limiter.inserts:
+            limiter.inserted(min(held, limiter.min_size_to_sample))
 
     # Adding -------------------------------------------------------------------------------------------------------
 
@@ -97,12 +119,17 @@ class ReplayBuffer:
 
         An ``obs`` that is not the last ``next_obs`` of its environment begins a new episode.
         """
-        if self.n_envs == 1:
-            self._add(0, obs, action, reward, next_obs, terminated, truncated, extra)
-            return
-        for i in range(self.n_envs):
-            given: list[Any] = [obs, action, reward, next_obs, terminated, truncated, extra]
-            self._add(i, *(_of_env(each, i) for each in given))
+        given = obs, action, reward, next_obs, terminated, truncated, extra
+        with self._paced(self.n_envs):
+            if self.n_envs == 1:
+                self._add(0, *given)
+            else:
+                for i in range(self.n_envs):
+                    self._add(i, *(_of_env(each, i) for each in given))
+
+    def _paced(self, n: int) -> AbstractContextManager[None]:
+        """Wait until the limiter admits n transitions."""
+        return _UNPACED if self._limiter is None else self._limiter.insert(n, timeout_s=self._timeout_s)
 
     def _add(self, env: int, *given: Any) -> None:
         obs, action, reward, after, terminated, truncated, extra = given
@@ -142,21 +169,18 @@ class ReplayBuffer:
         ends = terminated | truncated
         for one, other in zip(before, after, strict=True):
             ends[:-1] |= _differ(one[1:], other[:-1])
-        cuts = np.flatnonzero(ends) + 1
-        for low, high in zip([0, *cuts], [*cuts, n], strict=True):
-            if low < high:
+        columns = {"reward": rewards, "terminated": terminated, "truncated": truncated}
+        added = {name: np.asarray(values) for name, values in extra.items()}
+        with self._paced(max(n, 1)):
+            for low, high in _between(np.flatnonzero(ends) + 1, n):
                 seen = [
-                    np.concatenate([one[low:high], other[high - 1 : high]])
-                    for one, other in zip(before, after, strict=True)
+                    np.append(one[low:high], two[high - 1 : high], 0) for one, two in zip(before, after, strict=True)
                 ]
-                part = slice(low, high)
                 self._writers[env].steps(
                     seen,
-                    action=[each[part] for each in actions],
-                    reward=rewards[part],
-                    terminated=terminated[part],
-                    truncated=truncated[part],
-                    extra={name: np.asarray(values)[part] for name, values in extra.items()},
+                    action=[each[low:high] for each in actions],
+                    **{name: column[low:high] for name, column in columns.items()},
+                    extra={name: column[low:high] for name, column in added.items()},
                     ends=bool(ends[high - 1]),
                 )
 
@@ -216,11 +240,14 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """The random numbers to come, the counts, and how far the streams reach; transitions are kept by ``path``."""
-        return {**self._sampler.state_dict(), "capacity": self.capacity}
+        limiter = None if self._limiter is None else self._limiter.state_dict()
+        return {**self._sampler.state_dict(), "capacity": self.capacity, "limiter": limiter}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue behind a state that was taken of this buffer, opened again at its path."""
         self._sampler.load_state_dict(state)
+        if self._limiter is not None and state["limiter"] is not None:
+            self._limiter.load_state_dict(state["limiter"])
 
     def __enter__(self) -> Self:
         return self
@@ -283,6 +310,16 @@ def _parts(names: Sequence[str], value: Any) -> list[Any]:
             part = part[key] if isinstance(part, Mapping) else part[int(key)]
         found.append(part)
     return found
+
+
+def _between(cuts: Int64, n: int) -> list[tuple[int, int]]:
+    """The pieces of ``range(n)`` between cuts.
+
+    >>> _between(np.array([2, 5]), 5), _between(np.array([3]), 4)
+    ([(0, 2), (2, 5)], [(0, 3), (3, 4)])
+    """
+    edges = sorted({0, *cuts.tolist(), n})
+    return list(pairwise(edges))
 
 
 def _differ(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.bool_]:

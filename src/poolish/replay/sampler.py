@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError, ResumeError
 from poolish.priorities import check_exponents
+from poolish.replay.pacing import RateLimiter
 from poolish.replay.stream_priorities import StreamPriorities
 from poolish.seeds import generator
 from poolish.tokens.store import StreamStore
@@ -53,8 +54,9 @@ class TransitionSampler:
     """Batches of transitions from streams that other processes may be recording.
 
     ``sampler`` is ``"uniform"`` or ``Prioritized()``; the priorities of a stream lie in ``path``, a folder, and survive
-    kills, or without a path in memory. Each call looks at what was recorded meanwhile. ``transitions`` are options of
-    ``store.transitions_at``: ``n_step``, ``gamma``, ``stack``, ``hindsight``, roles of fields.
+    kills, or without a path in memory. Each call looks at what was recorded meanwhile. A ``limiter`` makes ``sample``
+    wait for recorders, for ``timeout_s`` at most. ``transitions`` are options of ``store.transitions_at``: ``n_step``,
+    ``gamma``, ``stack``, ``hindsight``, roles of fields.
 
     >>> from poolish import StreamStore
     >>> from poolish.replay import EpisodeWriter
@@ -74,6 +76,8 @@ class TransitionSampler:
         streams: Sequence[StreamStore],
         sampler: str | Prioritized = "uniform",
         *,
+        limiter: RateLimiter | None = None,
+        timeout_s: float | None = None,
         path: str | os.PathLike[str] | None = None,
         seed: int = 0,
         **transitions: Any,
@@ -83,6 +87,7 @@ class TransitionSampler:
         self._prioritized = sampler if isinstance(sampler, Prioritized) else None
         self._path = None if path is None else Path(path)
         self._rng = generator(seed, "sample transitions")
+        self._limiter, self._timeout_s = limiter, timeout_s
         self._options = transitions
         self.streams: list[StreamStore] = []
         self._priorities: list[StreamPriorities] = []
@@ -134,8 +139,14 @@ class TransitionSampler:
             raise ConfigError(f"beta={beta!r}: a uniform draw has no importance weights; pass sampler=Prioritized()")
         if output not in ("numpy", "torch"):
             raise ConfigError(f"output={output!r}: 'numpy' or 'torch'")
+        if self._limiter is None:
+            return self._sampled(n, self._rng if rng is None else rng, beta, output, device)
+        with self._limiter.sample(n, timeout_s=self._timeout_s):
+            return self._sampled(n, self._rng if rng is None else rng, beta, output, device)
+
+    def _sampled(self, n: int, rng: np.random.Generator, beta: float | None, output: str, device: Any) -> Batch:
         self._refresh()
-        draws = self._draw(n, self._rng if rng is None else rng, beta)
+        draws = self._draw(n, rng, beta)
         parts = [
             {**self.streams[number].transitions_at(ids, **self._options), "id": ids + (number << STREAM_BIT), **extra}
             for number, ids, extra in draws

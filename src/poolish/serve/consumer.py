@@ -18,16 +18,28 @@ from poolish.files import check_name
 from poolish.files.checksums import MAX_COUNTER
 from poolish.fixed import fixed_parameters
 from poolish.health import Health, Problem
+from poolish.in_flight import Flight, InFlight
 from poolish.printable import printable
-from poolish.ranks import Ranks, Share
+from poolish.ranks import Ranks
 from poolish.runs import run_id
-from poolish.serve.appearing import NoSuchSplit, QueueDeadline
-from poolish.serve.in_flight import InFlight
+from poolish.serve.consumer_arguments import (
+    ACKNOWLEDGE,
+    ON_CORRUPT,
+    NoSuchSplit,
+    QueueDeadline,
+    check_mesh,
+    device_of,
+    one_of,
+    output_of,
+    prefetch_of,
+    timeout_of,
+    wait_of,
+)
 from poolish.serve.inspection import health_at
 from poolish.serve.ranks import Assignment
 from poolish.serve.reader import Batch, EndOfQueue, SplitReader
 from poolish.serve.reading_ahead import CudaStage, ReadingAhead
-from poolish.torch_bridge import from_array, has_process_group, is_installed
+from poolish.torch_bridge import from_array, has_process_group
 from poolish.transports import Place, has_transport, place_to_read
 from poolish.transports.batch_columns import converted, numpy_columns
 from poolish.transports.meta import QueueMeta, not_found
@@ -36,9 +48,6 @@ if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
     from poolish.serve.guarding import ConsumerGuard
 
-ACKNOWLEDGE = ("on_read", "on_step", "on_checkpoint", "explicit")
-ON_CORRUPT = ("raise", "cached")
-OUTPUT = ("torch", "numpy")
 _AHEAD_ON_CUDA = 3
 
 
@@ -101,8 +110,8 @@ class DatasetConsumer:
         guard: Guard | None = None,
         run: str | None = None,
     ) -> None:
-        self.output = _output(output)
-        self.wait_for_queue_s = _wait(wait_for_queue_s)
+        self.output = output_of(output)
+        self.wait_for_queue_s = wait_of(wait_for_queue_s)
         self._appearing = QueueDeadline(self.wait_for_queue_s)
         self._place = self._appearing.find(lambda: place_to_read(path))
         self.path: Path | str = str(self._place) if has_transport(path) else Path(str(self._place))
@@ -111,21 +120,21 @@ class DatasetConsumer:
         self._ranks = Ranks(rank, world_size, group=group, mesh=mesh, what="DatasetConsumer")
         self.rank, self.world_size = self._ranks.now()[:2]
         self.group, self.mesh = group, mesh
-        self._had_group = False  # a process group, when the rank was looked up last
-        self.acknowledge = _one_of(acknowledge, ACKNOWLEDGE, "acknowledge")
+        self._had_group: bool | None = None  # a process group, when the rank was fixed or checked last
+        self.acknowledge = one_of(acknowledge, ACKNOWLEDGE, "acknowledge")
         self._is_explicit = acknowledge == "explicit"
-        self.on_corrupt = _one_of(on_corrupt, ON_CORRUPT, "on_corrupt")
-        self.timeout_s = _timeout(timeout_s)
-        self.device = _device(device, output)
+        self.on_corrupt = one_of(on_corrupt, ON_CORRUPT, "on_corrupt")
+        self.timeout_s = timeout_of(timeout_s)
+        self.device = device_of(device, output)
         is_cuda = self.device is not None and self.device.type == "cuda"
-        self.prefetch = _prefetch(prefetch, _AHEAD_ON_CUDA if is_cuda else 0)
+        self.prefetch = prefetch_of(prefetch, _AHEAD_ON_CUDA if is_cuda else 0)
         self._is_ahead = self.prefetch > 0
         self._stage = CudaStage(self.device, keeps_columns=guard is not None) if is_cuda else None
         self._arrays_of = _arrays_of(self._stage, output, self.device)
         self._deleting = ThreadPoolExecutor(1, "poolish-delete") if self._is_ahead else None
         self._readers: dict[str, SplitReader] = {}
         self._ahead: dict[str, ReadingAhead] = {}
-        self._in_flight: dict[str, InFlight] = {}
+        self._in_flight: dict[str, InFlight[_Flight]] = {}
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._is_closed = False
@@ -176,7 +185,7 @@ class DatasetConsumer:
                     arrays = {name: _rows(column, chosen) for name, column in arrays.items()}
                 handed_out = _as_pair(arrays)
                 if self._is_explicit and not is_left_out:
-                    self._in_flight.setdefault(split, InFlight()).track(handed_out, reader.position)
+                    self._in_flight.setdefault(split, InFlight()).track(_Flight(handed_out, reader.position))
                 source.handed_out(batch)
                 if kept is not None:
                     reader.n_dropped += len(kept) - int(kept.sum())
@@ -222,7 +231,7 @@ class DatasetConsumer:
             for split, reader in self._readers.items():
                 found[split] |= {"skipped": reader.n_skipped, "dropped_rows": reader.n_dropped}
         for split, flights in self._in_flight.items():
-            found[split]["in_flight"] = flights.n_waiting(self._readers[split].position)
+            found[split]["in_flight"] = len(flights.waiting(self._readers[split].position))
         return found
 
     def health(self) -> Health:
@@ -297,12 +306,14 @@ class DatasetConsumer:
             raise ConfigError(
                 f"mark_trained: no batch of split {split!r} was handed out; call get_batch({split!r}) first"
             )
-        self._in_flight[split].mark(batch, self._readers[split].position)
+        flights = self._in_flight[split]
+        flights.acknowledge(_found(flights.waiting(self._readers[split].position), batch))
 
     def _done(self, split: str) -> int:
         """The position that a state says: of what was handed out, or of what was trained."""
         position = self._readers[split].position
-        return self._in_flight[split].position(position) if split in self._in_flight else position
+        oldest = self._in_flight[split].oldest(position) if split in self._in_flight else None
+        return position if oldest is None else oldest.step
 
     def close(self) -> None:
         """Acknowledge by the rule that was chosen, and let another process be this rank."""
@@ -343,10 +354,10 @@ class DatasetConsumer:
     def _settle(self) -> None:
         """Fix which rank this is; where it was not known yet, read as that rank from here on."""
         has_group = has_process_group()
-        if self._ranks.is_settled and has_group == self._had_group:
+        if has_group is self._had_group:
             return
         share = self._ranks.settle()
-        _check_mesh(self.mesh, share)
+        check_mesh(self.mesh, share)
         self._had_group = has_group
         if share[:2] != (self.rank, self.world_size):
             vars(self).update(rank=share.rank, world_size=share.world_size)
@@ -403,6 +414,38 @@ class DatasetConsumer:
         return splits
 
 
+class _Flight(Flight):
+    """A batch that was handed out at a position."""
+
+    __slots__ = ()
+
+    def is_of(self, batch: Any) -> bool:
+        """Whether this is the batch, or a dict or tuple of the same columns."""
+        if self.batch is batch:
+            return True
+        own, other = _columns(self.batch), _columns(batch)
+        return bool(own) and len(own) == len(other) and all(a is b for a, b in zip(own, other, strict=True))
+
+
+def _columns(batch: Any) -> list[Any]:
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    return list(batch) if isinstance(batch, (tuple, list)) else []
+
+
+def _found(waiting: list[_Flight], batch: Any) -> _Flight:
+    """The oldest flight of a batch, or the oldest of all where ``batch`` is None."""
+    for flight in waiting:
+        if batch is None or flight.is_of(batch):
+            return flight
+    if batch is None:
+        raise ConfigError("mark_trained: no batch is in flight; every batch handed out is marked already")
+    raise ConfigError(
+        "mark_trained: this batch was not handed out by this consumer, is marked already, or was changed by a "
+        "framework on its way; call mark_trained() to acknowledge the oldest batch in flight"
+    )
+
+
 def _as_pair(arrays: dict[str, Any]) -> Any:
     return (arrays["x"], arrays["y"]) if list(arrays) == ["x", "y"] else arrays
 
@@ -429,66 +472,6 @@ def _guard(guard: Guard, rank: int, world_size: int) -> ConsumerGuard:
     checked = check_guard(guard, "DatasetConsumer")
     assert checked is not None
     return ConsumerGuard(checked, rank, world_size)
-
-
-def _check_mesh(mesh: Any, share: Share) -> None:
-    """Raise where several processes of a mesh would be one rank: a queue hands each batch to one of them."""
-    if mesh is not None and mesh.size() > share.world_size:
-        raise ConfigError(
-            f"mesh= has {mesh.size()} processes for {share.world_size} data-parallel ranks, and a queue hands each "
-            "batch to one process; make a consumer on one process of each rank, with rank= and world_size=, and "
-            "broadcast its batches to the others"
-        )
-
-
-def _one_of(value: str, known: tuple[str, ...], name: str) -> str:
-    if value not in known:
-        raise ConfigError(f"{name}={value!r}: one of {', '.join(map(repr, known))}")
-    return value
-
-
-def _output(output: str) -> str:
-    if _one_of(output, OUTPUT, "output") == "torch" and not is_installed():
-        raise ConfigError(
-            "output='torch' is the default and needs torch, which is not installed here; pass output='numpy' "
-            "(jax: jnp.asarray of each array), or install torch"
-        )
-    return output
-
-
-def _wait(wait_s: float) -> float:
-    if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or not wait_s >= 0:
-        raise ConfigError(f"wait_for_queue_s={wait_s!r}: seconds to wait for a queue, 0 not to wait")
-    return float(wait_s)
-
-
-def _timeout(timeout_s: float | None) -> float | None:
-    if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s >= 0):
-        raise ConfigError(f"timeout_s={timeout_s!r}: seconds, or None to wait for ever")
-    return None if timeout_s is None or timeout_s > threading.TIMEOUT_MAX else timeout_s
-
-
-def _prefetch(prefetch: int | None, default: int) -> int:
-    if prefetch is None:
-        return default
-    if type(prefetch) is not int or prefetch < 0 or (default and not prefetch):
-        raise ConfigError(f"prefetch={prefetch!r}: how many batches to read ahead, at least 1 on CUDA")
-    return prefetch
-
-
-def _device(device: Any, output: str) -> Any:
-    if device is None:
-        return None
-    if output != "torch":
-        raise ConfigError(f"device={device!r} goes with output='torch', got output={output!r}")
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-        return torch.device(device)
-    except (RuntimeError, TypeError, AssertionError) as error:  # no such name, no such GPU, or a torch without CUDA
-        why = str(error).split("\n", 1)[0]
-        raise ConfigError(f"device={device!r}: {why}; use one that this machine has, or None for the CPU") from None
 
 
 def _state_of(reader: SplitReader, position: int) -> dict[str, Any]:

@@ -173,7 +173,10 @@ class SplitReader:
 
     def _check_removed(self, number: int, who: str) -> None:
         """Raise if a batch was purged by hand, and all others with it."""
-        removed = range(0) if self.log.has(number) else self.log.removed()
+        if self.log.has(number):
+            return
+        with self.log.locked():
+            removed = self.log.removed()
         if number in removed:
             raise ResumeError(
                 f"{self.log.place}: {who}, but {removed.start} to {removed.stop - 1} were removed by hand; start "

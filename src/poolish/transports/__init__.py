@@ -1,7 +1,7 @@
 """What carries batches from providers to consumers.
 
     protocols    what every transport provides: Place, Log and its parts, Marks, Providers, Waker
-    directory    queues in a directory: log (batches), records (small files), watch (inotify)
+    directory    queues in a directory: log (batches), directory_parts (small files, inotify)
     memory       queues in one process, ``memory://NAME``, without files
     batch_file   one batch as safetensors bytes, and the validator of batches
     meta         the description of a queue

@@ -14,10 +14,10 @@ from pathlib import Path
 from poolish.errors import QueueError
 from poolish.files import Lock, local_path, raising_store_full
 from poolish.files.checksums import DoubleBufferedJson
+from poolish.transports.directory_parts import META_FILE, read_meta, write_meta
 from poolish.transports.log import LOCK_TIMEOUT_S, DirectoryLog, make_folders
 from poolish.transports.meta import QueueMeta, not_found
 from poolish.transports.protocols import Place
-from poolish.transports.records import META_FILE, read_meta, write_meta
 
 
 class DirectoryPlace(Place):

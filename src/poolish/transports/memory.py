@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
 
-from poolish.errors import CorruptDataError, QueueError, StoreLocked
+from poolish.errors import QueueError, StoreLocked
 from poolish.files import check_name
 from poolish.transports.batch_columns import Array
-from poolish.transports.batch_file import Allocate, BatchMetadata, as_bytes, decode, tombstone
+from poolish.transports.batch_file import Allocate, as_bytes
 from poolish.transports.meta import QueueMeta, not_found
 from poolish.transports.protocols import (
     Claim,
@@ -244,13 +244,6 @@ class MemoryLog(Log):
         np.frombuffer(as_bytes(target), np.uint8)[:] = batch
         return target
 
-    def metadata(self, number: int, *, strict: bool = False) -> BatchMetadata | None:
-        batch = self._batch(number)
-        try:
-            return None if batch is None else decode(batch, self.name_of(number))[0]
-        except CorruptDataError:
-            return None
-
     def _batch(self, number: int) -> Array | None:
         with self._queue.lock:
             return self._queue.batches.get(number)
@@ -287,16 +280,9 @@ class MemoryLog(Log):
         with self._queue.lock:
             return self._queue.consumed
 
-    def raise_watermark(self, watermark: int, known: Mapping[int, BatchMetadata] | None = None) -> range:
-        with self.locked(), self._queue.changing():
-            before, known = self._queue.consumed, known or {}
-            if watermark <= before.watermark:
-                return range(0)
-            self.check_published(watermark)
-            done = range(before.watermark, watermark)
-            counters = before.counters_with(known.get(n) or self.metadata(n) for n in done)
-            self._queue.consumed = Consumed(watermark, counters)
-            return done
+    def write_consumed(self, consumed: Consumed) -> None:
+        with self._queue.changing():
+            self._queue.consumed = consumed
 
     def delete(self, numbers: Iterable[int]) -> None:
         with self._queue.changing():
@@ -304,21 +290,10 @@ class MemoryLog(Log):
                 self._queue.batches.pop(number, None)
                 self._queue.published_at.pop(number, None)
 
-    def recover(self) -> None:
-        with self.locked():
-            self.delete_done()
-
-    def write_tombstone(self, number: int, reason: str) -> None:
-        with self.locked(), self._queue.changing():
-            lost = self.metadata(number)
-            if number < self.consumed().watermark or (lost is not None and lost.tombstone):
-                return
-            buffers = tombstone(self.meta.queue, self.meta.schema.fingerprint, reason[:500], lost)
-            self._queue.batches[number] = np.frombuffer(b"".join(buffers), np.uint8)
+    def replace(self, number: int, stone: Iterable[Buffer], reason: str) -> None:
+        with self._queue.changing():
+            self._queue.batches[number] = np.frombuffer(b"".join(stone), np.uint8)
             self._queue.dead.append(time.time())
-
-    def tombstone_place(self, number: int) -> str:
-        return self.name_of(number)
 
     def dead(self) -> list[float]:
         with self._queue.lock:

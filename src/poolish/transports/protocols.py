@@ -10,9 +10,9 @@
       Providers    who fills the queue: a claimed name and a record each
     Waker        sleeps until something may have changed
 
-A transport derives from these classes; what is not abstract has a default. ``register_transport`` gives it addresses,
-and ``poolish.testing.TransportBehaviour`` tests what every transport guarantees, whichever process is killed at
-whatever moment:
+A transport derives from these classes and provides what is abstract; the rest has a default, or follows from that.
+``register_transport`` gives it addresses, and ``poolish.testing.TransportBehaviour`` tests what every transport
+guarantees, whichever process is killed at whatever moment:
 
 - numbers are gapless and never reused; a published batch stays readable until the watermark passes it;
 - the watermark never falls, and no number below it is published again;
@@ -28,6 +28,7 @@ Everything above (positions, runs, resuming, recovery of counters) is built on t
 
 from __future__ import annotations
 
+import logging
 import mmap
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -37,11 +38,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from poolish.errors import CorruptDataError, StaleSchema
 from poolish.transports.batch_columns import Array
-from poolish.transports.batch_file import Allocate, BatchMetadata
+from poolish.transports.batch_file import Allocate, BatchMetadata, decode, tombstone
 from poolish.transports.meta import QueueMeta
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+logger = logging.getLogger("poolish.serve")
 
 
 @dataclass(frozen=True)
@@ -194,13 +197,6 @@ class Batches(Protocol):
         """
 
     @abstractmethod
-    def metadata(self, number: int, *, strict: bool = False) -> BatchMetadata | None:
-        """What the batch of a number says about itself; None if it is missing or corrupt.
-
-        Where storage fails, ``strict`` raises and otherwise the answer is None too.
-        """
-
-    @abstractmethod
     def name_of(self, number: int) -> str:
         """The batch of a number, for messages."""
 
@@ -225,11 +221,8 @@ class Watermark(Protocol):
         """The watermark and the counters below it."""
 
     @abstractmethod
-    def raise_watermark(self, watermark: int, known: Mapping[int, BatchMetadata] | None = None) -> range:
-        """Everything below ``watermark`` is done. The numbers that became done, to be deleted now.
-
-        ``known`` is the metadata that the caller has read already.
-        """
+    def write_consumed(self, consumed: Consumed) -> None:
+        """Replace them, after raising what ``next_number`` returns to the watermark. The lock is held."""
 
     @abstractmethod
     def delete(self, numbers: Iterable[int]) -> None:
@@ -243,9 +236,9 @@ class Storage(Protocol):
     def n_bytes(self) -> int:
         """How many bytes the batches take that are not done. Costs a listing."""
 
-    @abstractmethod
     def free_bytes(self) -> int:
         """How many bytes of storage are left."""
+        return 2**62
 
     def release_space(self) -> None:
         """Free storage that is only kept for speed."""
@@ -256,16 +249,8 @@ class Repairs(Protocol):
     """What goes wrong with batches."""
 
     @abstractmethod
-    def recover(self) -> None:
-        """Clean up after killed processes and power cuts; called by each provider that starts."""
-
-    @abstractmethod
-    def write_tombstone(self, number: int, reason: str) -> None:
-        """Replace a corrupt or lost batch by a tombstone, which keeps its number."""
-
-    @abstractmethod
-    def tombstone_place(self, number: int) -> str:
-        """Where a corrupt batch is kept with the reason, for messages."""
+    def replace(self, number: int, stone: Iterable[Buffer], reason: str) -> None:
+        """Put a tombstone in the place of a batch, at no moment leaving its number free. The lock is held."""
 
     @abstractmethod
     def dead(self) -> list[float]:
@@ -276,12 +261,8 @@ class Repairs(Protocol):
         return []
 
     def removed(self) -> range:
-        """The numbers from the watermark on that were removed from outside, all of them."""
+        """The numbers from the watermark on that were removed from outside, all of them. The lock is held."""
         return range(0)
-
-    def skip_removed(self) -> None:
-        """Raise the watermark over what was removed from outside, with a warning."""
-        return
 
 
 class Log(Batches, Watermark, Storage, Repairs, Protocol):
@@ -317,6 +298,28 @@ class Log(Batches, Watermark, Storage, Repairs, Protocol):
 
     # -- what follows from the rest
 
+    def metadata(self, number: int, *, strict: bool = False) -> BatchMetadata | None:
+        """What the batch of a number says about itself; None if it is missing or corrupt.
+
+        Where storage fails, ``strict`` raises and otherwise the answer is None too.
+        """
+        try:
+            return self.read_metadata(number)
+        except (FileNotFoundError, CorruptDataError):
+            return None
+        except OSError:
+            if strict:
+                raise
+            return None
+
+    def read_metadata(self, number: int) -> BatchMetadata:
+        """The same, or the error."""
+        return decode(self.read(number), self.name_of(number))[0]
+
+    def tombstone_place(self, number: int) -> str:
+        """Where a corrupt batch is kept with the reason, for messages."""
+        return self.name_of(number)
+
     def end(self) -> int:
         """The number after the newest, from the batches themselves. Costs a listing."""
         return max([self.consumed().watermark, *(number + 1 for number in self.numbers()[-1:])])
@@ -348,10 +351,55 @@ class Log(Batches, Watermark, Storage, Repairs, Protocol):
         self.meta.check_content(newest.content, self.place)
         return newest
 
+    def raise_watermark(self, watermark: int, known: Mapping[int, BatchMetadata] | None = None) -> range:
+        """Everything below ``watermark`` is done. The numbers that became done, to be deleted now.
+
+        ``known`` is the metadata that the caller has read already; the rest is read from the batches.
+        """
+        with self.locked():
+            before = self.consumed()
+            if watermark <= before.watermark:
+                return range(0)
+            self.check_published(watermark)
+            done, known = range(before.watermark, watermark), known or {}
+            counters = before.counters_with(known.get(n) or self.metadata(n) for n in done)
+            self.write_consumed(Consumed(watermark, counters, before.has_moved))
+        return done
+
     def delete_done(self) -> None:
         """Delete everything below the watermark that a killed process left."""
         watermark = self.consumed().watermark
         self.delete(number for number in self.numbers() if number < watermark)
+
+    def write_tombstone(self, number: int, reason: str) -> None:
+        """Replace a corrupt or lost batch by a tombstone, which keeps its number."""
+        with self.locked():
+            if number >= self.consumed().watermark:  # else it was acknowledged meanwhile
+                self.bury(number, reason)
+
+    def bury(self, number: int, reason: str) -> None:
+        """The same while the lock is held, at any number."""
+        lost = self.metadata(number)
+        if lost is None or not lost.tombstone:
+            stone = tombstone(self.meta.queue, self.meta.schema.fingerprint, reason[:500], lost)
+            self.replace(number, stone, reason[:500])
+
+    def skip_removed(self) -> None:
+        """Raise the watermark over what was removed from outside, with a warning."""
+        with self.locked():
+            removed = self.removed()
+            if removed:
+                before = self.consumed()
+                self.write_consumed(Consumed(removed.stop, before.counters, before.has_moved))
+                logger.warning(
+                    "%s: all %s waiting batches, %d to %d, were removed by hand; continuing with batch %d",
+                    *(self.place, f"{len(removed):,}", removed.start, removed.stop - 1, removed.stop),
+                )
+
+    def recover(self) -> None:
+        """Clean up after killed processes and power cuts; called by each provider that starts."""
+        self.delete_done()
+        self.skip_removed()
 
 
 class Place(Protocol):

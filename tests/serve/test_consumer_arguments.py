@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from poolish.errors import ConfigError, QueueNotFound
-from poolish.serve import DatasetConsumer, appearing
+from poolish.serve import DatasetConsumer, consumer_arguments
 from tests.faults import PATIENCE_S
 from tests.serve import queues
 
@@ -25,8 +25,8 @@ def waiting(path: Path | str, **options: object) -> DatasetConsumer:
 def test_a_queue_that_is_made_later_is_waited_for(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch):
     """In a directory that is not there yet, or at another address; the first batch is the first that is published."""
     begun = threading.Event()
-    look = appearing.time.sleep
-    monkeypatch.setattr(appearing.time, "sleep", lambda seconds: (begun.set(), look(seconds)))
+    look = consumer_arguments.time.sleep
+    monkeypatch.setattr(consumer_arguments.time, "sleep", lambda seconds: (begun.set(), look(seconds)))
     path = "memory://appears-later" if where == "memory" else tmp_path / "late" / "set"
 
     def provide() -> None:
@@ -43,7 +43,7 @@ def test_a_queue_that_is_made_later_is_waited_for(tmp_path: Path, where: str, mo
 
 def test_a_split_that_is_made_later_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A provider makes its splits one after the other."""
-    look = appearing.time.sleep
+    look = consumer_arguments.time.sleep
     with queues.provider(tmp_path) as running:
         running.publish("train")
 
@@ -54,7 +54,7 @@ def test_a_split_that_is_made_later_is_waited_for(tmp_path: Path, monkeypatch: p
 
     with waiting(tmp_path) as reader:
         queues.take(reader)
-        monkeypatch.setattr(appearing.time, "sleep", sleep)
+        monkeypatch.setattr(consumer_arguments.time, "sleep", sleep)
         queues.take(reader, "val")
 
 
@@ -91,7 +91,7 @@ def test_a_split_that_never_comes_is_named(tmp_path: Path):
 
 def test_a_long_wait_says_what_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """In the log, as waiting for batches does."""
-    monkeypatch.setattr(appearing, "_SAY_S", 0.0)
+    monkeypatch.setattr(consumer_arguments, "_SAY_S", 0.0)
     with caplog.at_level(logging.WARNING, "poolish.serve"), pytest.raises(QueueNotFound):
         waiting(tmp_path / "set", wait_for_queue_s=0.05)
 
