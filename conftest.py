@@ -10,7 +10,7 @@ import pytest
 #: their examples in children.
 collect_ignore = [
     f"src/poolish/integrations/{framework}.py"
-    for framework in ("lightning", "transformers", "accelerate", "trl", "jax")
+    for framework in ("lightning", "transformers", "accelerate", "trl", "jax", "sb3", "torchrl")
 ]
 
 

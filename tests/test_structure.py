@@ -54,8 +54,8 @@ PUBLIC_NAMES = {
     *("Schema", "Field"),
     *("Suite", "Profile"),
     *("BadText", "BudgetSpent", "CircuitOpen", "ConfigError", "CorruptDataError", "DataRefused", "DurabilityLost"),
-    *("LimitExceeded", "NumberTooLarge", "PacingTimeout", "PoolishError", "QueueError", "QueueNotFound", "RecipeError", "ResumeError"),
-    *("SchemaError", "StaleSchema", "Starved", "StoreFull", "StoreLocked", "Unfingerprintable", "UnknownColumn"),
+    *("LimitExceeded", "NumberTooLarge", "PacingTimeout", "PoolishError", "QueueError", "QueueNotFound"),
+    *("RecipeError", "ResumeError", "SchemaError", "StaleSchema", "Starved", "StoreFull", "StoreLocked", "Unfingerprintable", "UnknownColumn"),
     "show_versions",
     *("errors", "guards", "load", "testing"),
 }
@@ -335,7 +335,7 @@ def test_each_integration_is_loaded_by_its_own_name_only():
     }
 
     assert {module.split(".")[-1] for module in modules} == {
-        *("lightning", "transformers", "accelerate", "trl", "jax", "gymnasium", "minari")
+        *("lightning", "transformers", "accelerate", "trl", "jax", "gymnasium", "sb3", "torchrl", "minari")
     }
     assert users & modules.keys() == set()
     assert eager == {}

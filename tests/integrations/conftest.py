@@ -33,3 +33,13 @@ def in_accelerate() -> Iterator[Zygote]:
 @pytest.fixture(scope="session")
 def in_trl() -> Iterator[Zygote]:
     yield from _zygote("trl_runs")
+
+
+@pytest.fixture(scope="session")
+def in_sb3() -> Iterator[Zygote]:
+    yield from _zygote("sb3_runs")
+
+
+@pytest.fixture(scope="session")
+def in_torchrl() -> Iterator[Zygote]:
+    yield from _zygote("torchrl_runs")

@@ -18,7 +18,7 @@ from minari.data_collector.episode_buffer import EpisodeBuffer
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError, SchemaError
 from poolish.integrations.gymnasium import Spaces
-from poolish.replay.episodes import Episode, episodes
+from poolish.replay.recordings import Episode, episodes
 from poolish.tokens.fields import TokenField
 from poolish.tokens.store import StreamStore
 
@@ -77,7 +77,7 @@ def from_minari(dataset: minari.MinariDataset | str, store: StreamStore, *, info
         if writer is None:
             fields = {name: TokenField(name, column.dtype.name, column.shape[1:]) for name, column in extra.items()}
             writer = parts.writer(store, fields)
-        writer.episode(
+        writer.steps(
             parts.obs_parts(episode.observations),
             action=parts.action_parts(episode.actions),
             reward=episode.rewards,

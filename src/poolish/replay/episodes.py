@@ -13,15 +13,12 @@ A step that has neither (its recorder was killed) is an observation without a tr
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
-from poolish.tokens.reading import Step
 from poolish.tokens.store import StreamStore
 
 #: What each step of an episode has beside observations and what the recorder adds.
@@ -41,6 +38,14 @@ def final_name(name: str) -> str:
     ('final_obs', 'final_obs.goal')
     """
     return f"final_{name}"
+
+
+def observations_of(store: StreamStore) -> list[str]:
+    """The fields of a recording that make up an observation."""
+    names = [name for name in store.field_to_type if final_name(name) in store.field_to_type]
+    if not names:
+        raise SchemaError(f"{store!r}: no field has a final_ field beside it, so this is no recording of episodes")
+    return names
 
 
 class EpisodeWriter:
@@ -144,7 +149,11 @@ class EpisodeWriter:
         pairs.sort(key=lambda pair: self._known[pair[0]])
         return [name for name, _ in pairs], [value for _, value in pairs]
 
-    def episode(
+    def continues(self, obs: Leaves) -> bool:
+        """Whether an episode goes on whose last observation is this one."""
+        return self._obs is not None and all(map(_is_same, self._obs, obs))
+
+    def steps(
         self,
         obs: Leaves,
         *,
@@ -153,87 +162,34 @@ class EpisodeWriter:
         terminated: Any,
         truncated: Any,
         extra: Mapping[str, Any] | None = None,
+        ends: bool = True,
     ) -> None:
-        """Append a whole episode of n steps: arrays of n, observations of n + 1, the last behind the last step."""
+        """Append n steps of one episode: arrays of n, observations of n + 1, the last behind the last step.
+
+        They go on with the episode that is open if they begin where it is, and end it if ``ends``.
+        """
         n = len(reward)
         if any(len(leaf) != n + 1 for leaf in obs):
-            raise SchemaError(f"an episode of {n} steps needs {n + 1} observations, got {[len(leaf) for leaf in obs]}")
+            raise SchemaError(f"{n} steps of an episode need {n + 1} observations, got {[len(leaf) for leaf in obs]}")
         if not n:
             return
-        self.end()
+        if not self.continues([leaf[0] for leaf in obs]):
+            self.end()
         columns = [np.asarray(leaf)[:-1] for leaf in obs] + [np.asarray(leaf) for leaf in action]
         columns += [np.asarray(reward, np.float64), np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)]
         names, columns = self._names, [columns[i] for i in self._order]
         if extra:
             names, columns = self._with_extra(names, columns, extra)
-        before = {name: column[:-1] for name, column in zip(names, columns, strict=True)}
-        self._store.append_many(np.arange(self._step, self._step + n - 1), before)
-        # The last step by itself: it alone has the observation behind it.
-        last = [column[n - 1] for column in columns] + [np.asarray(leaf)[n] for leaf in obs]
-        self._store.append(self._step + n - 1, names + self._finals, last)
+        n_plain = n - ends
+        plain = {name: column[:n_plain] for name, column in zip(names, columns, strict=True)}
+        self._store.append_many(np.arange(self._step, self._step + n_plain), plain)
+        after = [np.array(leaf[n]) for leaf in obs]
+        if ends:  # the last step by itself: it alone has the observation behind it
+            last = [column[n - 1] for column in columns] + after
+            self._store.append(self._step + n - 1, names + self._finals, last)
+        self._obs, self._has_steps = (None, False) if ends else (after, True)
         self._step += n
 
 
-@dataclass(frozen=True)
-class Episode:
-    """One episode as columns: ``n`` steps and, of observations, one more."""
-
-    obs: dict[str, NDArray[Any]]
-    action: dict[str, NDArray[Any]]
-    reward: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    extra: dict[str, NDArray[Any]]
-
-    def __len__(self) -> int:
-        return len(self.reward)
-
-
-def observations_of(store: StreamStore) -> list[str]:
-    """The fields of a recording that make up an observation."""
-    names = [name for name in store.field_to_type if final_name(name) in store.field_to_type]
-    if not names:
-        raise SchemaError(f"{store!r}: no field has a final_ field beside it, so this is no recording of episodes")
-    return names
-
-
-def episodes(store: StreamStore) -> Iterator[Episode]:
-    """The episodes of a stream that ``EpisodeWriter`` or ``gymnasium.Record`` has written, in order.
-
-    The last step of an episode that was cut off (its recorder was killed, or still records) has no observation behind
-    it: its own observation is the last one of the episode, and its outcome is left out. An episode that neither
-    terminated nor was truncated counts as truncated.
-    """
-    observations = observations_of(store)
-    view = store._view()
-    cuts = {int(ordinal) for ordinal in view.breaks()}
-    held: list[Step] = []
-    for ordinal, step in enumerate(store.steps(), view.first_ordinal):
-        if ordinal in cuts:
-            yield from _episode(store, held, observations)
-            held = []
-        held.append(step)
-        if final_name(observations[0]) in step:
-            yield from _episode(store, held, observations)
-            held = []
-    yield from _episode(store, held, observations)
-
-
-def _episode(store: StreamStore, steps: list[Step], observations: Sequence[str]) -> Iterator[Episode]:
-    """The steps of one episode as columns, if it has a transition."""
-    finals = [final_name(name) for name in observations]
-    is_complete = bool(steps) and finals[0] in steps[-1]
-    taken = steps if is_complete else steps[:-1]
-    if not taken:
-        return
-    after = [steps[-1][name] for name in (finals if is_complete else observations)]
-    obs = {
-        name: np.array([*(step[name] for step in taken), last]) for name, last in zip(observations, after, strict=True)
-    }
-    names = [name for name in store.field_to_type if name not in obs and name not in finals]
-    columns = {name: np.array([step[name] for step in taken]) for name in names if name in taken[0]}
-    truncated = columns.pop("truncated")
-    truncated[-1] |= not columns["terminated"][-1]
-    action = {name: columns.pop(name) for name in names if name == "action" or name.startswith("action.")}
-    reward, terminated = columns.pop("reward"), columns.pop("terminated")
-    yield Episode(obs, action, reward, terminated, truncated, columns)
+def _is_same(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f"))

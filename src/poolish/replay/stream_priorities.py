@@ -282,6 +282,19 @@ class StreamPriorities:
             return found
 
     @property
+    def total(self) -> float:
+        """The sum of all priorities to the power of alpha."""
+        with self._alone():
+            self._follow()
+            return self._tree.total
+
+    @property
+    def smallest(self) -> float:
+        """The smallest priority above 0, to the power of alpha."""
+        with self._alone():
+            return self._tree.smallest
+
+    @property
     def alpha(self) -> float:
         """The power of a priority."""
         return self._tree.alpha
