@@ -108,5 +108,5 @@ def test_another_evaluator_finds_no_result_of_the_one_before(tmp_path, monkeypat
     monkeypatch.setattr(cache, "EVALUATOR_VERSION", EVALUATOR_VERSION + 1)
     other = str(recipe.bake(cache=tmp_path).report)
 
-    assert "1 of 1 fragments from the cache" in same
+    assert "1 of 1 fragment from the cache" in same
     assert "from the cache" not in other
