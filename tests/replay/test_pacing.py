@@ -235,6 +235,7 @@ def test_more_at_once_than_the_buffer_allows_is_refused():
     with pytest.raises(ConfigError, match=r"1 inserts at once and 256 samples at once .* use error_buffer=130"):
         sample(limiter, 256)
 
+    assert "256 samples at once can block each other" in (limiter.why_blocked(256) or "")
     wider = SampleToInsertRatio(4, min_size_to_sample=10, error_buffer=130)
     for _ in range(500):
         if wider.can_insert():

@@ -291,10 +291,16 @@ class RateLimiter:
 
     def why_blocked(self, n: int = 1) -> str | None:
         """What this side waits for with ``n`` rows, and who could bring it; None if nothing blocks it."""
-        counts = self._usable()
+        counts, n = self._usable(), check_whole(n, "n", unit="rows")
         totals = counts.read()
-        blocked = [kind for kind in counts.kinds if not self._may(kind, totals, check_whole(n, "n", unit="rows"))]
-        return self._why(blocked[0], n, totals) if blocked else None
+        for kind in counts.kinds:
+            if not self._may(kind, totals, n):
+                try:
+                    self._check_possible(kind, n, totals)
+                except ConfigError as error:
+                    return str(error)
+                return self._why(kind, n, totals)
+        return None
 
     def _why(self, kind: Kind, n: int, totals: Totals) -> str:
         place = f"{self._counts.place}: " if self._counts.place else ""
