@@ -232,10 +232,10 @@ def test_more_at_once_than_the_buffer_allows_is_refused():
     limiter = SampleToInsertRatio(4, min_size_to_sample=10, error_buffer=20)
     limiter.inserted(15)
 
-    with pytest.raises(ConfigError, match=r"1 inserts at once and 256 samples at once .* use error_buffer=130"):
+    with pytest.raises(ConfigError, match=r"1 insert at once and 256 samples at once .* use error_buffer=130"):
         sample(limiter, 256)
 
-    assert "256 samples at once can block each other" in (limiter.why_blocked(256) or "")
+    assert "at once can block each other" in (limiter.why_blocked(256) or "")
     wider = SampleToInsertRatio(4, min_size_to_sample=10, error_buffer=130)
     for _ in range(500):
         if wider.can_insert():
@@ -302,10 +302,10 @@ def test_a_wait_is_reported_in_the_log(caplog: pytest.LogCaptureFixture, monkeyp
     ("n_inserts", "n_samples", "why"),
     [
         (9, 0, r"waiting for inserts: 9 of 10 rows are there \(min_size_to_sample\)"),
-        (15, 0, "waiting for samples: 0 were taken of 15 inserts, 1 more inserts need 4 more samples"),
+        (15, 0, r"waiting for samples: 0 samples of 15 inserts \(ratio 4\); 1 more need 4 samples first"),
         (15, 4, None),
         (10, 19, None),
-        (10, 20, "waiting for inserts: 20 samples were taken of 10 inserts, 1 more need 1 more inserts"),
+        (10, 20, r"waiting for inserts: 20 samples of 10 inserts \(ratio 4\); 1 more need 1 insert first"),
     ],
 )
 def test_why_a_side_is_blocked(n_inserts: int, n_samples: int, why: str | None):
