@@ -348,6 +348,19 @@ def test_a_waiting_consumer_notices_a_purge_by_hand(tmp_path: Path, monkeypatch,
         assert take(reading, 1) == [9]
 
 
+def test_a_batch_that_goes_between_look_and_read_is_a_purge_by_hand(tmp_path: Path, monkeypatch):
+    """Files removed one after the other while the consumer opens the first of them are named as removed by hand."""
+    monkeypatch.setattr("poolish.serve.reader._LOST_S", 0.1)
+    split = filled(tmp_path, 5)
+    with consumer(tmp_path, timeout_s=None) as reading:
+        take(reading, 1)
+        split_reader = reading._readers["train"]
+        remove_batches(split)
+
+        with pytest.raises(ResumeError, match="waits for batch 1, but 1 to 4 were removed by hand"):
+            split_reader.read(1)
+
+
 def test_removed_files_make_way_for_another_schema(tmp_path: Path):
     """Changing the schema or the vocabulary, and removing the files, is all that it takes."""
     remove_batches(filled(tmp_path, 3))

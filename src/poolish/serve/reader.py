@@ -270,6 +270,8 @@ class SplitReader:
         try:
             data = self.log.read(number, allocate)
         except FileNotFoundError as error:
+            time.sleep(_LOST_S)  # it was there: who removes by hand may be in the middle of it
+            self._check_removed(number, f"this rank waits for batch {number}")
             raise QueueError(
                 f"{self.log.place}: batch {number} is missing, the queue was removed meanwhile; "
                 "start `poolish prepare CONFIG` again, then the trainer"
