@@ -357,7 +357,7 @@ def test_a_batch_that_goes_between_look_and_read_is_a_purge_by_hand(tmp_path: Pa
         split_reader = reading._readers["train"]
         remove_batches(split)
 
-        with pytest.raises(ResumeError, match="waits for batch 1, but 1 to 4 were removed by hand"):
+        with pytest.raises(ResumeError, match="waits for batch 1, but 0 to 4 were removed by hand"):
             split_reader.read(1)
 
 
