@@ -349,8 +349,8 @@ class DatasetBuffer(SampledRows):
     def delete(self, ids: ArrayLike) -> NDArray[np.int64]:
         """Drop the rows with these ids; which of the ids were gone already.
 
-        Loaders that are in the middle of an epoch leave them out from their next block on, and deliver a shorter batch
-        where such a row was to be in this one.
+        A loader that follows the buffer leaves them out from its next block on; one that does not delivers the rows of
+        the moment at which its epoch began. Snapshots keep what they show.
 
         >>> buffer = DatasetBuffer(max_size=3)
         >>> buffer.append([{"x": i} for i in range(5)])
