@@ -128,8 +128,8 @@ def _by_value(bins: Bins, a: Side, b: Side) -> Cells:
     problem = ""
     if n_values > 1 and not counted.any():
         problem = (
-            f"a profile keeps the {n_values:,} most frequent of its texts, and none is clearly more frequent than those "
-            "it left out; compare the texts themselves, or their lengths by ks"
+            f"a profile keeps the {n_values:,} most frequent of its texts, and none is clearly more frequent than "
+            "those it left out; compare the texts themselves, or their lengths by ks"
         )
     elif is_text and n_values > MAX_DISCRETE and n_single > MAX_SINGLE * (n + m):
         problem = (

@@ -34,6 +34,8 @@ Int64 = NDArray[np.int64]
 
 #: SciPy counts paths exactly up to here, and uses the limit beyond.
 _N_EXACT_KS = 10_000
+#: The area is exact up to here; of more rows that of cells is as good for an effect, and takes no second walk.
+_N_EXACT_AREA = 2_000_000
 #: A p-value that ignores ties is too large. Where it is this small, the difference is clear without permutations.
 _CLEAR = 1e-4
 #: A value with at least this share of a sample makes the distribution function jump.
@@ -133,7 +135,7 @@ def wasserstein(
         extra["problem"] = _lost_tails(a) or _lost_tails(b) or _lost_ranks(a, b, n, m)
         if not extra["problem"]:
             cells = rank_cells(one, two)
-            unit = max(abs(float(cells.low[0])), abs(float(cells.high[-1]))) or 1.0
+            unit = _unit(cells)
             found = calibrate(_area(cells, unit, convention), cells.counts, cells.others, alpha)
             threshold, p = found.threshold * (unit if convention == "scipy" else 1), found.p
     basis = "permutation"
@@ -174,6 +176,18 @@ def _area(cells: RankCells, unit: float, convention: str) -> Statistic:
             return area / np.where(variance > 1e-14, np.sqrt(np.maximum(variance, 0)), 1 / unit)
 
     return measure
+
+
+def _unit(cells: RankCells) -> float:
+    return max(abs(float(cells.low[0])), abs(float(cells.high[-1]))) or 1.0
+
+
+def moved_between(one: Ranked, two: Ranked) -> float:
+    """How far a row has moved on average: the area between the distribution functions, of many rows that of cells."""
+    if _size(one) + _size(two) <= _N_EXACT_AREA:
+        return area_between(one, two)
+    cells = rank_cells(one, two)
+    return _unit(cells) * float(_area(cells, _unit(cells), "scipy")(cells.counts, cells.others))
 
 
 # What cannot be judged ------------------------------------------------------------------------------------------
