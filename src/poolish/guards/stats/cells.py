@@ -264,7 +264,7 @@ def _quantile_bins(a: Side, b: Side, n_bins: int | None) -> Bins:
         return a.own_bins(wanted)
     ordered = _ordered(a)
     if len(ordered) < ROWS_PER_BIN * wanted:
-        if not _has_all_values(b):  # then it has so many rows that its bins are those of both together
+        if not _has_all_values(b):  # then it has far more rows, so its bins are nearly those of both
             return b.own_bins(wanted)
         ordered = np.sort(np.concatenate([ordered, _ordered(b)]))
     return Bins.of_quantiles(ordered, wanted) if len(ordered) else Bins(None, (), "values")
