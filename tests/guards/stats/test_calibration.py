@@ -241,7 +241,7 @@ def episodes(rng: np.random.Generator, n: int, shift: float = 0.0) -> list[list[
 @pytest.mark.parametrize("profile", [False, True])
 def test_elements_of_one_row_are_no_samples_of_their_own(method: str, rows: Any, profile: bool):
     """Taken as such, sixteen like pixels would be sixteen times the evidence, and four in five windows alarms."""
-    rng, n_runs, n_alarms = np.random.default_rng(4), times(40, push=20), 0
+    rng, n_runs, n_alarms = np.random.default_rng(4), times(40, push=12), 0
     compare = DISTANCES[method].compare
     for _ in range(n_runs):
         before = rows(rng, 150)

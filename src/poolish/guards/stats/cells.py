@@ -37,7 +37,7 @@ Side = ColumnSample | ColumnProfile
 ROWS_PER_BIN = 50
 #: A cell expects at least this many rows of the smaller sample; rarer values share one.
 LEAST_EXPECTED = 2.0
-MAX_CELLS, MAX_NESTED_CELLS = 1_024, 128
+MAX_CELLS, MAX_NESTED_CELLS = 1_024, 64
 #: Rows that every cell expects in the smaller sample, from which on chi2 is as good as permutations.
 MANY_EXPECTED = 20
 #: Of values that are seen once, the most that text may have and still be judged by its values.

@@ -34,6 +34,9 @@ Int64 = NDArray[np.int64]
 #: Counts of the reference and of the current sample, cells in the last axis -> the statistic.
 Statistic = Callable[[Int64, Int64], Floats]
 
+#: Counts of both sides in a number of draws, a line each.
+Samples = Callable[[np.random.Generator, int], tuple[Any, Any]]
+
 #: Draws whose statistics are fewer than this are no basis for a share; the fitted tail is used instead.
 _FEW = 10
 _MIN_DRAWS, _MAX_DRAWS = 999, 4_999
@@ -82,7 +85,7 @@ def calibrate(
     observed = float(statistic(counts, others))
     observed -= _ROUNDING * abs(observed)
     if rows is not None:
-        return _drawn(statistic, partial(_drawn_rows, rows, totals), len(totals) + rows.n + rows.m, observed, alpha)
+        return _drawn(statistic, *_row_samples(rows, totals), observed, alpha)
     if len(totals) == 2 and min(int(totals.min()), m, int(totals.sum()) - m) < _MAX_ENUMERATED:
         return _enumerated(statistic, totals, m, observed, alpha)
 
@@ -111,7 +114,7 @@ def _enumerated(statistic: Statistic, totals: Int64, m: int, observed: float, al
 
 def _drawn(
     statistic: Statistic,
-    samples: Callable[[np.random.Generator, int], tuple[Int64, Int64]],
+    samples: Samples,
     width: int,
     observed: float,
     alpha: float,
@@ -144,17 +147,28 @@ def draw(rng: np.random.Generator, totals: Int64, m: int, size: int) -> Int64:
     return rng.multivariate_hypergeometric(totals, m, size, method=method)
 
 
-def _drawn_rows(rows: RowCounts, totals: Int64, rng: np.random.Generator, size: int) -> tuple[Any, Any]:
+def _row_samples(rows: RowCounts, totals: Int64) -> tuple[Samples, int]:
+    """What draws the counts of whole rows, and how many numbers a draw takes."""
     if rows.reference is not None and rows.current is not None and rows.n + rows.m <= _MAX_PERMUTED:
         every = np.concatenate([rows.reference, rows.current]).astype(np.float64)
-        is_current = np.zeros((size, len(every)))
-        is_current[:, : len(rows.current)] = 1
-        others = rng.permuted(is_current, axis=1, out=is_current) @ every
-        return totals - others, others
-    apart = [side - side.mean(axis=0) for side in (rows.reference, rows.current) if side is not None]
-    every = np.concatenate(apart)
-    values, vectors = np.linalg.eigh(every.T @ every / max(len(every) - len(apart), 1))
-    spread = vectors * np.sqrt(np.maximum(values, 0))
+        return partial(_permuted_rows, every, totals, len(rows.current)), len(every)
+    known = [side[:: -(-len(side) // _MAX_PERMUTED)] for side in (rows.reference, rows.current) if side is not None]
+    apart = [side - side.mean(axis=0) for side in known]
+    covariance = sum(side.T @ side for side in apart) / max(sum(map(len, apart)) - len(apart), 1)
+    values, vectors = np.linalg.eigh(covariance)
+    return partial(_normal_rows, vectors * np.sqrt(np.maximum(values, 0)), totals, rows), len(totals)
+
+
+def _permuted_rows(every: Floats, totals: Int64, m: int, rng: np.random.Generator, size: int) -> tuple[Any, Any]:
+    is_current = np.zeros((size, len(every)))
+    is_current[:, :m] = 1
+    others = rng.permuted(is_current, axis=1, out=is_current) @ every
+    return totals - others, others
+
+
+def _normal_rows(
+    spread: Floats, totals: Int64, rows: RowCounts, rng: np.random.Generator, size: int
+) -> tuple[Any, Any]:
     each = totals / (rows.n + rows.m)
     drawn = [n * each + math.sqrt(n) * (rng.standard_normal((size, len(each))) @ spread.T) for n in (rows.n, rows.m)]
     return np.maximum(drawn[0], 0), np.maximum(drawn[1], 0)
