@@ -11,7 +11,9 @@ that was made once, and the time is that of profiling 5 M new rows on its bins a
 from __future__ import annotations
 
 import importlib
+import resource
 import sys
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -148,6 +150,31 @@ def evidently_drift(before: np.ndarray, now: np.ndarray) -> Measure | Missing:
     return per_call(lambda: [test(a, b, kind, 0.1) for test in tests], unit="s")
 
 
+# A billion values ------------------------------------------------------------------------------------------------
+
+
+N_BLOCK, N_BLOCKS = 10_000_000, 100
+
+
+def billion() -> None:
+    """PSI and KS of 10**9 values, profiled block by block on the bins of a reference; once."""
+    rng = np.random.default_rng(7)
+    known, block = Profile.of({"x": rng.standard_normal(N_BLOCK)}), rng.standard_normal(N_BLOCK)
+    Profile.of({"x": block}, reference=known)  # the memory of one block's work is touched before it is measured
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    whole = Profile({})
+    for _ in range(N_BLOCKS):
+        block += 1e-9  # the memory is used again, with other values
+        whole = whole.merge(Profile.of({"x": block}, reference=known))
+    found = psi(known["x"], whole["x"]), ks(known["x"], whole["x"])
+    seconds = time.perf_counter() - began
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert found[0].m == found[1].m == N_BLOCK * N_BLOCKS
+    name = f"guards.psi + ks of {N_BLOCK * N_BLOCKS:,} values by merged profiles"
+    compare(name, "s", lambda: seconds, rounds=1)
+    compare(f"{name}, peak memory above one block", "bytes", lambda: float(grown), rounds=1)
+
+
 # Calls ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +197,12 @@ def answer() -> int:
 
 
 #: The parts by name; further ones join here.
-PARTS: dict[str, Callable[[], None]] = {"profile": profile, "drift": drift_pairs, "calls": calls}
+PARTS: dict[str, Callable[[], None]] = {
+    "profile": profile,
+    "drift": drift_pairs,
+    "billion": billion,
+    "calls": calls,
+}
 
 
 if __name__ == "__main__":

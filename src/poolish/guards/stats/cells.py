@@ -16,13 +16,16 @@ at the ends, where distances are largest; runs of neighbours elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from poolish.columns import Array
 from poolish.guards.stats.column_profile import ColumnProfile
+from poolish.guards.stats.permutation import RowCounts
 from poolish.guards.stats.quantiles import N_EXACT
 from poolish.guards.stats.samples import MAX_DISCRETE, N_BINS, Bins, ColumnSample, aligned
 
@@ -34,7 +37,9 @@ Side = ColumnSample | ColumnProfile
 ROWS_PER_BIN = 50
 #: A cell expects at least this many rows of the smaller sample; rarer values share one.
 LEAST_EXPECTED = 2.0
-MAX_CELLS = 1_024
+MAX_CELLS, MAX_NESTED_CELLS = 1_024, 64
+#: Rows that every cell expects in the smaller sample, from which on chi2 is as good as permutations.
+MANY_EXPECTED = 20
 #: Of values that are seen once, the most that text may have and still be judged by its values.
 MAX_SINGLE = 0.9
 #: By how much a count may be wrong, times the root of the rows: a tenth of what chance moves a bin of a tenth by.
@@ -55,6 +60,17 @@ class Cells:
     counts: Int64
     others: Int64
     problem: str = ""  #: why these counts cannot be judged, and what can be done instead
+    rows: RowCounts | None = None  #: of lists and tensors, whose rows have several elements
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The rows of both sides, those of lists and tensors with all their elements."""
+        return (int(self.counts.sum()), int(self.others.sum())) if self.rows is None else (self.rows.n, self.rows.m)
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether the limits for large samples hold."""
+        return self.rows is None and self.expected >= MANY_EXPECTED
 
     @property
     def expected(self) -> float:
@@ -65,7 +81,7 @@ class Cells:
 
 def shared_cells(a: Side, b: Side, bins: int | Bins | None = None) -> Cells:
     """The counts of both sides; empty cells are left out."""
-    values = None if isinstance(bins, Bins) else _value_bins(a, b)
+    values = None if isinstance(bins, Bins) or is_nested(a, b) else _value_bins(a, b)
     if values is not None:
         return _by_value(values, a, b)
     chosen = bins if isinstance(bins, Bins) else _given_bins(a, b, bins) or _quantile_bins(a, b, bins)
@@ -74,7 +90,10 @@ def shared_cells(a: Side, b: Side, bins: int | Bins | None = None) -> Cells:
 
 def _between(bins: Bins, a: Side, b: Side) -> Cells:
     first, second = a.histogram_on(bins), b.histogram_on(bins)
-    counts, others = without_empty(*aligned(first, second))
+    counts, others = aligned(first, second)
+    if is_nested(a, b):
+        return _of_rows(bins, a, b, counts, others)
+    counts, others = without_empty(counts, others)
     n, m = int(counts.sum()), int(others.sum())
     error = sum(side.ordinal_error for side, found in ((a, first), (b, second)) if not found.is_exact)
     problem = ""
@@ -89,6 +108,51 @@ def _between(bins: Bins, a: Side, b: Side) -> Cells:
             "only; make it with quantiles (sketch='auto'), or the reference of more rows"
         )
     return Cells(counts, others, problem)
+
+
+def is_nested(a: Side, b: Side) -> bool:
+    """Whether rows have several elements, which resemble each other more than those of other rows."""
+    return bool({a.kind, b.kind} & {"list", "tensor"})
+
+
+#: Why two profiles of lists or tensors cannot be judged.
+NO_ROWS = (
+    "profiles do not keep which elements belong to one row, so it is not known how far chance moves them; compare the "
+    "rows themselves, or a column of one number for each row by ks"
+)
+
+
+def _of_rows(bins: Bins, a: Side, b: Side, counts: Int64, others: Int64) -> Cells:
+    """The cells of lists or tensors, with those of each row; ``bins`` are between edges."""
+    edges = np.empty(0) if bins.edges is None else bins.edges
+    beside = np.arange(len(counts) - len(edges) - 1) + len(edges) + 1  # missing and infinite, where there are some
+    missing, infinite = beside[0] if len(beside) else 0, beside[-1] if len(beside) else 0
+
+    def places(numbers: Array) -> Int64:
+        found = np.searchsorted(edges, numbers, side="right")
+        found[np.isinf(numbers)] = infinite
+        found[np.isnan(numbers)] = missing
+        return found
+
+    kept = (counts + others) > 0
+    tables = [row_table(side, places, len(counts), missing) for side in (a, b)]
+    known = [None if table is None else table[:, kept] for table in tables]
+    problem = NO_ROWS if known[0] is None and known[1] is None else ""
+    return Cells(counts[kept], others[kept], problem, RowCounts(known[0], known[1], a.count, b.count))
+
+
+def row_table(side: Side, places: Callable[[Array], Int64], n_cells: int, missing: int | None = None) -> Int64 | None:
+    """How many elements of each row are in each cell; a null row has one that is missing. None of a profile."""
+    if isinstance(side, ColumnProfile):
+        return None
+    numbers = np.empty(0) if side.numbers is None else side.numbers.astype(np.float64, copy=False)
+    cells = places(numbers)
+    rows = side.row_numbers if side.numbers is not None else cells
+    table = np.bincount(rows[cells >= 0] * n_cells + cells[cells >= 0], minlength=side.count * n_cells)
+    table = table.reshape(side.count, n_cells)
+    if missing is not None:
+        table[np.flatnonzero(table.sum(axis=1) == 0)[: side.nulls], missing] = 1
+    return table
 
 
 def without_empty(counts: Int64, others: Int64) -> tuple[Int64, Int64]:
@@ -128,8 +192,8 @@ def _by_value(bins: Bins, a: Side, b: Side) -> Cells:
     problem = ""
     if n_values > 1 and not counted.any():
         problem = (
-            f"a profile keeps the {n_values:,} most frequent of its texts, and none is clearly more frequent than those "
-            "it left out; compare the texts themselves, or their lengths by ks"
+            f"a profile keeps the {n_values:,} most frequent of its texts, and none is clearly more frequent than "
+            "those it left out; compare the texts themselves, or their lengths by ks"
         )
     elif is_text and n_values > MAX_DISCRETE and n_single > MAX_SINGLE * (n + m):
         problem = (
@@ -200,7 +264,7 @@ def _quantile_bins(a: Side, b: Side, n_bins: int | None) -> Bins:
         return a.own_bins(wanted)
     ordered = _ordered(a)
     if len(ordered) < ROWS_PER_BIN * wanted:
-        if not _has_all_values(b):  # then it has so many rows that its bins are those of both together
+        if not _has_all_values(b):  # then it has far more rows, so its bins are nearly those of both
             return b.own_bins(wanted)
         ordered = np.sort(np.concatenate([ordered, _ordered(b)]))
     return Bins.of_quantiles(ordered, wanted) if len(ordered) else Bins(None, (), "values")
@@ -231,18 +295,19 @@ class RankCells:
     high: Floats
     counts: Int64
     others: Int64
+    rows: RowCounts | None = None  #: of lists and tensors
 
 
 Ranked = tuple[Floats, Floats]  # values in order, and how many rows lie at or before each
 
 
-def rank_cells(a: Ranked, b: Ranked) -> RankCells:
-    """Cells of two ordered samples: every value while there are at most ``MAX_CELLS``, else about that many cells."""
+def rank_cells(a: Ranked, b: Ranked, limit: int = MAX_CELLS) -> RankCells:
+    """Cells of two ordered samples: every value while there are at most ``limit``, else about that many cells."""
     points = np.unique(np.concatenate([_thinned(a[0]), _thinned(b[0])]))
     reached = _reached(a, points), _reached(b, points)
     chosen = np.arange(len(points))
-    if len(points) > MAX_CELLS:
-        chosen = _chosen(reached[0] + reached[1])
+    if len(points) > limit:
+        chosen = _chosen(reached[0] + reached[1], limit)
     low = points[np.concatenate([[0], chosen[:-1] + 1])]
     counts, others = (np.diff(side[chosen], prepend=0) for side in reached)
     return RankCells(low, points[chosen], counts, others)
@@ -260,12 +325,28 @@ def _reached(side: Ranked, points: Floats) -> Int64:
     return np.concatenate([[0], side[1]])[np.searchsorted(side[0], points, side="right")].astype(np.int64)
 
 
-def _chosen(reached: Int64) -> Int64:
+def nested_rank_cells(a: Side, b: Side, one: Ranked, two: Ranked) -> RankCells:
+    """Cells of lists or tensors, with those of each row."""
+    cells = rank_cells(one, two, MAX_NESTED_CELLS)
+    n_cells = len(cells.high)
+
+    def places(numbers: Array) -> Int64:
+        found = np.searchsorted(cells.high, numbers, side="left")
+        found[np.isnan(numbers) | (found >= n_cells)] = -1  # not compared, as infinities are not by an area
+        found[numbers < cells.low[0]] = -1
+        return found
+
+    tables = [row_table(side, places, n_cells) for side in (a, b)]
+    return replace(cells, rows=RowCounts(tables[0], tables[1], a.count, b.count))
+
+
+def _chosen(reached: Int64, limit: int) -> Int64:
     """The points that end a cell: the last of each run of ranks, those at the ends, and around frequent values."""
-    block = int(reached[-1]) / (MAX_CELLS // 2)
+    block = int(reached[-1]) / (limit // 2)
     is_last = np.ones(len(reached), np.bool_)
     is_last[:-1] = np.diff((reached / block).astype(np.int64)) > 0
     frequent = np.flatnonzero(np.diff(reached, prepend=0) > block)
     is_last[frequent] = is_last[np.maximum(frequent - 1, 0)] = True
-    is_last[:N_ENDS] = is_last[-N_ENDS - 1 :] = True
+    n_ends = min(N_ENDS, limit // 16)
+    is_last[:n_ends] = is_last[-n_ends - 1 :] = True
     return np.flatnonzero(is_last)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,8 @@ def chi2(
     """
     rule = Rule("chi2", convention, alpha, effect_min, min_rows)
     cells = _cells(reference, current, rule, bins)
-    cells = Cells(*without_empty(cells.counts, cells.others), cells.problem)
+    kept = without_empty(cells.counts, cells.others)
+    cells = replace(cells, counts=kept[0], others=kept[1])
     n, m = int(cells.counts.sum()), int(cells.others.sum())
     if convention == EVIDENTLY and n and m:
         with np.errstate(all="ignore"):

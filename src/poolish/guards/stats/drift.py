@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from poolish import html
 from poolish.columns import columns_of
 from poolish.errors import ConfigError, SchemaError, UnknownColumn
-from poolish.guards.stats.cells import Side, side_of
+from poolish.guards.stats.cells import MANY_EXPECTED, Side, side_of
 from poolish.guards.stats.column_profile import ColumnProfile
 from poolish.guards.stats.distances import DISTANCES, Distance
 from poolish.guards.stats.effects import MISSING_SHARE, Effect, Worth, check_worth, effect_of
 from poolish.guards.stats.permutation import calibrate
 from poolish.guards.stats.profile import Profile
 from poolish.guards.stats.serialization import encode_float
-from poolish.guards.stats.significance import MANY_EXPECTED, MIN_ROWS, Comparison, Verdict
+from poolish.guards.stats.significance import MIN_ROWS, Comparison, Verdict
 from poolish.guards.stats.sketches import Moments
 from poolish.printable import counted, printable
 

@@ -23,7 +23,7 @@ import numpy as np
 from poolish.errors import ConfigError
 from poolish.guards.stats.cells import Ranked, Side, shared_cells
 from poolish.guards.stats.column_profile import ColumnProfile
-from poolish.guards.stats.rank_distances import area_between, deviation, finite_ranked
+from poolish.guards.stats.rank_distances import deviation, finite_ranked, moved_between
 
 #: What a change is worth an alarm from, unless the user says otherwise.
 SPREADS, SHARE, MISSING_SHARE = 0.1, 0.05, 0.01
@@ -82,7 +82,7 @@ def effect_of(name: str, before: Side, now: Side, worth: Worth) -> Effect | None
     one, two = finite_ranked(before), finite_ranked(now)
     if not len(one[0]) or not len(two[0]):
         return None
-    moved, spread = area_between(one, two), _spread(one)
+    moved, spread = moved_between(one, two), _spread(one)
     spreads = moved / spread if spread > 0 else None
     return Effect(moved, "value", spreads, _least(worth, given, SPREADS * spread))
 

@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import ConfigError, SchemaError
-from poolish.guards.stats.cells import RankCells, Ranked, Side, rank_cells, side_of
+from poolish.guards.stats.cells import (
+    NO_ROWS,
+    RankCells,
+    Ranked,
+    Side,
+    is_nested,
+    nested_rank_cells,
+    rank_cells,
+    side_of,
+)
 from poolish.guards.stats.column_profile import ColumnProfile
 from poolish.guards.stats.permutation import Statistic, calibrate
 from poolish.guards.stats.samples import ColumnSample
@@ -34,6 +43,8 @@ Int64 = NDArray[np.int64]
 
 #: SciPy counts paths exactly up to here, and uses the limit beyond.
 _N_EXACT_KS = 10_000
+#: The area is exact up to here; of more rows that of cells is as good for an effect, and takes no second walk.
+_N_EXACT_AREA = 2_000_000
 #: A p-value that ignores ties is too large. Where it is this small, the difference is clear without permutations.
 _CLEAR = 1e-4
 #: A value with at least this share of a sample makes the distribution function jump.
@@ -74,6 +85,8 @@ def ks(
         return rule.decide(KsComparison, math.nan, math.nan, None, n, m, None, **extra)
     extra |= {"error": a.ordinal_error + b.ordinal_error, "is_constant": _is_constant(one, two)}
     value = _gap(one, two)
+    if is_nested(a, b) and convention == "poolish":
+        return _ks_of_rows(rule, a, b, value, extra)
     if extra["is_constant"] or min(n, m) < min_rows:
         return rule.decide(KsComparison, value, math.nan, None, n, m, None, **extra)
     p, threshold, basis = _ks_limit(one, two, value, alpha, method, extra["error"])
@@ -87,6 +100,22 @@ def ks(
         found = calibrate(_largest_gap, cells.counts, cells.others, alpha)
         p, threshold, basis = min(p, found.p), found.threshold, "permutation"
     return rule.decide(KsComparison, value, threshold, p, n, m, None, basis=basis, **extra)
+
+
+def _ks_of_rows(rule: Rule, a: Side, b: Side, value: float, extra: dict[str, Any]) -> KsComparison:
+    cells = nested_rank_cells(a, b, a.ranked, b.ranked)
+    p, threshold = None, math.nan
+    if (problem := _no_rows(cells)) or min(a.count, b.count) < rule.min_rows:
+        extra |= {"problem": problem}
+    else:
+        found = calibrate(_largest_gap, cells.counts, cells.others, rule.alpha, cells.rows)
+        p, threshold = found.p, found.threshold
+    return rule.decide(KsComparison, value, threshold, p, a.count, b.count, None, basis="permutation", **extra)
+
+
+def _no_rows(cells: RankCells) -> str:
+    rows = cells.rows
+    return NO_ROWS if rows is not None and rows.reference is None and rows.current is None else ""
 
 
 def _ks_limit(
@@ -122,8 +151,8 @@ def wasserstein(
     rule = Rule("wasserstein", convention, alpha, effect_min, min_rows)
     a, b = _ordered_sides(reference, current)
     one, two = finite_ranked(a), finite_ranked(b)
-    n, m = _size(one), _size(two)
-    if not n or not m:
+    n, m = (a.count, b.count) if is_nested(a, b) else (_size(one), _size(two))
+    if not _size(one) or not _size(two):
         nothing: Any = {"distance": math.nan, "scale": math.nan}
         return rule.decide(WassersteinComparison, math.nan, math.nan, None, n, m, None, **nothing)
     distance, scale = area_between(one, two), _scale(one, convention)
@@ -132,9 +161,10 @@ def wasserstein(
     if not extra["is_constant"] and min(n, m) >= min_rows and convention != EVIDENTLY:
         extra["problem"] = _lost_tails(a) or _lost_tails(b) or _lost_ranks(a, b, n, m)
         if not extra["problem"]:
-            cells = rank_cells(one, two)
-            unit = max(abs(float(cells.low[0])), abs(float(cells.high[-1]))) or 1.0
-            found = calibrate(_area(cells, unit, convention), cells.counts, cells.others, alpha)
+            cells = nested_rank_cells(a, b, one, two) if is_nested(a, b) else rank_cells(one, two)
+            unit, extra["problem"] = _unit(cells), _no_rows(cells)
+        if not extra["problem"]:
+            found = calibrate(_area(cells, unit, convention), cells.counts, cells.others, alpha, cells.rows)
             threshold, p = found.threshold * (unit if convention == "scipy" else 1), found.p
     basis = "permutation"
     return rule.decide(WassersteinComparison, distance / scale, threshold, p, n, m, None, basis=basis, **extra)
@@ -174,6 +204,18 @@ def _area(cells: RankCells, unit: float, convention: str) -> Statistic:
             return area / np.where(variance > 1e-14, np.sqrt(np.maximum(variance, 0)), 1 / unit)
 
     return measure
+
+
+def _unit(cells: RankCells) -> float:
+    return max(abs(float(cells.low[0])), abs(float(cells.high[-1]))) or 1.0
+
+
+def moved_between(one: Ranked, two: Ranked) -> float:
+    """How far a row has moved on average: the area between the distribution functions, of many rows that of cells."""
+    if _size(one) + _size(two) <= _N_EXACT_AREA:
+        return area_between(one, two)
+    cells = rank_cells(one, two)
+    return _unit(cells) * float(_area(cells, _unit(cells), "scipy")(cells.counts, cells.others))
 
 
 # What cannot be judged ------------------------------------------------------------------------------------------

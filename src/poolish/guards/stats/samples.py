@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
-from poolish.columns import Array, Column, NotApplicable
+from poolish.columns import Array, Column, FlatValues, NotApplicable
 from poolish.concurrency import cached_property
 from poolish.errors import ConfigError, CorruptDataError
 from poolish.guards.stats.quantiles import linear
@@ -281,6 +281,7 @@ class ColumnSample:
     texts: Any = None
     lengths: Array | None = None
     shapes: Counter[tuple[int, ...]] | None = None
+    layout: FlatValues | None = None  #: where the rows of lists and tensors begin
 
     @classmethod
     def of(cls, values: Any) -> ColumnSample:
@@ -301,6 +302,20 @@ class ColumnSample:
         ordered: Floats = sort(self.numbers)
         n_nan = len(ordered) - int(np.searchsorted(ordered, np.nan)) if len(ordered) else 0
         return ordered[: len(ordered) - n_nan]
+
+    @cached_property
+    def row_numbers(self) -> Int64:
+        """The row that each number belongs to, of lists and tensors, which have several."""
+        assert self.numbers is not None
+        if self.layout is None:
+            return np.arange(len(self.numbers))
+        flat = self.layout
+        n_values = len(flat.values)
+        if flat.offsets is not None:
+            rows = np.repeat(np.arange(len(flat.offsets) - 1), np.diff(flat.offsets))
+        else:
+            rows = np.arange(n_values) // (flat.values_per_row or 1)
+        return rows if flat.nulls is None else rows[~flat.nulls]
 
     @cached_property
     def finite(self) -> Floats:
@@ -395,7 +410,7 @@ def _sample(column: Column) -> ColumnSample:
     has_numbers = isinstance(flat.values, np.ndarray)
     numbers = _kernel_numbers(flat.present) if has_numbers else None
     if flat.offsets is not None:
-        return ColumnSample("list", count, nulls, numbers, lengths=present.lengths)
+        return ColumnSample("list", count, nulls, numbers, lengths=present.lengths, layout=flat)
     if has_numbers:
         return ColumnSample("bool" if flat.values.dtype.kind == "b" else "number", count, nulls, numbers)
     if kinds.is_string(flat.values.type) or kinds.is_large_string(flat.values.type):
@@ -415,7 +430,7 @@ def _array_sample(column: Column, count: int, nulls: int) -> ColumnSample:
         return ColumnSample("other", count, nulls, shapes=None if is_scalar else shapes)
     numbers = _kernel_numbers(flat.present)
     if not is_scalar:
-        return ColumnSample("tensor", count, nulls, numbers, shapes=shapes)
+        return ColumnSample("tensor", count, nulls, numbers, shapes=shapes, layout=flat)
     return ColumnSample("bool" if flat.values.dtype.kind == "b" else "number", count, count - len(numbers), numbers)
 
 

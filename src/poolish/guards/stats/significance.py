@@ -42,8 +42,8 @@ class Comparison:
     value: float
     threshold: float  #: the value beyond which the difference is significant; NaN where there is none
     p: float | None  #: how often no drift at all would look like this; None where that is not known
-    n: int  #: values of the reference
-    m: int  #: values of the current sample
+    n: int  #: values of the reference; rows, where they are lists or tensors
+    m: int  #: those of the current sample
     bins: int | None  #: how many there were, None for statistics without
     convention: str
     verdict: Verdict
@@ -118,8 +118,6 @@ EVIDENTLY = "evidently-0.7"
 #: Evidently's fixed mark for distances.
 _MARK = 0.1
 _JEFFREYS = 0.5
-#: Rows that every cell expects in the smaller sample, from which on chi2 is as good as permutations.
-MANY_EXPECTED = 20
 
 
 class Rule:
@@ -157,14 +155,14 @@ class Rule:
     ) -> Result:
         """The verdict on a measure of shares; without drift ``value ** power`` is ``factor (1/n + 1/m) chi2``."""
         counts, others = cells.counts, cells.others
-        n, m, n_cells = int(counts.sum()), int(others.sum()), len(counts)
-        if not n or not m:
+        (n, m), n_cells = cells.sizes, len(counts)
+        if not counts.any() or not others.any():
             return self.decide(kind, math.nan, math.nan, None, n, m, n_cells, **extra)
         value = float(measure(*self.shares(counts, others)))
         if self.convention == EVIDENTLY or n_cells < 2:
             return self.decide(kind, value, math.nan, None, n, m, n_cells, problem=cells.problem, **extra)
         unit = factor * (1 / n + 1 / m)
-        if self.convention == "scipy" or cells.expected >= MANY_EXPECTED:
+        if self.convention == "scipy" or cells.has_limit:
             threshold = (unit * chi2_threshold(n_cells - 1, self.alpha)) ** (1 / power)
             p, basis = chi2_tail(value**power / unit, n_cells - 1), "limit"
         else:
@@ -176,11 +174,11 @@ class Rule:
         self, kind: type[Result], cells: Cells, statistic: Statistic, value: float, *, df: int, effect: float
     ) -> Result:
         """The verdict on Pearson's statistic."""
-        n, m = int(cells.counts.sum()), int(cells.others.sum())
+        n, m = cells.sizes
         extra: dict[str, Any] = {"df": df, "effect": effect, "problem": cells.problem}
         if not n or not m or not df:
             return self.decide(kind, 0.0 if n and m else math.nan, math.nan, None, n, m, df + 1, **extra)
-        if self.convention != "poolish" or cells.expected >= MANY_EXPECTED:
+        if self.convention != "poolish" or cells.has_limit:
             threshold, p, basis = chi2_threshold(df, self.alpha), chi2_tail(value, df), "limit"
         else:
             found = self._calibrated(cells, statistic)
@@ -188,9 +186,9 @@ class Rule:
         return self.decide(kind, value, threshold, p, n, m, df + 1, size=effect, basis=basis, **extra)
 
     def _calibrated(self, cells: Cells, statistic: Statistic) -> Calibration:
-        if cells.problem or min(cells.counts.sum(), cells.others.sum()) < self.min_rows:
+        if cells.problem or min(cells.sizes) < self.min_rows:
             return Calibration(math.nan, math.nan, 0)
-        return calibrate(statistic, cells.counts, cells.others, self.alpha)
+        return calibrate(statistic, cells.counts, cells.others, self.alpha, cells.rows)
 
     def decide(
         self,
