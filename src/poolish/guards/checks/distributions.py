@@ -78,6 +78,7 @@ class StatCheck:
     column: str
     ranges: Mapping[str, tuple[Number | None, Number | None]]
     severity: Severity = "warn"
+    min_rows: int = 1
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -95,7 +96,10 @@ class StatCheck:
             value = None if profile is None else STATISTICS[name](profile)
             if profile is None:
                 yield draft.failed(reason)
-            elif not isinstance(value, (int, float)) or math.isnan(value) or len(rows) == 0:
+            elif len(rows) < self.min_rows:
+                few = f"{counted(len(rows), 'row')}, and it takes {self.min_rows:,}"
+                yield replace(draft, status="insufficient", detail=few)
+            elif not isinstance(value, (int, float)) or math.isnan(value):
                 yield replace(draft, status="insufficient", detail=f"these rows have no {name}")
             elif (low is not None and value < low) or (high is not None and value > high):
                 yield draft.failed(f"it is {value:.6g}", value=value, low=low, high=high)
