@@ -499,6 +499,10 @@ def _decoded(array: pa.Array) -> pa.Array:
         return array.cast(pa.bool_())
     if isinstance(array.type, pa.BaseExtensionType) and not is_tensor(array.type):
         return _decoded(array.storage)
+    if kinds.is_fixed_size_list(array.type) and kinds.is_primitive(array.type.value_type):
+        type_ = canonical(array.type)
+        if is_tensor(type_) and not array.flatten().null_count:  # the tensor that a buffer would keep
+            return pa.ExtensionArray.from_storage(type_, array)
     return array
 
 

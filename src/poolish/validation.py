@@ -59,6 +59,8 @@ __all__ = ["validate"]
 #: Formats by their first bytes; a saved buffer is no source of recipes, so only validation knows it.
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"POOLROW1": "saved buffer"}
 _ENDINGS = {**FORMATS, ".rows": "saved buffer"}
+#: How many good samples a suite that the reference suggests takes for something else.
+_FALSE_ALARMS = 0.02
 _SUMS = {".sha256": ("sha256", 64), ".xxh3": ("xxh3", 16)}
 
 
@@ -109,8 +111,9 @@ def _suite(suite: Any, reference: Any) -> Suite | None:
 
 def _suggested(reference: Any) -> Suite:
     is_summary = isinstance(reference, (Profile, Reference))
-    suite = Suite("as the reference") if is_summary else infer(reference, name="as the reference")
-    return suite.drift()
+    name, accept = "as the reference", 1 - _FALSE_ALARMS / 2
+    suite = Suite(name) if is_summary else infer(reference, accept=accept, name=name)
+    return suite.drift(alpha=_FALSE_ALARMS / 2)
 
 
 def _reference(reference: Any) -> Any:

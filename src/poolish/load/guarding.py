@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from poolish import torch_bridge
-from poolish.columns import TableView
+from poolish.columns import Column, TableView
 from poolish.errors import ConfigError
 from poolish.guards.checks.guard import Guard, ask, check_guard, passed
 from poolish.guards.checks.stream import StreamGuard
@@ -42,7 +43,8 @@ class LoaderGuard:
             return None
         columns, self._at = _named(content), None
         is_ours = isinstance(self._guard, (Suite, StreamGuard))
-        result = ask(self._guard, TableView.of(columns, _ids_of(columns, ids)) if is_ours else columns, self)
+        rows = TableView.of(_with_structs(content, columns), _ids_of(columns, ids)) if is_ours else columns
+        result = ask(self._guard, rows, self)
         mask = passed(result, place)
         if mask is None or mask.all():
             return None
@@ -110,6 +112,25 @@ def _named(content: Any) -> dict[str, Any]:
             "return a dict, a tuple or a dataclass"
         )
     return {name: _read_only(values) for name, values in named_columns(content)}
+
+
+def _with_structs(content: Any, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The columns with those of one struct as the struct that they were, as every other boundary sees it."""
+    if not isinstance(content, Mapping) or not any(isinstance(values, Mapping) for values in content.values()):
+        return columns
+    whole = {str(name): _struct(str(name), values, columns) for name, values in content.items()}
+    return columns if any(values is None for values in whole.values()) else whole
+
+
+def _struct(name: str, values: Any, columns: Mapping[str, Any]) -> Any:
+    """A column, or a struct of those inside; None where they make none."""
+    if not isinstance(values, Mapping):
+        return columns.get(name)
+    parts = {str(part): _struct(f"{name}.{part}", inner, columns) for part, inner in values.items()}
+    if not parts or any(inner is None for inner in parts.values()):
+        return None
+    arrays = [Column(part, inner).to_arrow() for part, inner in parts.items()]
+    return pa.StructArray.from_arrays(arrays, list(parts)) if len(set(map(len, arrays))) == 1 else None
 
 
 def _read_only(values: Any) -> Any:

@@ -276,8 +276,8 @@ class Draft:
         return chunks
 
     def table(self) -> pa.Table | None:
-        """The rows as they would enter the buffer, for a guard to look at; None if there are none."""
-        if self.schema is None or self.n_rows == 0:
+        """The rows as they would enter the buffer, for a guard to look at; None while there is no schema."""
+        if self.schema is None:
             return None
         self._apply_mask()
         self._chunks = self.arrays(self.schema, self._limits)

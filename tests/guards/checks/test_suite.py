@@ -401,11 +401,23 @@ def test_the_json_schema_describes_every_rule_statistic_and_option():
     entries = {name: set(entry["properties"]) for name, entry in described["$defs"].items()}
 
     assert list(described["properties"]) == [*("suite", "version"), *KINDS, *("closed", "actions")]
-    assert entries["ExpectEntry"] == {"column", "severity", *RULES}
-    assert entries["StatEntry"] == {"column", "severity", *STATISTICS}
+    assert entries["ExpectEntry"] == {"column", "severity", "why", *RULES}
+    assert entries["StatEntry"] == {"column", "severity", "why", "min_rows", *STATISTICS}
     assert entries["OutliersEntry"] >= {name for options in DETECTOR_OPTIONS.values() for name in options}
     assert all(entry["additionalProperties"] is False for entry in described["$defs"].values())
     assert described["$defs"]["ExpectEntry"]["properties"]["finite"]["type"] == "boolean"
+
+
+def test_a_statistic_of_too_few_rows_is_inconclusive():
+    """By ``min_rows``: one null is not a share of nulls of 100 %."""
+    suite = Suite().stat("x", null_share=(0, 0.1), min_rows=20, severity="error", why="2 of 100 rows")
+
+    few, many = suite.check({"x": [None]}), suite.check({"x": [None] * 20})
+
+    assert few.ok
+    assert str(few.verdicts[0]) == "x has a null_share between 0 and 0.1: insufficient (1 row, and it takes 20)"
+    assert many.failed
+    assert Suite.from_yaml(suite.to_yaml()).to_dict()["stat"][0]["why"] == "2 of 100 rows"
 
 
 def test_the_page_and_the_docstrings_name_what_the_tables_hold():

@@ -90,9 +90,18 @@ class OfType(_OfColumn):
         column = rows[self.column]
         if self.type in FAMILIES and FAMILIES[self.type](column.type):
             return None
-        if column.type_name == self.type:
+        if self.type in (column.type_name, *_same_types(column.type)):
             return None
         raise NotApplicable(f"column {self.column!r} is {column.type_name}, not {self.type}")
+
+
+def _same_types(type_: pa.DataType) -> tuple[str, ...]:
+    """Other names: a list of numbers and an array of one dimension and any length are carried as one another."""
+    if is_tensor(type_):
+        dtype, shape = dtype_and_shape(type_)
+        return ("list", f"list of {dtype}") if shape == (None,) else ()
+    is_vector = kinds.is_large_list(type_) and kinds.is_primitive(type_.value_type)
+    return ("tensor", f"{describe(type_.value_type)}[?]") if is_vector else ()
 
 
 @dataclass(frozen=True)

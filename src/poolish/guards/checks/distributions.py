@@ -19,6 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
 import xxhash
 from numpy.typing import NDArray
 
@@ -48,7 +51,7 @@ def _quantile(share: float) -> Callable[[ColumnProfile], float]:
 
 
 #: The statistics of ``Suite.stat``, taken from a ``Profile``: of the finite numbers, including those in arrays and
-#: lists, or of the lengths of text. The shares are of all rows.
+#: lists, or of the lengths of text; of times in seconds, since 1970 where they are moments. The shares are of all rows.
 STATISTICS: dict[str, Callable[[ColumnProfile], float | None]] = {
     "mean": lambda profile: profile.mean,
     "std": lambda profile: profile.std,
@@ -80,6 +83,7 @@ class StatCheck:
     column: str
     ranges: Mapping[str, tuple[Number | None, Number | None]]
     severity: Severity = "warn"
+    min_rows: int = 1
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -97,7 +101,10 @@ class StatCheck:
             value = None if profile is None else STATISTICS[name](profile)
             if profile is None:
                 yield draft.failed(reason)
-            elif not isinstance(value, (int, float)) or math.isnan(value) or len(rows) == 0:
+            elif len(rows) < self.min_rows:
+                few = f"{counted(len(rows), 'row')}, and it takes {self.min_rows:,}"
+                yield replace(draft, status="insufficient", detail=few)
+            elif not isinstance(value, (int, float)) or math.isnan(value):
                 yield replace(draft, status="insufficient", detail=f"these rows have no {name}")
             elif (low is not None and value < low) or (high is not None and value > high):
                 yield draft.failed(f"it is {value:.6g}", value=value, low=low, high=high)
@@ -106,8 +113,21 @@ class StatCheck:
 
 
 def profile_of(column: Column) -> ColumnProfile:
-    """The profile of one column."""
-    return Profile.of({column.name: column.to_arrow()})[column.name]
+    """The profile of one column; of times in seconds, whatever unit they are kept in."""
+    return Profile.of({column.name: _in_seconds(column.to_arrow())})[column.name]
+
+
+#: How many of a unit of time are in a second.
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+def _in_seconds(values: pa.Array) -> pa.Array:
+    type_ = values.type
+    if kinds.is_date(type_):
+        values, type_ = values.cast(pa.timestamp("s")), pa.timestamp("s")
+    if not (kinds.is_timestamp(type_) or kinds.is_duration(type_)):
+        return values
+    return pc.divide(values.cast(pa.int64()).cast(pa.float64(), safe=False), float(_PER_SECOND[type_.unit]))
 
 
 # Drift ------------------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def _stat_checks(entry: Entry, detectors: Detectors) -> list[ColumnCheck]:
         for name, value in entry.items()
         if name in STATISTICS
     }
-    return [StatCheck(entry["column"], ranges, entry["severity"])]
+    return [StatCheck(entry["column"], ranges, entry["severity"], entry["min_rows"])]
 
 
 def _drift_checks(entry: Entry, detectors: Detectors) -> list[ColumnCheck]:
@@ -267,6 +267,7 @@ def _default(check: type[ColumnCheck], name: str) -> Any:
 
 
 _COLUMN = Key(str, values.column_name, "the name of a column", REQUIRED)
+_WHY = Key(str, values.text, "why this is expected, for people")
 _COLUMNS = Key(list[str], values.column_names, "a list of names", REQUIRED)
 _Range = list[int | float | None] | dict[Literal["at_least", "at_most"], int | float]
 _alpha = values.bounded("the rate of false alarms, between 0 and 1", lambda value: 0 < value < 1)
@@ -284,23 +285,24 @@ KINDS: dict[str, Kind] = {
             "column": _COLUMN,
             "nullable": replace(RULES["nullable"], default=False),
             **{name: RULES[name] for name in ("type", "dtype", "shape")},
+            "why": _WHY,
         },
         _rule_checks,
     ),
     "expect": Kind(
         "Rules for the values of a column.",
-        {"column": _COLUMN, **RULES, "severity": _severity()},
+        {"column": _COLUMN, **RULES, "why": _WHY, "severity": _severity()},
         _rule_checks,
         _check_opposites,
     ),
     "rows": Kind(
         "An expression that every row makes true.",
-        {"rule": Key(str, values.row_rule, "an expression", REQUIRED), "severity": _severity()},
+        {"rule": Key(str, values.row_rule, "an expression", REQUIRED), "why": _WHY, "severity": _severity()},
         lambda entry, detectors: [Holds(entry["rule"], parse(entry["rule"]))],
     ),
     "unique": Kind(
         "Columns in which no two rows agree.",
-        {"columns": _COLUMNS, "severity": _severity()},
+        {"columns": _COLUMNS, "why": _WHY, "severity": _severity()},
         lambda entry, detectors: [Unique(tuple(entry["columns"]))],
         _has_columns,
     ),
@@ -309,6 +311,7 @@ KINDS: dict[str, Kind] = {
         {
             "check": Key(str, values.check_name, "the name of a check that was registered", REQUIRED),
             "columns": replace(_COLUMNS, default=[]),
+            "why": _WHY,
             "severity": _severity(),
         },
         lambda entry, detectors: [Custom(entry["check"], tuple(entry["columns"]))],
@@ -318,6 +321,8 @@ KINDS: dict[str, Kind] = {
         {
             "column": _COLUMN,
             **{name: Key(_Range, values.range_of) for name in STATISTICS},
+            "min_rows": Key(int, _n_rows, "how many rows it takes to judge", default=_default(StatCheck, "min_rows")),
+            "why": _WHY,
             "severity": _severity(StatCheck),
         },
         _stat_checks,

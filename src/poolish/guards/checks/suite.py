@@ -155,13 +155,17 @@ class Suite:
 
     # -- building
 
-    def schema(self, schema: Any, *, closed: bool = True) -> Self:
+    def schema(self, schema: Any, *, closed: bool = True, why: Mapping[str, str] | None = None) -> Self:
         """Columns, types, shapes and nullability as a schema says; anything that describes one is taken.
 
-        A nullable column may be missing. ``closed``: there are no other columns.
+        A nullable column may be missing. ``closed``: there are no other columns. ``why``: a reason for each column.
         """
         self._check_changeable()
-        entries = [schema_entry(field) for field in Schema.of(schema)]
+        reasons = {} if why is None else why
+        entries = [
+            schema_entry(field) | ({"why": reasons[field.name]} if field.name in reasons else {})
+            for field in Schema.of(schema)
+        ]
         self._entries["schema"], self._is_closed = entries, closed
         return self._changed()
 
@@ -170,7 +174,7 @@ class Suite:
 
         ``type``, ``dtype``, ``shape``, ``nullable``, ``finite``, ``between`` (both ends included), ``at_least``,
         ``at_most``, ``above``, ``below``, ``one_of``, ``matches`` (a whole text, in RE2's language), ``min_length``,
-        ``max_length``, ``unique``, ``check`` (a function by its registered name).
+        ``max_length``, ``unique``, ``check`` (a function by its registered name). ``why`` is a reason for people.
         """
         return self._add("expect", {"column": column, **rules, "severity": severity})
 
@@ -187,7 +191,10 @@ class Suite:
         return self._add("checks", {"check": check, "columns": list(columns), "severity": severity})
 
     def stat(self, column: str, *, severity: Severity = "warn", **ranges: Any) -> Self:
-        """Ranges ``(low, high)`` for statistics of a column: mean, std, min, max, median, q01 to q99, null_share ..."""
+        """Ranges ``(low, high)`` for statistics of a column: mean, std, min, max, median, q01 to q99, null_share ...
+
+        With fewer than ``min_rows`` (1) rows the verdict is inconclusive. ``why`` is a reason for people.
+        """
         return self._add("stat", {"column": column, **ranges, "severity": severity})
 
     def drift(

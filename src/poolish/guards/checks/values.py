@@ -67,6 +67,13 @@ def flag(value: Any) -> bool:
     return value
 
 
+def text(value: Any) -> str:
+    """Text for people."""
+    if not isinstance(value, str):
+        raise ConfigError(f"text, got {value!r}")
+    return value
+
+
 def column_name(value: Any) -> str:
     """The name of a column."""
     if not isinstance(value, str) or not value:
