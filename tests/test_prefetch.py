@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from poolish import prefetch
 from poolish.errors import ConfigError
-from poolish.prefetch import OrderedMap, Prefetcher
+from poolish.prefetch import OrderedMap, Pace, Prefetcher, Spent
 from poolish.workers import Workers
 from tests.faults import wait_until
 
@@ -450,3 +450,111 @@ def test_speed_of_a_slow_source_and_of_a_fast_one():
         print(f"fast source: {(time.perf_counter() - start) / n_fast * 1e6:.2f} us a part")
 
     assert (n_read, n_fast) == (2_048, 25_600)
+
+
+# Whether threads are slower -----------------------------------------------------------------------------------------
+
+
+class Machine:
+    """Clocks that stand still unless something takes time."""
+
+    def __init__(self) -> None:
+        self.now = Spent(0.0, 0.0)
+        self.pace = Pace(lambda: self.now, lambda: self.now)
+
+    def take(self, wall_s: float, cpu_s: float) -> None:
+        self.now += Spent(wall_s, cpu_s)
+
+    def read_alone(self, wall_s: float, cpu_s: float, n_items: int = 10) -> None:
+        """Parts until enough are measured, each item of which takes so long."""
+        while self.pace.alone is None:
+            self.pace.read(lambda: self.take(n_items * wall_s, n_items * cpu_s), n_items)
+
+    def wait(self, wall_s: float, cpu_s: float, n_times: int = 200, n_items: int = 10) -> None:
+        """Results that the caller waits for, so long for each item; a tenth of it is spent on joining."""
+
+        def result() -> None:
+            self.take(0.9 * n_items * wall_s, 0.9 * n_items * cpu_s)
+            self.pace.join(lambda: self.take(0.1 * n_items * wall_s, 0.1 * n_items * cpu_s))
+
+        for _ in range(n_times):
+            self.pace.wait(result, lambda _: n_items)
+
+
+def test_threads_that_take_longer_and_more_cpu_time_are_called_slower():
+    """Two stretches have to say so; between them the items are measured alone once more."""
+    machine = Machine()
+    machine.read_alone(0.001, 0.001)
+    machine.wait(0.002, 0.002)
+    first = (machine.pace.slower, machine.pace.alone)
+    machine.read_alone(0.001, 0.001)
+    machine.wait(0.002, 0.002)
+
+    without, threads = machine.pace.slower
+
+    assert first == (None, None)
+    assert without == pytest.approx((0.0012, 0.0012))
+    assert threads == pytest.approx((0.002, 0.002))
+
+
+@pytest.mark.parametrize(
+    ("alone", "threads"),
+    [
+        ((0.001, 0.001), (0.0005, 0.0014)),  # they read side by side
+        ((0.001, 0.001), (0.003, 0.00105)),  # the machine is busy with something else
+        ((0.001, 0.00001), (0.0005, 0.0001)),  # they wait for a disk side by side
+        ((0.001, 0.001), (0.00125, 0.00125)),  # a little slower is not worth a word
+    ],
+)
+def test_threads_that_help_or_are_not_to_blame_are_not_called_slower(alone, threads):
+    """However often it is looked at."""
+    machine = Machine()
+    for _ in range(5):
+        machine.read_alone(*alone)
+        machine.wait(*threads)
+
+    assert machine.pace.slower is None
+
+
+def test_a_machine_that_is_busy_from_some_moment_on_is_measured_anew():
+    """Then reading alone takes as long as waiting."""
+    machine = Machine()
+    machine.read_alone(0.001, 0.001)
+    machine.wait(0.002, 0.002)
+    machine.read_alone(0.002, 0.002)
+    machine.wait(0.002, 0.002, n_times=500)
+
+    assert machine.pace.slower is None
+
+
+def test_parts_are_measured_one_at_a_time_and_slow_ones_not_at_all(monkeypatch):
+    """A thread that would wait too long for its turn reads at once, and nothing is measured any more."""
+    monkeypatch.setattr(prefetch, "_PATIENCE_S", 0.001)
+    pace, is_inside, may_end = Pace(), threading.Event(), threading.Event()
+
+    def slow() -> str:
+        is_inside.set()
+        return "slow" if may_end.wait(60) else "never"
+
+    results: list[str] = []
+    thread = threading.Thread(target=lambda: results.append(pace.read(slow, 1)))
+    thread.start()
+    assert is_inside.wait(60)
+    results.append(pace.read(lambda: "quick", 1))
+    may_end.set()
+    thread.join()
+    for _ in range(100):
+        pace.read(lambda: None, 1)
+
+    assert sorted(results) == ["quick", "slow"]
+    assert pace.alone is None
+
+
+def test_a_part_that_fails_is_not_measured_and_the_next_one_has_its_turn():
+    """The error is the caller's."""
+    machine = Machine()
+    with pytest.raises(ZeroDivisionError):
+        machine.pace.read(lambda: 1 / 0, 1)
+    machine.read_alone(0.001, 0.0005)
+
+    assert machine.pace.alone == pytest.approx((0.001, 0.0005))

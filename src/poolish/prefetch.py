@@ -18,13 +18,15 @@ the result, never its order: a caller that must not lose it compares the next ta
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from poolish.errors import ConfigError
 from poolish.workers import ThreadGroup, Workers
@@ -297,6 +299,143 @@ class Prefetcher(Generic[Task, Part, Piece, Result]):
         error, self._postponed = self._postponed, None
         assert error is not None
         return error
+
+
+#: Parts that are read one at a time before threads are compared with that: fewer where that many take longer.
+_N_ALONE, _FEWEST_ALONE, _ALONE_S = 40, 8, 0.02
+#: A part of this length is so long that what it costs to begin it makes no difference.
+_LONG_S = 0.0005
+#: How long a thread waits for its turn to read alone.
+_PATIENCE_S = 0.05
+#: What a comparison looks at, at least: so many results, and so many seconds of waiting for them.
+_N_WAITS, _WAITED_S = 64, 0.5
+#: How much more threads cost than reading alone, before they are called slower.
+_SLOWER = 1.2
+
+
+class Spent(NamedTuple):
+    """Seconds on the clock, and seconds of CPU time."""
+
+    wall_s: float
+    cpu_s: float
+
+    def __add__(self, other: Any) -> Spent:
+        return Spent(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
+
+    def per(self, n_items: int) -> Spent:
+        """What one of so many items took."""
+        return Spent(self.wall_s / n_items, self.cpu_s / n_items)
+
+
+def thread_clock() -> Spent:
+    """Now, for what one thread does."""
+    return Spent(time.perf_counter(), time.thread_time())
+
+
+def process_clock() -> Spent:
+    """Now, for what all threads do."""
+    return Spent(time.perf_counter(), time.process_time())
+
+
+class Pace:
+    """Whether threads that read ahead are slower than reading in the caller's thread, found while they work.
+
+        alone     the first parts are read one at a time: what an item takes without other threads
+        waited    what it takes with threads: the clock while the caller waits, the CPU time of all threads meanwhile
+        slower    where threads take longer, and more CPU time: a machine that is busy with something else takes longer
+                  alone. Two stretches of results have to say so, with ``alone`` measured again between them
+
+    Parts that take longer than 50 ms are not kept apart, and not judged: beside them the cost of threads is nothing.
+    One caller; ``read`` in any thread.
+
+    >>> pace = Pace()
+    >>> pace.read(lambda: "rye", 1), pace.alone, pace.slower
+    ('rye', None, None)
+    """
+
+    def __init__(
+        self, own_clock: Callable[[], Spent] = thread_clock, shared_clock: Callable[[], Spent] = process_clock
+    ) -> None:
+        self._own_clock, self._clock = own_clock, shared_clock
+        #: Seconds that an item of the part took that was read alone last.
+        self.rough_s: float | None = None
+        #: What an item takes without threads and with them, once these are slower.
+        self.slower: tuple[Spent, Spent] | None = None
+        self._turn, self._is_crowded = threading.Lock(), False
+        self._samples: list[tuple[Spent, int]] = []
+        self._was_slower = False
+        self._n_waits, self._n_items, self._waited, self._joined = 0, 0, _NOTHING, _NOTHING
+
+    @property
+    def alone(self) -> Spent | None:
+        """What an item takes alone; None while that is measured, and where it cannot be."""
+        samples = self._samples
+        if not self._is_measured(samples):
+            return None
+        warm = samples[len(samples) // 4 :]
+        return functools.reduce(operator.add, (spent for spent, _ in warm)).per(sum(n_items for _, n_items in warm))
+
+    @staticmethod
+    def _is_measured(samples: list[tuple[Spent, int]]) -> bool:
+        if len(samples) < _FEWEST_ALONE:
+            return False
+        return len(samples) >= _N_ALONE or sum(spent.wall_s for spent, _ in samples) >= _ALONE_S
+
+    def read(self, read: Callable[[], Piece], n_items: int, *, is_whole: bool = True) -> Piece:
+        """Return what ``read`` returns for so many items: all of a task, or a part of it that counts if it is long."""
+        samples = self._samples
+        if self._is_crowded or not n_items or self._is_measured(samples):
+            return read()
+        if not self._turn.acquire(timeout=_PATIENCE_S):
+            self._is_crowded = True
+            return read()
+        try:
+            begin = self._own_clock()
+            piece = read()
+            took = _since(begin, self._own_clock())
+            self.rough_s = took.wall_s / n_items
+            if is_whole or took.wall_s >= _LONG_S:  # the caller would read all at once, which costs less
+                samples.append((took, n_items))
+            return piece
+        finally:
+            self._turn.release()
+
+    def join(self, join: Callable[[], Result]) -> Result:
+        """Return what ``join`` returns; without threads the caller would do the same."""
+        begin = self._clock()
+        result = join()
+        self._joined += _since(begin, self._clock())
+        return result
+
+    def wait(self, wait: Callable[[], Result], n_items_of: Callable[[Result], int]) -> Result:
+        """Return the result that ``wait`` waits for."""
+        begin = self._clock()
+        result = wait()
+        alone = self.alone
+        if alone is None or self.slower is not None:
+            self._joined = _NOTHING
+        else:
+            self._waited += _since(begin, self._clock())
+            self._n_waits, self._n_items = self._n_waits + 1, self._n_items + n_items_of(result)
+            if self._n_waits >= _N_WAITS and self._waited.wall_s >= _WAITED_S and self._n_items:
+                self._compare(alone + self._joined.per(self._n_items), self._waited.per(self._n_items))
+        return result
+
+    def _compare(self, without: Spent, threads: Spent) -> None:
+        is_slower = all(mine > _SLOWER * other for mine, other in zip(threads, without, strict=True))
+        if is_slower and self._was_slower:
+            self.slower = without, threads
+        elif is_slower:
+            self._samples = []
+        self._was_slower = is_slower
+        self._n_waits, self._n_items, self._waited, self._joined = 0, 0, _NOTHING, _NOTHING
+
+
+_NOTHING = Spent(0.0, 0.0)
+
+
+def _since(begin: Spent, end: Spent) -> Spent:
+    return Spent(end.wall_s - begin.wall_s, end.cpu_s - begin.cpu_s)
 
 
 class OrderedMap(Prefetcher[Task, Task, Result, Result]):

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from poolish.load import FilteredDataset, Loader, TransformedDataset, verify_resume
+from poolish.prefetch import Spent
 from tests.load.loaders import buffer, extend, ids, load, saved, stream
 
 PATIENCE_S = 60
@@ -197,3 +198,18 @@ def test_growing_datasets_resume_exactly_from_iter_on(tmp_path):
     loader.close()
 
     assert seen == list(range(70))
+
+
+def test_threads_that_make_it_slower_are_named_once_with_the_figures_and_the_remedy():
+    """Where they were asked for; no batch is lost over it."""
+    loader = load(list(range(40)), 2, num_workers=2, persistent_workers=True)
+    first = ids(loader)
+    loader._reader.fetcher._pace.slower = Spent(2e-6, 1e-6), Spent(9e-6, 8e-6)
+    with pytest.warns(UserWarning, match=r"num_workers=2\) is slower.* 9.0 us .*, 2.0 us .* num_workers=0") as warned:
+        second = [id_ for batch in loader for id_ in batch.ids.tolist()]
+
+    third = ids(loader)
+
+    assert [each.filename for each in warned] == [__file__]
+    assert first == second == third == list(range(40))
+    loader.close()

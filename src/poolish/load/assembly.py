@@ -157,6 +157,7 @@ class Assembly:
             n_rows=None if takes_columns or transforms else max(1, settings.batch_size // (4 * n_threads)),
             timeout=settings.timeout,
             init=settings.worker_init_fn if n_workers else None,
+            is_asked_for=bool(n_workers),
         )
         return fetcher, late
 

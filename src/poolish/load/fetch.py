@@ -15,6 +15,7 @@ The loader knows its position. A fetcher that has read ahead of another step dro
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -33,7 +34,7 @@ from poolish.load.frozen import FrozenRows, Int64, SnapshotRows, WindowRows, is_
 from poolish.load.padding import Cast, PaddedCollate, PaddedColumns, Room, array_room
 from poolish.load.planner import Example, LoaderPosition, Plan, ReadRequest, StepPlanner
 from poolish.load.shaping import BatchShaper, rows_named
-from poolish.prefetch import Prefetcher
+from poolish.prefetch import Pace, Prefetcher, Spent
 from poolish.rows import DatasetBuffer
 from poolish.rows.access import gather_fn, number_rows, tensor_rows
 from poolish.rows.bridges import to_array, to_tensor
@@ -251,10 +252,11 @@ def _joined(parts: list[Any]) -> Any:
 
 
 class Part(NamedTuple):
-    """What a thread reads at once; ``step`` is the plan if that is all of it."""
+    """What a thread reads at once; ``step`` is the plan if that is all of it, and makes the batch there."""
 
     pieces: Sequence[ReadRequest]
     step: Plan | None = None
+    is_whole: bool = True
 
 
 def whole(plan: Plan) -> list[Part]:
@@ -265,7 +267,10 @@ def whole(plan: Plan) -> list[Part]:
 def small_parts_of(plan: Plan, n_rows: int) -> list[Part]:
     """The pieces of a plan cut into parts of at most ``n_rows``, for several threads to read."""
     return [
-        Part([ReadRequest(piece.rows, piece.ids[i : i + n_rows], piece.gone if i == 0 else piece.gone[:0])])
+        Part(
+            [ReadRequest(piece.rows, piece.ids[i : i + n_rows], piece.gone if i == 0 else piece.gone[:0])],
+            is_whole=len(piece.ids) <= n_rows,
+        )
         for piece in plan.pieces
         for i in range(0, max(1, len(piece.ids)), n_rows)
     ]
@@ -362,6 +367,11 @@ def _plain(array: pa.Array) -> tuple[NDArray[Any], str] | None:
     return (tensor_rows(array), dtype) if is_plain else None
 
 
+#: How long a part takes that is worth handing to a thread: handing it over takes about 20 us.
+_PART_S = 0.001
+#: Frames between a warning and the loop over the loader.
+_TO_CALLER = 7
+
 #: What may be read ahead of the trainer, however many batches that is.
 MAX_BYTES_AHEAD = 2**30
 
@@ -424,16 +434,22 @@ class PrefetchingFetcher(Fetcher):
         n_rows: int | None,
         timeout: float,
         init: Callable[[int], None] | None,
+        is_asked_for: bool = True,
     ) -> None:
+        """``is_asked_for``: the user wants threads, and learns where they make it slower."""
         super().__init__(walk, reading, stage)
         self._n_workers, self._n_ahead, self._n_rows = n_workers, n_ahead, n_rows
         self._timeout, self._init = timeout, init
+        self._pace, self._warns = Pace(), is_asked_for
         self._workers: Workers | None = None
         self._ahead: Prefetcher[Plan, Part, Staged, tuple[Plan, Staged]] | None = None
         self._staged: Fetched | None = None
 
     def next(self, place: LoaderPosition, stride: int) -> Fetched | None:
         """The step behind a place; None at the end. The threads go on with every ``stride``-th."""
+        if self._warns and self._pace.slower is not None:
+            self._warns = False
+            self._warn(*self._pace.slower)
         if self._ahead is None:
             self._ahead = self._begin(place, stride)
         current = self._staged or self._staging()
@@ -464,7 +480,7 @@ class PrefetchingFetcher(Fetcher):
     def _staging(self) -> Fetched | None:
         assert self._ahead is not None
         try:
-            plan, (read, moving) = next(self._ahead)
+            plan, (read, moving) = self._pace.wait(partial(next, self._ahead), lambda got: len(got[1][0].ids))
         except StopIteration:
             return None
         if self._stage is None:
@@ -474,18 +490,28 @@ class PrefetchingFetcher(Fetcher):
     def _begin(self, place: LoaderPosition, stride: int) -> Prefetcher[Plan, Part, Staged, tuple[Plan, Staged]]:
         if self._workers is None:
             self._workers = Workers(self._n_workers, self._init)
-        reading, n_rows = _PartReader(self._reading, self._stage), self._n_rows
+        reading = _PartReader(self._reading, self._stage, self._pace, self._n_rows)
         return Prefetcher(
             _Plans(self._planner, place, stride),
-            whole if n_rows is None else partial(small_parts_of, n_rows=n_rows),
+            reading.split,
             reading.read,
             reading.join,
             workers=self._workers,
             n_ahead=self._n_ahead,
             max_bytes=MAX_BYTES_AHEAD,
-            size_of=lambda staged: nbytes(staged[0].content),
+            size_of=_n_bytes,
             timeout=self._timeout,
             describe=lambda part: _where(part.pieces),
+        )
+
+    def _warn(self, without: Spent, threads: Spent) -> None:
+        """Say once that threads cost more than they bring."""
+        n = self._n_workers
+        warnings.warn(
+            f"Loader(num_workers={n}) is slower than num_workers=0: a row takes {_shown(threads)} with threads, "
+            f"{_shown(without)} without. Threads pay where a row releases the GIL for 100 us or waits for a disk. "
+            f"Use num_workers=0, or processes: torch's DataLoader(loader, batch_size=None, num_workers={n})",
+            stacklevel=_TO_CALLER,
         )
 
     def forget(self, *, keep_workers: bool) -> None:
@@ -498,14 +524,40 @@ class PrefetchingFetcher(Fetcher):
             self._workers = None
 
 
+#: Of how many samples of a part the bytes are counted: 2 us each, as much as reading a small one takes.
+_N_WEIGHED = 3
+
+
+def _n_bytes(staged: Staged) -> int:
+    """The bytes of what was read; of many samples an estimate, from some that are evenly spaced."""
+    content = staged[0].content
+    if not isinstance(content, list) or len(content) <= _N_WEIGHED:
+        return nbytes(content)
+    weighed = content[:: -(-len(content) // _N_WEIGHED)]
+    return nbytes(weighed) * len(content) // len(weighed)
+
+
 class _PartReader:
     """What threads do. It does not know the fetcher, so that its threads end when nothing else knows it."""
 
-    def __init__(self, reading: BatchReader, stage: torch_bridge.DeviceStage | None) -> None:
-        self._reading, self._stage = reading, stage
+    def __init__(
+        self, reading: BatchReader, stage: torch_bridge.DeviceStage | None, pace: Pace, n_rows: int | None
+    ) -> None:
+        self._reading, self._stage, self._pace, self._n_rows = reading, stage, pace, n_rows
+
+    def split(self, plan: Plan) -> list[Part]:
+        """What threads read of a plan at once: all of it, or some rows, more of them where rows cost little."""
+        if self._n_rows is None:
+            return whole(plan)
+        n_worth = 1 if self._pace.rough_s is None else int(_PART_S / max(self._pace.rough_s, 1e-9))
+        return small_parts_of(plan, max(self._n_rows, n_worth))
 
     def read(self, part: Part) -> Staged:
         """In a thread: read a part; if it is the whole step, make its batch and begin to move that."""
+        n_rows = sum(len(piece.ids) for piece in part.pieces)
+        return self._pace.read(lambda: self._read(part), n_rows, is_whole=part.is_whole)
+
+    def _read(self, part: Part) -> Staged:
         reads = [self._reading.read(piece) for piece in part.pieces]
         if part.step is None:
             return reads[0], None
@@ -516,7 +568,7 @@ class _PartReader:
         """In the thread that asks: a batch of all its parts."""
         if isinstance(parts[0][0], BatchRead):
             return plan, parts[0]
-        return plan, (self._reading.join([read for read, _ in parts], plan), None)
+        return plan, (self._pace.join(lambda: self._reading.join([read for read, _ in parts], plan)), None)
 
 
 class _Plans:
@@ -539,6 +591,10 @@ class _Plans:
                 self._n_skip = self._stride - 1
                 return plan
             self._n_skip -= 1
+
+
+def _shown(spent: Spent) -> str:
+    return f"{spent.wall_s * 1e6:.1f} us ({spent.cpu_s * 1e6:.1f} us of CPU time)"
 
 
 def _where(pieces: Sequence[ReadRequest]) -> str:
