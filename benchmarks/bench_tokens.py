@@ -102,13 +102,22 @@ def append() -> None:
     warm = lambda: warm_store(STEPS)  # noqa: E731
     fresh = lambda: StreamStore(fields=typed_fields())  # noqa: E731
     steps = [a_step(i) for i in range(STEPS)]
-    compare("tokens.append, warm pages", "ns", appending(list, warm), peers.append_peers(steps))
-    plain = {"Python numbers, warm pages": appending(list, warm)}
     n_bytes = STEPS * STEP_BYTES
     limit = per_call(store_into, prepare=lambda: new_file(n_bytes))
     bare = {"the same bytes stored into a new mapped file": lambda: limit() / STEPS}
-    compare("tokens.append, fresh pages", "ns", appending(list, fresh), plain | bare)
-    compare("tokens.append, lists built in the loop", "ns", built_in_loop(steps, warm), plain)
+    # The headline: a program that records, as it is typed, into a stream that grows. The rings never leave warm memory.
+    compare(
+        "tokens.append in a recording loop, fresh pages",
+        "ns",
+        built_in_loop(steps, fresh),
+        peers.append_peers(steps) | bare,
+    )
+    plain = {"Python numbers, warm pages": appending(list, warm)}
+    compare("tokens.append, fresh pages", "ns", appending(list, fresh), plain)
+    compare(
+        "tokens.append, warm pages", "ns", appending(list, warm), {"NumPy structured ring": peers.append_ring(steps)}
+    )
+    compare("tokens.append in a recording loop, warm pages", "ns", built_in_loop(steps, warm), plain)
     compare("tokens.append, NumPy scalars", "ns", appending(as_numpy, warm), plain)
     compare("tokens.append, observation as a list", "ns", appending(as_lists, warm), plain)
     compare("tokens.append, observation as a torch tensor", "ns", appending(as_torch, warm), plain)

@@ -43,6 +43,7 @@ Read = Callable[[np.ndarray], object]
 Step = tuple[int, np.ndarray, float, bool]
 
 OBSERVATION = 4
+RING: list[Any] = [("action", "i8"), ("observation", "f4", OBSERVATION), ("reward", "f8"), ("done", "?")]
 #: As much of the stream as is copied for a peer that cannot read the file where it is.
 COPIED = 10_000_000
 
@@ -74,6 +75,7 @@ def append_peers(steps: Sequence[Step]) -> dict[str, Peer]:
     """All who take one step at a time, in ns for one."""
     return {
         "NumPy structured ring": append_ring(steps),
+        "NumPy structured ring, field by field": append_ring_fields(steps),
         "NumPy, field by field into int64": append_naive(steps),
         "cpprb add": append_cpprb(steps),
         "stable-baselines3 add, ready arrays": append_sb3(steps),
@@ -96,11 +98,29 @@ def each(function: Callable[..., object], items: Sequence[tuple[Any, ...]]) -> M
 def append_ring(steps: Sequence[Step]) -> Measure:
     """The floor in NumPy: one assignment into a preallocated structured array. It checks nothing, keeps no stream."""
     n = len(steps)
-    ring = np.zeros(n, [("action", "i8"), ("observation", "f4", OBSERVATION), ("reward", "f8"), ("done", "?")])
+    ring = np.zeros(n, RING)
 
     def loop() -> None:
         for i, (action, observation, reward, done) in enumerate(steps):
             ring[i % n] = (action, observation, reward, done)
+
+    measure = per_call(loop)
+    return lambda: measure() / n
+
+
+def append_ring_fields(steps: Sequence[Step]) -> Measure:
+    """The same ring, filled field by field through a view of each: what is quickest in NumPy."""
+    n = len(steps)
+    ring = np.zeros(n, RING)
+    actions, observations, rewards, dones = (ring[name] for name, *_ in RING)
+
+    def loop() -> None:
+        for i, (action, observation, reward, done) in enumerate(steps):
+            at = i % n
+            actions[at] = action
+            observations[at] = observation
+            rewards[at] = reward
+            dones[at] = done
 
     measure = per_call(loop)
     return lambda: measure() / n

@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     _stream(
         "S5",
-        "log_file",
+        "logs",
         "        if durable:\n            sync(self._fd, self.path)\n",
         "",
         "power_loss.py::test_a_commit_syncs_the_lanes_then_writes_its_record_then_syncs_that",
@@ -127,14 +127,14 @@ MUTANTS = (
     ),
     _stream(
         "S6",
-        "log_file",
+        "logs",
         "            if not follows(ordered[i - 1] if i else None, record):\n",
         "            if False:\n",
         "verify_commits.py::test_a_missing_commit_in_the_middle_is_told",
     ),
     _stream(
         "S6",
-        "branches",
+        "logs",
         "    if branches.n_records < n_synced:\n",
         "    if False:\n",
         "damage.py::test_both_lines_of_a_record_damaged_are_an_error",
@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     _stream(
         "S7",
-        "log_file",
+        "logs",
         "            if found.setdefault(record.seq, record) != record:\n",
         "            if found.setdefault(record.seq, record) is None:\n",
         "verify_commits.py::test_two_commits_of_one_number_are_told",
@@ -183,7 +183,7 @@ MUTANTS = (
     ),
     _stream(
         "S10",
-        "branches",
+        "logs",
         "            while counting and counting[-1].rows >= record.rows:\n                counting.pop()\n",
         "",
         "breaks.py::test_records_count_until_a_later_one_replaces_their_rows",
@@ -218,7 +218,7 @@ MUTANTS = (
     ),
     _stream(
         "S13",
-        "log_file",
+        "logs",
         'one_name=mode != "r")',
         "one_name=False)",
         "damage.py::test_a_file_that_is_written_in_place_has_one_name",
@@ -267,7 +267,7 @@ MUTANTS = (
     ),
     _stream(
         "S19",
-        "log_file",
+        "logs",
         "        return json.loads(line[17:])\n",
         "        return __import__('pickle').loads(line[17:])\n",
         "canary.py::test_no_file_is_unpickled",

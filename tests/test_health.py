@@ -20,7 +20,7 @@ from poolish.health import Health, Problem
 from poolish.load import CachedDataset
 from poolish.load import disk_cache as disk_cache_module
 from poolish.serve import purge_queue, queue_health
-from poolish.tokens import log_file
+from poolish.tokens import logs
 from tests.faults import wait_until
 
 THEN = 1_700_000_000.0
@@ -177,7 +177,7 @@ def test_a_stream_says_what_is_not_committed_and_whether_a_sync_failed(
         raise DurabilityLost(f"{name}: sync failed")
 
     store.append(steps=[2], names=["x"], values=[3])
-    monkeypatch.setattr(log_file, "sync", failing)
+    monkeypatch.setattr(logs, "sync", failing)
     with pytest.raises(DurabilityLost):
         store.commit()
     now[0] += 60

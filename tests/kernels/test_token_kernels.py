@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import os
 from itertools import groupby, pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -609,6 +611,77 @@ def test_a_busy_or_detached_recorder_writes_nothing(kernels):
     with pytest.raises(IndexError):
         record(lanes.recorder, [(0, 0, [1])])
     assert (lanes.data == GUARD).all()
+
+
+class FileLanes(Lanes):
+    """Lanes that are maps of files, full of a pattern where nothing was written; at the end of each lies a guard."""
+
+    def __init__(self, kernels: ModuleType, folder: Path, flags: int, n_tokens: int = 1 << 17) -> None:
+        super().__init__(kernels, [slot("int64")])
+        for name, n_bytes in (("data", n_tokens * 8), ("types", n_tokens), ("index", n_tokens * 24)):
+            (folder / name).write_bytes(b"\x77" * (n_bytes + 4096))
+        self.data = np.memmap(folder / "data", np.int64, "r+", shape=(n_tokens,))
+        self.types = np.memmap(folder / "types", np.uint8, "r+", shape=(n_tokens,))
+        self.index = np.memmap(folder / "index", np.int64, "r+", shape=(n_tokens, 3))
+        self.files = [os.open(folder / name, flags) for name in ("data", "types", "index")]
+        self.begin()
+
+    def begin(self) -> None:
+        """Take a recorder that only knows how far the lanes reach, as where a stream is opened again."""
+        before = {name: getattr(self.recorder, name) for name in ("n_rows", "n_tokens", "n_steps", "last_step")}
+        self.recorder = self.kernels.Recorder([slot("int64")], self.refuse, lambda: None)
+        for name, number in before.items():
+            setattr(self.recorder, name, number)
+        self.recorder.attach(self.data, self.types, self.index, self.head, tuple(self.files))
+        self.recorder.is_busy = False
+
+    @staticmethod
+    def refuse(*given: Any) -> None:
+        raise AssertionError("left to the slow way")
+
+    def close(self) -> None:
+        for fd in self.files:
+            os.close(fd)
+
+
+WAYS_TO_RECORD = ["one at a time", "checked before", "in columns", "in ragged columns", "each in turn"]
+
+
+def record_tokens(recorder: Any, way: str, low: int, high: int) -> None:
+    """Record steps low to high, each of one token, its own number."""
+    steps = np.arange(low, high)
+    zeros, ones = np.zeros_like(steps), np.ones_like(steps)
+    if way == "one at a time":
+        for step in range(low, high):
+            recorder.append(step, ["x"], [step])
+    elif way == "checked before":
+        recorder.record(steps, zeros, ones, steps)
+    else:
+        ends = np.arange(len(steps) + 1) if way == "in ragged columns" else None
+        assert recorder.record_columns(steps, [(0, steps, 1 if ends is None else -1, ends, None)]) == -1
+
+
+@pytest.mark.skipif(not COMPILED, reason="only compiled kernels bring pages along")
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_RDONLY], ids=["writable", "refused by the system"])
+@pytest.mark.parametrize("way", WAYS_TO_RECORD)
+def test_pages_are_brought_along_without_touching_what_is_written(tmp_path, way, flags):
+    """Before, inside and behind what is recorded: zeros go to free space alone, whatever the way to record."""
+    lanes = FileLanes(COMPILED[0], tmp_path, flags)
+    edges = [0, 1, 2, 700, 8_190, 8_193, 20_000, 65_536, 100_000, (1 << 17) - 1]
+    ways = WAYS_TO_RECORD[:-1] if way == "each in turn" else [way]
+
+    for i, (low, high) in enumerate(pairwise(edges)):
+        if i % 3 == 0:
+            lanes.begin()
+        record_tokens(lanes.recorder, ways[i % len(ways)], low, high)
+        assert (lanes.data[:high] == np.arange(high)).all()
+        assert not lanes.types[:high].any()
+        assert (lanes.index[:high, 0] == np.arange(high)).all()
+        assert lanes.index[high, 0] == high
+
+    lanes.close()
+    guards = [(tmp_path / name).read_bytes()[-4096:] for name in ("data", "types", "index")]
+    assert guards == [b"\x77" * 4096] * 3
 
 
 def test_the_length_is_published_behind_everything_it_covers(monkeypatch):

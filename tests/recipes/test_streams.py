@@ -18,7 +18,7 @@ from poolish import DatasetRecipe, StreamStore, col
 from poolish.recipes.sources import StreamSource
 from poolish.recipes.sources import source as sources
 from poolish.tokens.commits import Commit, CommitLog
-from poolish.tokens.log_file import chained, members_of
+from poolish.tokens.logs import chained, members_of
 from tests.recipes.kitchen import cached, fingerprints
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from poolish import MemmapBuffer, StreamStore
 from poolish.errors import ConfigError, DurabilityLost, ResumeError, SchemaError, StoreFull
-from poolish.tokens import branches, log_file
+from poolish.tokens import logs
 from tests.effort import times
 from tests.faults import children, die, in_child, some_kill_points, wait_until
 from tests.tokens.recordings import another_boot, descriptors
@@ -331,7 +331,7 @@ def test_the_break_is_on_disk_before_what_comes_behind_it(tmp_path, monkeypatch)
     """One sync, before the first append of an opening is seen; none for the appends after it."""
     path, seen = tmp_path / "stream", []
     record(path, 0, 10)
-    sync = log_file.sync
+    sync = logs.sync
     with StreamStore(path) as store, StreamStore.open(path) as reader:
 
         def looking(fd, name):
@@ -339,7 +339,7 @@ def test_the_break_is_on_disk_before_what_comes_behind_it(tmp_path, monkeypatch)
             seen.append((os.path.basename(name), reader.n_steps))
             sync(fd, name)
 
-        monkeypatch.setattr(log_file, "sync", looking)
+        monkeypatch.setattr(logs, "sync", looking)
         extend(store, 10, 20)
         monkeypatch.undo()
 
@@ -359,13 +359,13 @@ def test_a_disk_that_is_full_for_the_break_is_full_for_the_append(tmp_path, monk
         "append_many": lambda store: store.append_many([10, 11], rows),
         "from_dataset": lambda store: store.from_dataset(datasets.Dataset.from_dict(rows)),
     }
-    store, write = StreamStore(path), log_file.write_all
+    store, write = StreamStore(path), logs.write_all
 
     def full(fd, buffers):
         write(fd, [b"".join(buffers)[:150]])
         raise StoreFull("no space")
 
-    monkeypatch.setattr(log_file, "write_all", full)
+    monkeypatch.setattr(logs, "write_all", full)
     for _ in range(3):
         with pytest.raises(StoreFull):
             ways[way](store)
@@ -389,7 +389,7 @@ def test_a_break_that_cannot_be_synced_ends_the_stream(tmp_path, monkeypatch):
     def failing(fd, name):
         raise DurabilityLost(f"{name}: sync failed")
 
-    monkeypatch.setattr(log_file, "sync", failing)
+    monkeypatch.setattr(logs, "sync", failing)
     for _ in range(2):
         with pytest.raises(DurabilityLost):
             extend(store, 10, 12)
@@ -406,7 +406,7 @@ def test_records_count_until_a_later_one_replaces_their_rows():
     """As a list of rows with owners says it: what was lost and written anew has the new owner, and no old break."""
     rng = random.Random(0)
     for _ in range(times(40)):
-        log: list[branches.Branch] = []
+        log: list[logs.Branch] = []
         owners: list[str] = []
         breaks: set[int] = set()
         for name in "abcdefgh":
@@ -414,10 +414,10 @@ def test_records_count_until_a_later_one_replaces_their_rows():
             del owners[n_kept:]
             breaks = {row for row in breaks if row < n_kept}
             is_break = rng.random() < 0.6
-            log += branches.Branches(log).after("uuid", {n_kept: is_break}, branch=name * 32)
+            log += logs.Branches(log).after("uuid", {n_kept: is_break}, branch=name * 32)
             breaks |= {n_kept} if is_break else set()
             owners += [name] * rng.randrange(5)
-        found = branches.Branches(log)
+        found = logs.Branches(log)
 
         assert found.breaks.tolist() == sorted(breaks)
         assert found.n_records == 8

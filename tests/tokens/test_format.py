@@ -22,7 +22,7 @@ import pytest
 import xxhash
 
 from poolish import StreamStore
-from poolish.tokens import branches, directory, head
+from poolish.tokens import directory, head, logs
 
 pytestmark = pytest.mark.kernels
 
@@ -55,7 +55,7 @@ def record(store: StreamStore) -> None:
 def stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stream whose every byte is known: its name and the machine's boot are given."""
     monkeypatch.setattr(directory, "uuid4", lambda: NAME)
-    monkeypatch.setattr(branches, "uuid4", lambda: ROOT)
+    monkeypatch.setattr(logs, "uuid4", lambda: ROOT)
     monkeypatch.setattr(head, "boot_id", lambda: BOOT)
     with StreamStore(tmp_path / "stream", fields=FIELDS) as store:
         record(store)
@@ -134,7 +134,7 @@ def test_commits(stream: Path):
 
 def test_branches(stream: Path, monkeypatch: pytest.MonkeyPatch):
     """Record 0 is made with the stream; the next opening that appends has its own, with the rows that were there."""
-    monkeypatch.setattr(branches, "uuid4", lambda: UUID(int=7))
+    monkeypatch.setattr(logs, "uuid4", lambda: UUID(int=7))
     with StreamStore(stream) as store:
         store.append(10, ["action"], [5])
     text, before = "", ""

@@ -22,7 +22,7 @@ import pytest
 from poolish import StreamStore, kernels
 from poolish.errors import CorruptDataError, DurabilityLost, StoreFull
 from poolish.files import publishing
-from poolish.tokens import branches, commits, directory, log_file, memmap_buffer, stream_files, writer
+from poolish.tokens import commits, directory, logs, memmap_buffer, stream_files, writer
 from poolish.tokens import head as head_page
 from poolish.tokens.stream_files import StreamFiles
 from tests.effort import IS_SOAK, times
@@ -273,11 +273,11 @@ MISTAKES = {
     "one lane is not synced": lambda patch: patch.setattr(StreamFiles, "sync", lambda self: self.data.flush()),
     "lanes are synced after the record": lanes_after_the_record,
     "the branch is not synced": lambda patch: patch.setattr(
-        branches.BranchLog,
+        logs.BranchLog,
         "append",
-        lambda self, records, durable: self.write([log_file.line_of(r) for r in records], durable=False),
+        lambda self, records, durable: self.write([logs.line_of(r) for r in records], durable=False),
     ),
-    "the log is not synced": lambda patch: patch.setattr(log_file, "sync", lambda *_: None),
+    "the log is not synced": lambda patch: patch.setattr(logs, "sync", lambda *_: None),
     "the directory is not synced before": lambda patch: patch.setattr(directory, "sync_directory", lambda _: None),
     "the directory is not synced after": lambda patch: patch.setattr(publishing, "sync_directory", lambda _: None),
 }

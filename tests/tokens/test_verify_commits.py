@@ -21,7 +21,7 @@ from poolish.errors import ConfigError, CorruptDataError
 from poolish.files import checksum_hex
 from poolish.tokens import commits, memmap_buffer, writer
 from poolish.tokens.commits import Commit, CommitLog, blocks
-from poolish.tokens.log_file import chained, follows
+from poolish.tokens.logs import chained, follows
 from tests.tokens import recordings
 from tests.tokens.recordings import FIELDS, abandon, append, append_many, assert_holds
 

@@ -11,7 +11,7 @@
 of 0.1.0 do not have it.
 
 ``data`` and ``index`` cover what was added since the commit before, cut at whole MiB of the file, so that a bounded
-store can give whole blocks back and still check the others. See log_file.py for how a record lies in the file.
+store can give whole blocks back and still check the others. See logs.py for how a record lies in the file.
 
 Appends go on during a commit: what is published never changes. A failed sync is final: the disk may hold anything, so
 the stream refuses everything from then on and must be opened again.
@@ -32,10 +32,9 @@ from uuid import UUID
 
 from poolish.errors import CorruptDataError, DurabilityLost
 from poolish.files import checksum_hex
-from poolish.tokens import branches
-from poolish.tokens.branches import BranchLog
+from poolish.tokens import logs
 from poolish.tokens.head import COMMITTED, Head
-from poolish.tokens.log_file import LogFile, chained, line_of
+from poolish.tokens.logs import BranchLog, LogFile, chained, line_of
 from poolish.tokens.memmap_buffer import MemmapBuffer
 from poolish.tokens.stream_files import BLOCK, StreamFiles, StreamState
 
@@ -251,7 +250,7 @@ def verify(
     if lanes.tokens_at(last.rows) != last.tokens or lanes.tokens_at(state.rows) != state.tokens:
         raise CorruptDataError(f"{lanes.index.path}: ends at another token than the stream; restore it from a copy")
     healed = log.n_damaged() + _check_types(lanes, state, heal=heal)
-    branches.read(branch_log, lanes.path, last.branches or 0)  # each proves itself, and none is missing
+    logs.read_branches(branch_log, lanes.path, last.branches or 0)  # each proves itself, and none is missing
     if branch_log is not None:
         healed += branch_log.n_damaged()
     kept = last.tokens - lanes.tokens_at(state.first)

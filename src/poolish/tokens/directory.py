@@ -7,7 +7,7 @@
       types        uint8 per token, derived from index             /
       head         one page: what is published (see head.py)
       commits      the log of commits (see commits.py)
-      branches     the log of branches (see branches.py); streams of 0.1.0 have none until they are appended to
+      branches     the log of branches (see logs.py); streams of 0.1.0 have none until they are appended to
       lock         held by the one writer
 
     (nothing) --mkdir, lock--> files without store.json --sync, then store.json--> a stream
@@ -32,22 +32,22 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from poolish.errors import ConfigError, CorruptDataError, StoreLocked
-from poolish.files import CHECKSUM, Lock, raising_store_full, read_json, sweep, sync_directory, write_json
+from poolish.files import CHECKSUM, Lock, raising_store_full, read_json, sweep, sync_directory, write_at, write_json
 from poolish.files.checksums import json_checksum
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
-from poolish.tokens import branches
-from poolish.tokens.branches import Branches, BranchLog
+from poolish.tokens import logs
 from poolish.tokens.commits import Commit, CommitLog
 from poolish.tokens.fields import MAX_FIELDS, TokenField
 from poolish.tokens.head import BRANCHES, COMMITTED, Head, owner_of
-from poolish.tokens.log_file import chained
+from poolish.tokens.logs import Branches, BranchLog, chained
 from poolish.tokens.stream_files import StreamFiles
 
 FORMAT = "poolish stream"
 VERSION = 1
 DESCRIPTION = "store.json"
 LOCK = "lock"
-_OURS = {"data", "index", "types", "head", "commits", branches.NAME, LOCK}
+_FIRST_PAGES = 1 << 16
+_OURS = {"data", "index", "types", "head", "commits", logs.BRANCHES_FILE, LOCK}
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,10 @@ def create(path: Path, fields: tuple[TokenField, ...], *, durable: bool) -> None
         lanes = opened.enter_context(closing(StreamFiles(path, mode="w")))
         head = opened.enter_context(closing(Head(path / "head", mode="a")))
         log = opened.enter_context(closing(CommitLog(path / "commits", uuid, mode="w")))
-        branch_log = opened.enter_context(closing(BranchLog(path / branches.NAME, uuid, mode="w")))
+        branch_log = opened.enter_context(closing(BranchLog(path / logs.BRANCHES_FILE, uuid, mode="w")))
         lanes.reserve(1, 0)
+        # Read from the disk it would come in small pages, with all that was allocated (see get_ready in _tokens.pyx).
+        write_at(lanes.index.file.fd, bytes(_FIRST_PAGES), 0)
         kinds = "".join(str(field.kind) for field in fields)
         for type_, field in enumerate(fields):
             head.store_kind(type_, field.kind)

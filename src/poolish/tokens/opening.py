@@ -19,10 +19,10 @@ import warnings
 
 from poolish.errors import CorruptDataError
 from poolish.kernels.reference_tokens import FIRST, PUBLISHED
-from poolish.tokens.branches import Branches
 from poolish.tokens.commits import Commit, CommitLog, check_added
 from poolish.tokens.directory import Description
 from poolish.tokens.head import BRANCHES, COMMITTED, Head, Owner, boot_id, owner_of
+from poolish.tokens.logs import Branches
 from poolish.tokens.stream_files import START, StreamFiles, StreamState
 
 #: How much of the index is looked at when a stream is opened, from its end; ``verify`` looks at all of it.

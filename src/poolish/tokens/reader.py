@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
-from poolish.tokens import branches, opening
+from poolish.tokens import logs, opening
 from poolish.tokens.commits import Commit, CommitLog, Verified, verify
 from poolish.tokens.directory import read_description
 from poolish.tokens.fields import decided
@@ -39,9 +39,9 @@ class Reader:
             self.lanes = opened.enter_context(closing(StreamFiles(path, mode="r", mapped=mapped)))
             self.head = opened.enter_context(closing(_open_head(path, mapped)))
             self.log = opened.enter_context(closing(CommitLog(path / "commits", self.description.uuid, mode="r")))
-            self.branch_log = branches.open_log(path, self.description.uuid, mode="r")
+            self.branch_log = logs.open_branches(path, self.description.uuid, mode="r")
             opened.callback(self._close_branches)
-            self.branches = branches.Branches()
+            self.branches = logs.Branches()
             self._seen_page: bytes | None = None
             self._pinned = None if at is None else self._commit(at)
             self.state = self._checked()
@@ -85,8 +85,8 @@ class Reader:
         if self._is_live and 0 < n_synced == self.branches.n_records:
             return
         if self.branch_log is None:
-            self.branch_log = branches.open_log(self.path, self.description.uuid, mode="r")
-        self.branches = branches.read(self.branch_log, self.path, n_synced)
+            self.branch_log = logs.open_branches(self.path, self.description.uuid, mode="r")
+        self.branches = logs.read_branches(self.branch_log, self.path, n_synced)
 
     def _commit(self, at: int) -> StreamState:
         """What an older commit said."""

@@ -28,8 +28,8 @@ from numpy.typing import DTypeLike, NDArray
 from poolish import kernels
 from poolish.errors import CorruptDataError
 from poolish.files import checksum_hex, open_regular, punch
-from poolish.tokens.branches import Branches
 from poolish.tokens.head import PAGE, Head
+from poolish.tokens.logs import Branches
 from poolish.tokens.memmap_buffer import MemmapBuffer
 
 Int64 = NDArray[np.int64]

@@ -1,7 +1,7 @@
 """The writing end of a stream: one process, one lock, and every change in an order that a kill cannot spoil.
 
     append   room (a full disk stops here) -> data, types, index rows -> one word of the head page: it exists
-    the first one after opening            `-> before them its branch, synced (see branches.py)
+    the first one after opening            `-> before them its branch, synced (see logs.py)
 
 No reader looks behind the published word, so an append that fails has changed nothing.
 """
@@ -22,14 +22,15 @@ from poolish import kernels
 from poolish.errors import ConfigError, DurabilityLost, LimitExceeded, SchemaError
 from poolish.files import Lock, sweep, sync_directory
 from poolish.health import Health, Problem
-from poolish.tokens import branches, opening
-from poolish.tokens.branches import BranchLog
+from poolish.tokens import logs, opening
 from poolish.tokens.columns import TokenColumn, check_columns, columns_of
 from poolish.tokens.commits import Commit, CommitLog, CommitManager, Verified, verify
 from poolish.tokens.directory import LOCK, create, is_store, make_directory, read_description
 from poolish.tokens.encoding import encode_writes, shown, step_number
-from poolish.tokens.fields import TokenField, decided
+from poolish.tokens.fields import TokenField, decided, type_of
 from poolish.tokens.head import BRANCHES, Head
+from poolish.tokens.logs import BranchLog
+from poolish.tokens.specs import flat_values
 from poolish.tokens.stream_files import STEP, TYPE, StreamFiles, StreamState, View
 
 Int64 = NDArray[np.int64]
@@ -99,14 +100,14 @@ class Writer:
             uuid = self.description.uuid
             self.log = opened.enter_context(closing(CommitLog(self.path / "commits", uuid, mode="a")))
             durable = not self.is_temporary
-            found = branches.open_log(self.path, uuid, mode="a")
+            found = logs.open_branches(self.path, uuid, mode="a")
             if found is not None:
                 opened.enter_context(closing(found))
-            self.branches = branches.read(found, self.path, opening.n_branches(self.head, self.log.last()))
+            self.branches = logs.read_branches(found, self.path, opening.n_branches(self.head, self.log.last()))
             parts = self.lanes, self.head, self.log, self.branches, self.description
             state, last = opening.recover(*parts, durable=durable)
             if found is None:  # 0.1.0 wrote the stream
-                found = opened.enter_context(closing(BranchLog(self.path / branches.NAME, uuid, mode="w")))
+                found = opened.enter_context(closing(BranchLog(self.path / logs.BRANCHES_FILE, uuid, mode="w")))
                 sync_directory(self.path)
             self.branch_log, self._opened_at = found, state.rows
             self.commits = CommitManager(self.path, self.lanes, self.head, self.log, last, durable=durable)
@@ -221,7 +222,10 @@ class Writer:
         return is_over or not self._is_branched or self._hold is not None
 
     def append_slowly(self, steps: Any, names: Any, values: Any) -> None:
-        """Append what the kernel does not handle: find errors, make room, decide kinds."""
+        """Append what the kernel does not handle: find errors, make room, decide kinds. A mapping is ``names``."""
+        if values is None:
+            self._append_mapping(steps, names)
+            return
         with self._alone() as recorder:
             with self._undisturbed():
                 last = recorder.last_step, recorder.last_type
@@ -233,6 +237,26 @@ class Writer:
             with self._deciding(written.kinds):
                 recorder.record(written.steps, written.types, written.lengths, written.tokens)
             self._trim()
+
+    def _append_mapping(self, step: Any, given: Any) -> None:
+        """Append one step from a mapping: nested ones are taken apart, fields are put in the order of declaration."""
+        if not isinstance(given, Mapping):
+            raise SchemaError(
+                f"append takes (step, {{name: value}}) or (steps, names, values), got {shown(given)} without values"
+            )
+        if isinstance(step, (list, tuple)) or np.ndim(step):
+            raise SchemaError(f"a mapping holds the fields of one step, got steps {shown(step)}; give one number")
+        step = step_number(step)
+        flat = flat_values(given, self.ids)
+        typed = {type_of(self.ids, name): value for name, value in flat.items()}
+        if len(typed) < len(flat):
+            raise SchemaError(f"append: a field is there twice in {list(flat)}; leave one out")
+        names = [self.fields[type_].name for type_ in sorted(typed)]
+        values = [typed[type_] for type_ in sorted(typed)]
+        if not self.recorder.is_busy:
+            self.recorder.append(step, names, values)  # once taken apart, it is as quick as any
+        else:
+            self.append_slowly(step, names, values)
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -304,6 +328,13 @@ class Writer:
         self.recorder.is_held = False
         self._hold = None
 
+    def end_episode(self) -> None:
+        """Record a break before the next step; nothing is written until then."""
+        with self._alone() as recorder:
+            if recorder.n_rows > recorder.first_row:
+                self._is_branched = self._continues_episode = False
+                self._opened_at = recorder.n_rows
+
     # Branches ---------------------------------------------------------------------------------------------------------
 
     def _branch(self, rows: int, breaks: Iterable[int] = ()) -> None:
@@ -317,12 +348,12 @@ class Writer:
         # The caller decides when it counts. Until then the next record is one for these rows again, and voids this one.
         self._is_branched = False
         if self._is_branch_log_torn:
-            self.branches = branches.read(self.branch_log, self.path, 0)
+            self.branches = logs.read_branches(self.branch_log, self.path, 0)
         self._is_branch_log_torn = True
         records = self.branches.after(self.uuid, ends)
         with self.commits.final_failures():
             self.branch_log.append(records, durable=not self.is_temporary)
-        self.branches = branches.read(self.branch_log, self.path, records[-1].seq + 1)
+        self.branches = logs.read_branches(self.branch_log, self.path, records[-1].seq + 1)
         self.head.store(BRANCHES, self.branches.n_records)
         self._is_branch_log_torn = False
 
