@@ -1196,7 +1196,8 @@ cdef int64_t read_sequence(Wanted wanted, const int64_t *data, const uint8_t *ty
     if bad >= 0 or count == 1:
         return bad
     period = rows[3 * r] - start
-    if start + period * count <= n_tokens and are_alike(types + start, rows, row, r - row, n_rows, count):
+    if (0 <= start <= n_tokens and 0 < period <= (n_tokens - start) // count and r - row <= (n_rows - row) // count
+            and are_alike(types + start, rows, row, r - row, n_rows, count)):
         while row < r:
             c = wanted.column_of[rows[3 * row + 1] & 0xFF]
             if c >= 0:
@@ -1220,7 +1221,7 @@ cdef bint are_alike(const uint8_t *types, const int64_t *rows, int64_t row, int6
     """
     cdef int64_t start = rows[3 * row], period = rows[3 * (row + n_each)] - start, end = row + n_each * count, r
     cdef int64_t last = (rows[3 * row + 1] >> 8) + count - 1
-    if n_each < 2 or end > n_rows or rows[3 * end] != start + period * count or rows[3 * end - 2] >> 8 != last:
+    if n_each < 2 or rows[3 * end] != start + period * count or rows[3 * end - 2] >> 8 != last:
         return False
     if end < n_rows and rows[3 * end + 1] >> 8 != last + 1:
         return False

@@ -47,7 +47,7 @@ class Steps:
     @classmethod
     def single(cls, ids: Int64) -> Steps:
         """One step each."""
-        return cls(ids, np.ones(len(ids), np.int64), np.zeros(len(ids), np.int64), 1)
+        return cls(np.ascontiguousarray(ids), np.ones(len(ids), np.int64), np.zeros(len(ids), np.int64), 1)
 
     @property
     def mask(self) -> NDArray[np.bool_]:
