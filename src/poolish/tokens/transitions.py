@@ -2,8 +2,9 @@
 
     step t, not an end    next_obs is the observation of step t + 1
     step t ends           next_obs is the *final* observation, recorded with step t; of step t + 1 it would be the next
-    episode's successor lost        no transition: the newest step of a recorder that was killed (a break), or the
-    newest so far
+                          episode's
+    step t is given up    the same: it has a final observation without a flag, and a break behind it; it is truncated
+    successor lost        no transition: the newest step of a recorder that was killed (a break), or the newest so far
 
 A stream knows nothing of actions or rewards. Which field plays which role is an argument; where it is left out, the
 names in ``CONVENTIONS`` are looked for among the fields. A role may be several fields: "obs" stands for "obs.position"
@@ -137,6 +138,8 @@ class TransitionIds:
         candidates = np.unique(np.concatenate([breaks - 1, [self.end - 1]]))
         candidates = candidates[(candidates >= self.first) & (candidates < self.end)]
         lost = candidates[~self.have_successors(candidates)]
+        #: Steps that end their episode by their final observation alone.
+        self.cuts = candidates[self._have_finals(candidates) & ~self._are_ends(candidates)]
         self.cut = min(stack - 1, self.end - self.first) if self.first else 0
         lost = lost[lost >= self.first + self.cut]
         self._gaps = lost - self.first - self.cut
@@ -174,6 +177,17 @@ class TransitionIds:
     def have_successors(self, ids: Int64) -> Bools:
         if self._roles.next_obs:
             return np.ones(len(ids), np.bool_)
+        return self._are_ends(ids) | self._have_finals(ids)
+
+    def _have_finals(self, ids: Int64) -> Bools:
+        if not self._roles.final_obs:
+            return np.zeros(len(ids), np.bool_)
+        type_ = next(iter(self._roles.final_obs.values()))
+        found = self._reader.read(Steps.single(ids), [type_], [type_])
+        present: Bools = found["present"][self._reader.fields[type_].name][:, 0]
+        return present
+
+    def _are_ends(self, ids: Int64) -> Bools:
         found = self._reader.read(Steps.single(ids), self._roles.ends)
         names = [self._reader.fields[type_].name for type_ in self._roles.ends]
         ends: Bools = np.any([found[name][:, 0].reshape(len(ids), -1).any(-1) for name in names], axis=0)
@@ -240,6 +254,8 @@ class Transitions:
         rewards = self._named(found, roles.reward)
         terminated = self._named(found, roles.terminated) != 0
         truncated = np.zeros_like(terminated) if roles.truncated is None else self._named(found, roles.truncated) != 0
+        is_cut = np.isin(ids + counts - 1, self.ids.cuts)
+        truncated[is_cut, counts[is_cut] - 1] = True
         return rewards, terminated, truncated, counts
 
     def _named(self, found: Batch, type_: int) -> NDArray[Any]:
