@@ -26,7 +26,7 @@ from tests.import_graph import ROOT, cycles, graph, imports, package_of, run_nod
 FLOORS: tuple[set[str], ...] = (
     {"printable"},
     {"concurrency", "errors", "fixed", "health", "in_flight"},
-    {"arguments", "kernels", "html", "torch_bridge", "workers"},
+    {"arguments", "kernels", "html", "jax_bridge", "torch_bridge", "workers"},
     {"seeds", "files", "prefetch", "priorities", "ragged", "versions"},
     {"schema", "runs", "ranks", "formats"},
     {"tabular"},

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
-from poolish.errors import SchemaError
+from poolish import jax_bridge
 from poolish.integrations.feed import changed
 
 __all__ = ["on_device"]
@@ -32,24 +31,4 @@ def on_device(batches: Iterable[Any], placement: Any = None) -> Iterator[Any]:
 def _placed(values: Any, placement: Any) -> Any:
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "biufc":
         return values
-    return jax.device_put(_narrowed(values), placement)
-
-
-def _narrowed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array in the type that JAX will give it, or an error if that changes a value."""
-    dtype = jax.dtypes.canonicalize_dtype(values.dtype)
-    if dtype == values.dtype:
-        return values
-    if dtype.kind == "f" or dtype.kind == "c":
-        raise SchemaError(
-            f"JAX would round {values.dtype} to {dtype}; declare the column as {dtype} (schema=), convert it in a "
-            'transform, or set jax.config.update("jax_enable_x64", True)'
-        )
-    narrow = values.astype(dtype)
-    if (narrow != values).any():
-        wrong = values[narrow != values][0]
-        raise SchemaError(
-            f"JAX would cut {values.dtype} {wrong} to {dtype}; "
-            'set jax.config.update("jax_enable_x64", True), or keep smaller numbers'
-        )
-    return narrow
+    return jax_bridge.on_device(values, placement)

@@ -68,6 +68,7 @@ search = _tokens.search
 search_one = _tokens.search_one
 select_starts = _tokens.select_starts
 find_nonzero = _tokens.find_nonzero
+gather_steps = _tokens.gather_steps
 draw = _tokens.draw
 encode = reference_tokens.encode  # vectorised as it is, and only used where exactness matters more than speed
 UNDECIDED, SCALAR, SEQUENCE = reference_tokens.UNDECIDED, reference_tokens.SCALAR, reference_tokens.SEQUENCE

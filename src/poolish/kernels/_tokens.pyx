@@ -1,13 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The kernels of ``reference_tokens.py``, compiled. Same names, same meaning; loops over arrays release the GIL."""
 
-from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset, strerror
+from libc.string cimport memcmp, memcpy, memset, strerror
 from posix.unistd cimport pwrite
 cimport cython
 cimport numpy as cnp
@@ -17,6 +16,11 @@ import sys
 import numpy as np
 
 cnp.import_array()
+
+cdef extern from "Python.h":
+    PyObject *PyDict_GetItem(PyObject *, PyObject *)
+    int PyDict_Next(PyObject *, Py_ssize_t *, PyObject **, PyObject **)
+    Py_ssize_t PyDict_Size(PyObject *)
 
 cdef extern from "numpy/random/bitgen.h":
     ctypedef struct bitgen_t:
@@ -39,6 +43,8 @@ cdef extern from "values.h":
     int poolish_step(PyObject *value, int64_t *step)
     uint64_t poolish_sealed(uint64_t number, uint64_t word) nogil
     void poolish_release(int64_t *word, uint64_t value) nogil
+    void poolish_decode(int kind, int is_float, const int64_t *source, int64_t n_runs, int64_t run, int64_t step,
+                        char *target) nogil
     void poolish_write_zeros(int file, int64_t begin, int64_t end) nogil
     uint64_t poolish_acquire(const int64_t *word) nogil
 
@@ -174,39 +180,77 @@ cdef class Recorder:
         self.slots[type_].n_dims = 1 if kind == SEQUENCE else 0
         self.slots[type_].shape[0] = -1
 
-    def append(self, steps, names, values):
+    def append(self, steps, names, values=None):
         """Append field-writes; see Appender.append."""
-        return self.take(steps, names, values)
+        return self.take_mapping(steps, names) if values is None else self.take(steps, names, values)
 
     cdef object take(self, object steps, object names, object values):
         cdef int outcome
         if not self.is_busy:
-            outcome = self.attempt(<PyObject *>steps, <PyObject *>names, <PyObject *>values)
+            outcome = self.attempt_lists(<PyObject *>steps, <PyObject *>names, <PyObject *>values)
             if outcome == HAS_TENSORS:
                 values = arrays_of(values, self.tensor_type)
                 # Looking at tensors may have let another thread in.
-                outcome = REFUSED if self.is_busy else self.attempt(<PyObject *>steps, <PyObject *>names, <PyObject *>values)
+                outcome = REFUSED if self.is_busy else self.attempt_lists(<PyObject *>steps, <PyObject *>names, <PyObject *>values)
             if outcome == DONE:
                 return None
         return self.slow(steps, names, values)
 
-    cdef int attempt(self, PyObject *steps, PyObject *names, PyObject *values) except -1:
+    cdef object take_mapping(self, object step, object values):
+        """The same for one step whose fields are a dict, in whichever order."""
+        cdef int outcome = REFUSED
+        if not self.is_busy and type(values) is dict:
+            outcome = self.attempt_dict(<PyObject *>step, <PyObject *>values)
+        if outcome != DONE:
+            self.slow(step, values, None)
+
+    cdef int attempt_dict(self, PyObject *step, PyObject *values) except -1:
+        cdef PyObject *names[MAX_FIELDS]
+        cdef PyObject *sorted_values[MAX_FIELDS]
+        cdef PyObject *name
+        cdef PyObject *value
+        cdef Py_ssize_t place = 0
+        cdef int64_t n = 0, i, last = -1, type_
+        if poolish_is_sequence(step) or PyDict_Size(values) > self.n_fields:
+            return REFUSED
+        while PyDict_Next(values, &place, &name, &value):
+            type_ = self.type_of(name, last + 1)
+            if type_ < 0:
+                return REFUSED
+            last = type_
+            i = n
+            while i > 0 and names[i - 1] != self.names[type_] and self.is_after(names[i - 1], type_):
+                names[i], sorted_values[i] = names[i - 1], sorted_values[i - 1]
+                i -= 1
+            names[i], sorted_values[i] = self.names[type_], value
+            n += 1
+        return self.attempt(step, names, sorted_values, n)
+
+    cdef inline bint is_after(self, PyObject *name, int64_t type_) noexcept:
+        """Whether a field is declared behind another."""
+        return self.type_of(name, 0) > type_
+
+    cdef int attempt_lists(self, PyObject *steps, PyObject *names, PyObject *values) except -1:
+        if not (poolish_is_sequence(names) and poolish_is_sequence(values)):
+            return REFUSED
+        cdef int64_t n = Py_SIZE(names)
+        if Py_SIZE(values) != n or (poolish_is_sequence(steps) and Py_SIZE(steps) != n):
+            return REFUSED
+        return self.attempt(steps, poolish_items(names), poolish_items(values), n)
+
+    cdef int attempt(self, PyObject *steps, PyObject **name, PyObject **value, int64_t n) except -1:
         """Append if everything is as usual, and say no otherwise: the slow way then finds out what is wrong.
 
         Nothing in here runs Python code, so no other thread comes in between.
         """
-        if not (poolish_is_sequence(names) and poolish_is_sequence(values)):
-            return REFUSED
-        cdef int64_t n = Py_SIZE(names), i, position = self.n_tokens, row = self.n_rows, length
+        cdef int64_t i, position = self.n_tokens, row = self.n_rows, length
         cdef bint is_one_step = not poolish_is_sequence(steps)
-        if n == 0 or Py_SIZE(values) != n or (not is_one_step and Py_SIZE(steps) != n):
+        if n == 0:
             return REFUSED
         if row + n >= self.row_room:
             return REFUSED
         if poolish_unlikely(position >= self.token_ready or row + n >= self.row_ready):
             self.get_ready(position, row + n)
-        cdef PyObject **name = poolish_items(names)
-        cdef PyObject **value = poolish_items(values)
         cdef PyObject **step_items = &steps if is_one_step else poolish_items(steps)
         cdef PyObject *seen = NULL
         cdef PyObject *item
@@ -274,7 +318,7 @@ cdef class Recorder:
             expected += 1
         if not poolish_is_text(name):
             return -1
-        found = PyDict_GetItem(self.ids, <object>name)
+        found = PyDict_GetItem(<PyObject *>self.ids, name)
         return -1 if found == NULL else <int64_t><object>found
 
     cdef int read(self, PyObject *value, int64_t type_, int64_t position, int64_t *length, int *kind) except -1:
@@ -529,15 +573,18 @@ cdef class Appender:
     """
     cdef public Recorder _recorder
 
-    def append(self, steps, names, values):
+    def append(self, steps, names, values=None):
         """Append field-writes: for each a step, a field's name and its value; all of them or, on an error, none.
 
-        One step for all of them may be given as a number. Fields may be left out, and a later append may go on with the
-        last step, behind its last field. A value that its field cannot hold exactly is refused.
+        One step for all of them may be given as a number, and its fields as one mapping. Fields may be left out, and a
+        later append may go on with the last step, behind its last field. A value that its field cannot hold exactly is
+        refused.
         """
         cdef Recorder recorder = self._recorder
         if recorder is None:
             return self._append_unopened(steps, names, values)
+        if values is None:
+            return recorder.take_mapping(steps, names)
         return recorder.take(steps, names, values)
 
 
@@ -1047,6 +1094,198 @@ cdef void find_starts(const int64_t *rows, int64_t first_row, int64_t n_rows, in
         if i < n:
             guesses[i & 7] = within(first_row, n_rows - 1, first_row + <double>(found[i] - first) * scale)
             poolish_prefetch(rows + 3 * guesses[i & 7])
+
+
+cdef class Wanted:
+    """The fields that ``gather_steps`` reads, as C sees them."""
+    cdef list views
+    cdef int n_columns
+    cdef int column_of[MAX_FIELDS]
+    cdef int kinds[MAX_FIELDS]
+    cdef int is_float[MAX_FIELDS]
+    cdef int64_t types[MAX_FIELDS]
+    cdef int64_t widths[MAX_FIELDS]
+    cdef int64_t sizes[MAX_FIELDS]
+    cdef char *values[MAX_FIELDS]
+    cdef uint8_t *present[MAX_FIELDS]
+    cdef int64_t *lengths[MAX_FIELDS]
+
+    def __init__(self, columns, int64_t n):
+        cdef Views views
+        cdef int c
+        self.views = []
+        self.n_columns = len(columns)
+        if self.n_columns > MAX_FIELDS:
+            raise IndexError("too many columns")
+        for c in range(MAX_FIELDS):
+            self.column_of[c] = -1
+        for c, (type_, is_float, width, values, present, lengths) in enumerate(columns):
+            if not 0 <= type_ < MAX_FIELDS or width < 0 or width > 2**40 or self.column_of[<int>type_] >= 0:
+                raise IndexError("columns that do not add up")
+            views = Views()
+            self.views.append(views)
+            self.types[c], self.widths[c], self.is_float[c] = type_, width, bool(is_float)
+            self.column_of[<int>type_] = c
+            self.values[c] = NULL
+            self.present[c] = NULL
+            self.lengths[c] = NULL
+            self.sizes[c] = 0
+            if values is not None:
+                self.kinds[c] = poolish_array_kind(values)
+                self.sizes[c] = values.itemsize
+                if self.kinds[c] == P_NONE or (self.is_float[c] and self.sizes[c] < 4):
+                    raise TypeError("numbers in this machine's byte order are needed, floats of 4 or 8 bytes")
+                self.values[c] = <char *>views.write(values)
+                if views.size(views.n_held - 1) != n * self.widths[c] * self.sizes[c]:
+                    raise IndexError("columns that do not add up")
+            if present is not None:
+                self.present[c] = <uint8_t *>views.write(present)
+                if views.size(views.n_held - 1) != n:
+                    raise IndexError("columns that do not add up")
+            if lengths is not None:
+                self.lengths[c] = <int64_t *>views.write(lengths)
+                if views.size(views.n_held - 1) != n * 8:
+                    raise IndexError("columns that do not add up")
+
+
+def gather_steps(data, types, index, int64_t first_row, int64_t n_rows, ids, counts, skips, int64_t n_steps, columns):
+    cdef Views views = Views()
+    cdef const int64_t *source = <const int64_t *>views.read(data)
+    cdef const uint8_t *type_source = <const uint8_t *>views.read(types)
+    cdef const int64_t *rows = <const int64_t *>views.read(index)
+    cdef const int64_t *id_ = <const int64_t *>views.read(ids)
+    cdef const int64_t *count = <const int64_t *>views.read(counts)
+    cdef const int64_t *skip = <const int64_t *>views.read(skips)
+    cdef int64_t n = views.size(3) // 8, n_tokens = min(views.size(0) // 8, views.size(1)), i, row, bad = -1
+    cdef int64_t guesses[8]
+    check_table(views.size(2) // 8, 3, 1, first_row, n_rows + 1)
+    if n_steps < 0 or n_steps > 2**40 or views.size(4) != n * 8 or views.size(5) != n * 8:
+        raise IndexError("sequences that do not add up")
+    for i in range(n):
+        if not (0 <= skip[i] and 0 <= count[i] <= n_steps - skip[i] and 0 <= id_[i] < 2**54):
+            raise IndexError("sequences that do not add up")
+    cdef Wanted wanted = Wanted(columns, n * n_steps)
+    if first_row >= n_rows:
+        return 0 if wanted.n_columns and n * n_steps else -1
+    cdef int64_t first = rows[3 * first_row + 1] >> 8, last = (rows[3 * n_rows - 2] >> 8) + 1
+    cdef double scale = <double>(n_rows - first_row) / <double>(last - first) if last > first else 0
+    with nogil:
+        for i in range(n + 8):
+            if i < n:
+                guesses[i & 7] = within(first_row, n_rows - 1, first_row + <double>(id_[i] - first) * scale)
+                poolish_prefetch(rows + 3 * guesses[i & 7])
+            if i + 1 >= 8 and i - 7 < n and count[i - 7] > 0:
+                row = guesses[(i - 7) & 7]
+                if rows[3 * row + 1] < id_[i - 7] << 8 or (row > first_row and rows[3 * row - 2] >= id_[i - 7] << 8):
+                    row = first_not_below(rows + 1, 3, first_row, n_rows, id_[i - 7] << 8, row)
+                bad = read_sequence(wanted, source, type_source, n_tokens, rows, row, n_rows, id_[i - 7], count[i - 7],
+                                    (i - 7) * n_steps + skip[i - 7])
+                if bad >= 0:
+                    break
+    return bad
+
+
+cdef int64_t read_sequence(Wanted wanted, const int64_t *data, const uint8_t *types, int64_t n_tokens, const int64_t *rows,
+                           int64_t row, int64_t n_rows, int64_t id_, int64_t count, int64_t at) noexcept nogil:
+    """The wanted fields of ``count`` steps from a row on, to place ``at`` of the columns.
+
+    Where all steps are like the first, only that one is looked up in the index: ``are_alike`` says when.
+    """
+    cdef int64_t start = rows[3 * row], r = row, period, c, step, bad
+    bad = read_step(wanted, data, n_tokens, rows, &r, n_rows, id_, at)
+    if bad >= 0 or count == 1:
+        return bad
+    period = rows[3 * r] - start
+    if start + period * count <= n_tokens and are_alike(types + start, rows, row, r - row, n_rows, count):
+        while row < r:
+            c = wanted.column_of[rows[3 * row + 1] & 0xFF]
+            if c >= 0:
+                copy_fields(wanted, c, data + rows[3 * row] + period, rows[3 * (row + 1)] - rows[3 * row], count - 1, period,
+                            at + 1)
+            row += 1
+        return -1
+    for step in range(1, count):
+        bad = read_step(wanted, data, n_tokens, rows, &r, n_rows, id_ + step, at + step)
+        if bad >= 0:
+            return bad
+    return -1
+
+
+cdef bint are_alike(const uint8_t *types, const int64_t *rows, int64_t row, int64_t n_each, int64_t n_rows,
+                    int64_t count) noexcept nogil:
+    """Whether ``count`` steps from a row on all have the ``n_each`` fields of the first, each as long as there.
+
+    Their tokens have the same types over and over, which fall where a step ends and rise elsewhere; there are ``count``
+    steps, so they end nowhere else; and no row is left for a field without tokens.
+    """
+    cdef int64_t start = rows[3 * row], period = rows[3 * (row + n_each)] - start, end = row + n_each * count, r
+    cdef int64_t last = (rows[3 * row + 1] >> 8) + count - 1
+    if n_each < 2 or end > n_rows or rows[3 * end] != start + period * count or rows[3 * end - 2] >> 8 != last:
+        return False
+    if end < n_rows and rows[3 * end + 1] >> 8 != last + 1:
+        return False
+    for r in range(row, row + n_each):
+        if rows[3 * (r + 1)] <= rows[3 * r]:
+            return False
+    return memcmp(types, types + period, period * (count - 1)) == 0
+
+
+cdef int64_t read_step(Wanted wanted, const int64_t *data, int64_t n_tokens, const int64_t *rows, int64_t *row, int64_t n_rows,
+                       int64_t id_, int64_t at) noexcept nogil:
+    """One step from a row on, which is moved behind it; -1, or the place of a field that is missing or does not fit."""
+    cdef int64_t n_found = 0, c, length, r = row[0]
+    while r < n_rows and rows[3 * r + 1] >> 8 == id_:
+        c = wanted.column_of[rows[3 * r + 1] & 0xFF]
+        if c >= 0:
+            length = rows[3 * (r + 1)] - rows[3 * r]
+            if length < 0 or rows[3 * r] < 0 or length > n_tokens - rows[3 * r]:
+                return at * wanted.n_columns + c
+            if wanted.lengths[c] == NULL and length != wanted.widths[c]:
+                return at * wanted.n_columns + c
+            if wanted.values[c] != NULL and length > wanted.widths[c]:
+                return at * wanted.n_columns + c
+            copy_fields(wanted, c, data + rows[3 * r], length, 1, 0, at)
+            n_found += 1
+        r += 1
+    row[0] = r
+    if n_found < wanted.n_columns:
+        return first_missing(wanted, rows, row[0], id_, at)
+    return -1
+
+
+cdef int64_t first_missing(Wanted wanted, const int64_t *rows, int64_t end, int64_t id_, int64_t at) noexcept nogil:
+    """The place of the first field that a step has not got and must have, or -1."""
+    cdef int64_t r, c
+    cdef bint is_there
+    for c in range(wanted.n_columns):
+        if wanted.present[c] != NULL:
+            continue
+        is_there = False
+        r = end - 1
+        while r >= 0 and rows[3 * r + 1] >> 8 == id_:
+            is_there = is_there or (rows[3 * r + 1] & 0xFF) == wanted.types[c]
+            r -= 1
+        if not is_there:
+            return at * wanted.n_columns + c
+    return -1
+
+
+cdef inline void copy_fields(Wanted wanted, int64_t c, const int64_t *source, int64_t length, int64_t n, int64_t period,
+                             int64_t at) noexcept nogil:
+    """A field of ``n`` steps, ``period`` tokens apart."""
+    cdef int64_t i, width = wanted.widths[c], size = wanted.sizes[c]
+    if wanted.values[c] != NULL:
+        if length == width:
+            poolish_decode(wanted.kinds[c], wanted.is_float[c], source, n, length, period, wanted.values[c] + at * width * size)
+        else:
+            for i in range(n):
+                poolish_decode(wanted.kinds[c], wanted.is_float[c], source + i * period, 1, length, 0,
+                               wanted.values[c] + (at + i) * width * size)
+    if wanted.lengths[c] != NULL:
+        for i in range(n):
+            wanted.lengths[c][at + i] = length
+    if wanted.present[c] != NULL:
+        memset(wanted.present[c] + at, 1, n)
 
 
 def draw(generator, int64_t low, int64_t high, n):

@@ -21,6 +21,9 @@ FieldTuple = tuple[str, bool, float, int, int, int, tuple[int | None, ...]]
 #: type, flat array of numbers, numbers a row or -1, offsets or None, present or None
 ColumnTuple = tuple[int, Array, int, Int64 | None, Bytes | None]
 
+#: type, is_float, numbers a step, values or None, present or None, lengths or None
+WantedTuple = tuple[int, bool, int, Array | None, Bytes | None, Int64 | None]
+
 #: Words of the head page, counted in int64s: what is published, and where it begins.
 PUBLISHED, FIRST = 8, 16
 
@@ -74,7 +77,7 @@ class Recorder:
         if not 0 <= type_ < len(self.fields):
             raise IndexError("no such field")
 
-    def append(self, steps: Any, names: Any, values: Any) -> None:
+    def append(self, steps: Any, names: Any, values: Any = None) -> None:
         """Append field-writes; see Appender.append."""
         self.slow(steps, names, values)
 
@@ -164,11 +167,12 @@ class Appender:
 
     _recorder: Recorder | None = None
 
-    def append(self, steps: Any, names: Any, values: Any) -> None:
+    def append(self, steps: Any, names: Any, values: Any = None) -> None:
         """Append field-writes: for each a step, a field's name and its value; all of them or, on an error, none.
 
-        One step for all of them may be given as a number. Fields may be left out, and a later append may go on with the
-        last step, behind its last field. A value that its field cannot hold exactly is refused.
+        One step for all of them may be given as a number, and its fields as one mapping. Fields may be left out, and a
+        later append may go on with the last step, behind its last field. A value that its field cannot hold exactly is
+        refused.
         """
         if self._recorder is None:
             self._append_unopened(steps, names, values)
@@ -356,6 +360,79 @@ def select_starts(
     found = np.empty(len(numbers), np.int64)
     search(index, 3, 1, first_row, n_rows, (begins[:, 1] + inside) << 8, found)
     out[: len(numbers)] = index.reshape(-1, 3)[found, 0]
+
+
+def gather_steps(
+    data: Int64,
+    types: Bytes,
+    index: Int64,
+    first_row: int,
+    n_rows: int,
+    ids: Int64,
+    counts: Int64,
+    skips: Int64,
+    n_steps: int,
+    columns: Sequence[WantedTuple],
+) -> int:
+    """Read sequences of steps as decoded columns; the place of a field that is missing or does not fit, or -1.
+
+    Sequence i has ``counts[i]`` steps from number ``ids[i]`` on, which go to places ``skips[i]`` and following of the
+    ``n_steps`` that each column has for it; the others are left as they are. A column is (type, is_float, width, values
+    or None, present or None, lengths or None). A field of another length than the width does not fit, unless lengths
+    are given: then only a longer one does not. A missing field is no fault where ``present`` is given.
+    """
+    n = len(ids)
+    if n_steps < 0 or len(counts) != n or len(skips) != n or first_row < 0 or n_rows + 1 > index.size // 3:
+        raise IndexError("sequences that do not add up")
+    if n and (skips.min() < 0 or counts.min() < 0 or (counts + skips).max() > n_steps or ids.min() < 0):
+        raise IndexError("sequences that do not add up")
+    _check_wanted(columns, n * n_steps)
+    if first_row >= n_rows:
+        return 0 if columns and n * n_steps else -1
+    times = np.arange(n_steps)
+    is_real = (times >= skips[:, None]) & (times < (skips + counts)[:, None])
+    places = np.flatnonzero(is_real)
+    steps = (ids[:, None] + times - skips[:, None])[is_real]
+    rows, bad = index.reshape(-1, 3), []
+    for c, (type_, is_float, width, values, present, lengths) in enumerate(columns):
+        keys, found = steps << 8 | type_, np.empty(len(steps), np.int64)
+        search(index, 3, 1, first_row, n_rows, keys, found)
+        here = found < n_rows
+        here[here] = rows[found[here], 1] == keys[here]
+        starts = np.where(here, rows[np.minimum(found, n_rows), 0], 0)
+        each = np.where(here, rows[np.minimum(found + 1, n_rows), 0] - starts, 0)
+        is_wrong = here & ((starts < 0) | (each < 0) | (starts + each > min(len(data), len(types))))
+        if lengths is None:
+            is_wrong |= here & (each != width)
+        elif values is not None:
+            is_wrong |= each > width
+        if present is None:
+            is_wrong |= ~here
+        bad += [int(places[i]) * len(columns) + c for i in np.flatnonzero(is_wrong)]
+        if bad:
+            continue
+        if lengths is not None:
+            lengths.reshape(-1)[places[here]] = each[here]
+        if present is not None:
+            present.reshape(-1)[places[here]] = 1
+        if values is not None:
+            inside = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+            tokens = data[np.repeat(starts, each) + inside]
+            numbers = (tokens.view(np.float64) if is_float else tokens).astype(values.dtype)
+            values.reshape(-1)[np.repeat(places * width, each) + inside] = numbers
+    return min(bad, default=-1)
+
+
+def _check_wanted(columns: Sequence[WantedTuple], n: int) -> None:
+    seen = [column[0] for column in columns]
+    if len(set(seen)) < len(seen) or not all(0 <= type_ < 256 for type_ in seen):
+        raise IndexError("columns that do not add up")
+    for _, is_float, width, values, present, lengths in columns:
+        if values is not None and (values.dtype.kind not in "biuf" or (is_float and values.itemsize < 4)):
+            raise TypeError("numbers in this machine's byte order are needed, floats of 4 or 8 bytes")
+        sizes = (values, n * width), (present, n), (lengths, n)
+        if width < 0 or any(array is not None and array.size != size for array, size in sizes):
+            raise IndexError("columns that do not add up")
 
 
 def draw(generator: np.random.Generator, low: int, high: int, n: int) -> Int64:

@@ -200,6 +200,35 @@ static inline uint64_t poolish_acquire(const int64_t *word) {
 #endif
 }
 
+/* n_runs runs of `run` tokens, `step` tokens apart, as numbers of a dtype one behind the other. Tokens of integer fields
+   are cut to the dtype, which holds them because they were checked when they were written. */
+#define POOLISH_DECODE(TYPE, CONVERT)                                            \
+  for (int64_t i = 0; i < n_runs; i++, source += step)                           \
+    for (int64_t j = 0; j < run; j++) {                                          \
+      TYPE number = (TYPE)(CONVERT);                                             \
+      memcpy(target, &number, sizeof number);                                    \
+      target += sizeof number;                                                   \
+    }                                                                            \
+  return;
+
+static inline double poolish_double(int64_t bits) {
+  double value;
+  memcpy(&value, &bits, 8);
+  return value;
+}
+
+static void poolish_decode(int kind, int is_float, const int64_t *source, int64_t n_runs, int64_t run, int64_t step,
+                           char *target) {
+  if (is_float && kind == P_F32) { POOLISH_DECODE(float, poolish_double(source[j])) }
+  switch (kind) {
+    case P_BOOL: POOLISH_DECODE(uint8_t, source[j] != 0)
+    case P_I8: case P_U8: POOLISH_DECODE(uint8_t, source[j])
+    case P_I16: case P_U16: POOLISH_DECODE(uint16_t, source[j])
+    case P_I32: case P_U32: POOLISH_DECODE(uint32_t, source[j])
+    default: POOLISH_DECODE(int64_t, source[j]) /* 64-bit integers, and the bits of a float64 */
+  }
+}
+
 /* Zeros into a part of a file; whatever the system does not write is left as it was. */
 static void poolish_write_zeros(int file, int64_t begin, int64_t end) {
   static char zeros[1 << 18];

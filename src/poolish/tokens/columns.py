@@ -23,7 +23,8 @@ from poolish.errors import PoolishError, SchemaError
 from poolish.kernels.reference_tokens import ColumnTuple
 from poolish.schema import is_tensor
 from poolish.tokens.encoding import as_array, cannot_hold, check_order, encode_flat, flatten, refusal, shown
-from poolish.tokens.fields import Shape, TokenField, type_of
+from poolish.tokens.fields import TokenField, type_of
+from poolish.tokens.specs import Shape
 from poolish.torch_bridge import is_torch_tensor
 
 Int64 = NDArray[np.int64]

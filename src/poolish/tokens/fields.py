@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from poolish.errors import CorruptDataError, LimitExceeded, SchemaError, UnknownColumn
 from poolish.kernels.reference_tokens import SCALAR, SEQUENCE, UNDECIDED, FieldTuple
 from poolish.schema import Field, Schema, column_name, describe, dtype_and_shape, is_tensor
-
-Shape = tuple[int | None, ...]
+from poolish.tokens import specs
+from poolish.tokens.specs import Shape
 
 MAX_FIELDS = 256
 
@@ -141,15 +141,19 @@ def _range(dtype: str) -> tuple[int, int]:
 
 
 def fields_of(description: Any) -> tuple[TokenField, ...]:
-    """The fields that names, features or a schema describe, in order.
+    """The fields that names, specs (see specs.py), features or a schema describe, in order.
 
     >>> [str(field) for field in fields_of({"action": "int64", "observation": pa.list_(pa.float32())})]
     ['action: int64', 'observation: float32[any]']
     """
+    if specs.is_space(description) and not isinstance(description, Mapping):
+        raise SchemaError(f"fields {description!r}: name it, as in fields={{'obs': env.observation_space}}")
+    if isinstance(description, np.dtype) and description.names:
+        description = {name: description[name] for name in description.names}
     if isinstance(description, (str, bytes, set, frozenset)) or not isinstance(description, Iterable):
         raise SchemaError(f"fields {description!r}: give a list of names in order, or {{name: feature or dtype}}")
     if isinstance(description, Mapping):
-        fields = [_field(name, declared) for name, declared in description.items()]
+        fields = [_field(name, declared) for name, declared in specs.leaves(description)]
     elif isinstance(description, (Schema, pa.Schema)):
         fields = [_from_schema(field) for field in Schema.of(description)]
     else:
@@ -177,6 +181,8 @@ def _field(name: Any, declared: Any) -> TokenField:
         return TokenField(name, shape=None)
     if isinstance(declared, TokenField):
         return dataclasses.replace(declared, name=name)
+    if isinstance(declared, specs.Spec):
+        return _from_parts(name, *declared)
     if isinstance(declared, Field):
         return _from_schema(dataclasses.replace(declared, name=name))
     if _is_feature(declared):
@@ -200,18 +206,22 @@ def _from_schema(field: Field) -> TokenField:
         shape = (_declared_length(field.feature), *rest)
     else:
         dtype, shape = _DTYPES.get(type_, ""), ()
+    return _from_parts(field.name, dtype or describe(type_), shape, field.feature)
+
+
+def _from_parts(name: str, dtype: str, shape: Shape, feature: str | None = None) -> TokenField:
     if dtype not in DTYPES:
         raise SchemaError(
-            f"field {field.name!r}: a stream holds numbers and bools, got {describe(type_)}; "
+            f"field {name!r}: a stream holds numbers and bools, got {dtype}; "
             "encode it as numbers, or keep it in to_dataset(extra=...)"
         )
     if 0 in shape:
-        raise SchemaError(f"field {field.name!r}: a shape of {shape} holds no numbers; leave the field out")
+        raise SchemaError(f"field {name!r}: a shape of {shape} holds no numbers; leave the field out")
     if None in shape[1:]:
         raise SchemaError(
-            f"field {field.name!r}: only the first dimension may vary, got {shape}; flatten it, and store the sizes"
+            f"field {name!r}: only the first dimension may vary, got {shape}; flatten it, and store the sizes"
         )
-    return TokenField(field.name, dtype, shape, field.feature)
+    return TokenField(name, dtype, shape, feature)
 
 
 def _declared_length(feature: str | None) -> int | None:

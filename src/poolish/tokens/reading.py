@@ -24,6 +24,8 @@ from poolish.tokens.writer import Writer
 
 Int64 = NDArray[np.int64]
 Batch = dict[str, NDArray[np.int64]]
+#: A field that ends an episode where it is not zero, or several.
+Within = str | Sequence[str]
 
 _LAST = 2**63 - 1
 
@@ -103,7 +105,7 @@ class StreamReads:
         *,
         rng: np.random.Generator | None = None,
         start: str = "token",
-        within: str | None = None,
+        within: Within | None = None,
         weights: Sequence[Weight] | None = None,
         types: bool = True,
     ) -> Batch:
@@ -124,7 +126,7 @@ class StreamReads:
         *,
         rng: np.random.Generator | None = None,
         start: str = "token",
-        within: str | None = None,
+        within: Within | None = None,
         weights: Sequence[Weight] | None = None,
     ) -> Int64:
         """The positions of the windows that ``sample`` would read, without reading them."""
@@ -135,14 +137,18 @@ class StreamReads:
         starts = self._starts_of(view, width, start, within)
         return choose(view, starts, n, width, self._rng if rng is None else rng, weights)
 
-    def coverage(self, width: int, *, start: str = "token", within: str | None = None) -> Coverage:
+    def coverage(self, width: int, *, start: str = "token", within: Within | None = None) -> Coverage:
         """How many different windows ``sample`` chooses from, and how many episodes are too short for one."""
         view = self._view()
         return coverage(view, self._starts_of(view, check_whole(width, "width", unit="tokens"), start, within))
 
-    def _starts_of(self, view: View, width: int, start: str, within: str | None) -> Starts:
-        type_ = -1 if within is None else self._type_of(within)
-        return self._starts.of(view, width, start, None if within is None else self._fields[type_], type_)
+    def _starts_of(self, view: View, width: int, start: str, within: Within | None) -> Starts:
+        return self._starts.of(view, width, start, None if within is None else self._ending(within))
+
+    def _ending(self, within: Within) -> dict[int, TokenField]:
+        """The fields that end an episode, by their types."""
+        names = within if isinstance(within, (list, tuple)) else (within,)
+        return {type_: self._fields[type_] for type_ in sorted(map(self._type_of, names))}
 
     def decode(self, values: ArrayLike, name: str) -> NDArray[Any]:
         """Tokens of a field as its own numbers (float32, bool, ...), in the shape they have.

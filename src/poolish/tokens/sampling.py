@@ -10,7 +10,7 @@ a search in a table with an entry for each, which grows at its end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -96,13 +96,14 @@ class AnyStep:
 
 
 class Episodes:
-    """Where episodes end: behind each step in which a field is not zero, and at breaks. The last one is still open.
+    """Where episodes end: behind each step in which any of some fields is not zero, and at breaks. The last is still
+    open.
 
     Scanned once, and then only what is new; a step that may still be continued is left for the next time.
     """
 
-    def __init__(self, field: TokenField, type_: int, view: View) -> None:
-        self.field, self.type = field, type_
+    def __init__(self, fields: Mapping[int, TokenField], view: View) -> None:
+        self.fields = fields  # by their types
         self.base = view.first_token, view.first_ordinal
         self.n = 0
         self.table = np.empty((64, 2), np.int64)  # token and step behind each end
@@ -132,18 +133,27 @@ class Episodes:
         breaks = view.breaks()
         tokens = view.begins_of(breaks)
         while True:  # once at least: a break may lie just where the last scan ended, behind a step without tokens
-            until = max(begin, min(last_begin, begin + _SCAN_TOKENS))
-            found = np.empty(min(until - begin, 1 << 16), np.int64)
-            lanes = view.lanes
-            args = lanes.data.room, lanes.types.room, begin, until, self.type, self.field.is_float
-            n, end = kernels.find_nonzero(*args, found)
+            end = max(begin, min(last_begin, begin + _SCAN_TOKENS) if self.fields else last_begin)
+            found = self._nonzero(view, begin, end)
             broken = breaks[(tokens >= begin) & (tokens <= end)]
-            if n or len(broken):
-                self._add(view, np.union1d(self._behind(view, found[:n]), broken))
+            if len(found) or len(broken):
+                self._add(view, np.union1d(self._behind(view, found), broken))
             begin = end
             if begin >= last_begin:
                 break
         self._scanned, self._seen_rows = max(self._scanned, last_begin), view.rows
+
+    def _nonzero(self, view: View, begin: int, end: int) -> Int64:
+        """The positions of the tokens of these fields that are not zero."""
+        parts, lanes = [_NONE], view.lanes
+        for type_, field in self.fields.items():
+            at = begin
+            while at < end:
+                found = np.empty(min(end - at, 1 << 16), np.int64)
+                args = lanes.data.room, lanes.types.room, at, end, type_, field.is_float
+                n, at = kernels.find_nonzero(*args, found)
+                parts.append(found[:n])
+        return np.concatenate(parts)
 
     def _behind(self, view: View, positions: Int64) -> Int64:
         """The numbers of the steps behind those that tokens belong to."""
@@ -160,7 +170,7 @@ class Episodes:
         ordinals = view.steps_before_each(begins)
         is_new = np.diff(begins, prepend=self.begin(self.n)[0]) > 0
         ends = np.stack([begins[is_new], ordinals[is_new]], axis=1)
-        self.table = _with_room(self.table, self.n, self.n + len(ends))
+        self.table = with_room(self.table, self.n, self.n + len(ends))
         self.table[self.n : self.n + len(ends)] = ends
         self.n += len(ends)
 
@@ -250,7 +260,7 @@ class InEpisodes:
             return
         begins = np.concatenate([[self._episodes.begin(low)], self._episodes.table[low : high - 1]])
         counts = self._counts(view, begins, self._episodes.table[low:high])
-        self._totals = _with_room(self._totals, low, high)
+        self._totals = with_room(self._totals, low, high)
         self._totals[low:high] = np.cumsum(counts) + self._before(low)
         self._n = high
 
@@ -265,29 +275,35 @@ class InEpisodes:
 
 
 class KnownStarts:
-    """The starts that a stream has been asked for: what it knows of episodes is kept, because it is slow to find."""
+    """The episodes and the starts of windows that a stream was asked for, kept for the next time."""
 
     def __init__(self) -> None:
-        self._episodes: dict[int, Episodes] = {}
-        self._inside: dict[tuple[int, int, str], InEpisodes] = {}
+        self._episodes: dict[tuple[int, ...], Episodes] = {}
+        self._inside: dict[tuple[tuple[int, ...], int, str], InEpisodes] = {}
 
-    def of(self, view: View, width: int, start: str, field: TokenField | None, type_: int) -> Starts:
-        """The starts of windows that may lie anywhere, or within the episodes that ``field`` ends."""
+    def of(self, view: View, width: int, start: str, fields: Mapping[int, TokenField] | None) -> Starts:
+        """The starts of windows that may lie anywhere, or within the episodes that ``fields`` end."""
         if start not in ("token", "step"):
             raise ConfigError(f"start={start!r}: windows begin at a 'token' or at a 'step'")
-        if field is None:
+        if fields is None:
             return AnyToken(width) if start == "token" else AnyStep(width)
-        episodes = self._episodes.get(type_)
-        if episodes is None or episodes.is_outdated(view):
-            episodes = self._episodes[type_] = Episodes(field, type_, view)
-            self._inside = {key: starts for key, starts in self._inside.items() if key[0] != type_}
-        key = type_, width, start
+        episodes = self.episodes(view, fields)
+        key = tuple(fields), width, start
         if key not in self._inside:
             self._inside[key] = InEpisodes(width, episodes, at_steps=start == "step")
         return self._inside[key]
 
+    def episodes(self, view: View, fields: Mapping[int, TokenField]) -> Episodes:
+        """The episodes that ``fields`` and breaks end."""
+        types = tuple(fields)
+        episodes = self._episodes.get(types)
+        if episodes is None or episodes.is_outdated(view):
+            episodes = self._episodes[types] = Episodes(fields, view)
+            self._inside = {key: starts for key, starts in self._inside.items() if key[0] != types}
+        return episodes
 
-def _with_room(table: NDArray[Any], used: int, needed: int) -> NDArray[Any]:
+
+def with_room(table: NDArray[Any], used: int, needed: int) -> NDArray[Any]:
     """The table, or one at least twice as long with the same beginning."""
     if needed <= len(table):
         return table

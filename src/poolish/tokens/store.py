@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,10 +21,12 @@ from poolish.printable import printable
 from poolish.seeds import generator
 from poolish.tokens import directory
 from poolish.tokens.directory import LOCK, is_store
+from poolish.tokens.experience import ExperienceReads
 from poolish.tokens.fields import TokenField, fields_of
 from poolish.tokens.hf import DatasetConversions
 from poolish.tokens.reader import Reader
 from poolish.tokens.sampling import KnownStarts
+from poolish.tokens.sequences import KnownSequences
 from poolish.tokens.window_dataset import WindowDataset
 from poolish.tokens.writer import Writer
 
@@ -38,7 +40,7 @@ _TAKES_URLS = "save_dataset() and load_dataset(), and by the sources of a recipe
 _writing: WeakRegistry[StreamStore] = WeakRegistry()
 
 
-class StreamStore(DatasetConversions, kernels.Appender):
+class StreamStore(DatasetConversions, ExperienceReads, kernels.Appender):
     """Append-only stream of int64 tokens on disk, shared by one writer and any number of readers.
 
     Without a path the files are temporary and go with the process. A reader sees a step once ``append`` has returned,
@@ -46,7 +48,7 @@ class StreamStore(DatasetConversions, kernels.Appender):
     a power cut. Steps never decrease; within a step, fields come in the order in which they were declared.
 
     >>> store = StreamStore(folder / "rollouts", fields={"action": "int64", "reward": "float32"})
-    >>> store.append(steps=[0, 0], names=["action", "reward"], values=[3, 0.5])
+    >>> store.append(0, {"action": 3, "reward": 0.5})
     >>> store.append_many([1, 2], {"action": [4, 5], "reward": [0.25, 1.0]})
     >>> batch = store[np.array([[0, 2], [-2, -1]])]
     >>> batch["types"].tolist(), store.decode(batch["values"][:, 1], "reward").tolist()
@@ -66,8 +68,10 @@ class StreamStore(DatasetConversions, kernels.Appender):
     ) -> None:
         """Make a stream, or append to the one at ``path``, which must have the same fields if they are given.
 
-        ``fields`` is a list of names (every field then holds float64 numbers) or {name: feature or dtype}. A stream of
-        ``max_tokens`` drops its oldest steps; positions keep counting up. ``seed`` is for ``sample`` without ``rng``.
+        ``fields`` is a list of names (every field then holds float64 numbers) or {name: what it holds}: a dtype, a
+        dtype with a shape as in ``("float32", (4,))``, a feature, a gymnasium space, or a sample value. Mappings may be
+        nested: their fields are "obs.position". A stream of ``max_tokens`` drops its oldest steps; positions keep
+        counting up. ``seed`` is for ``sample`` without ``rng``.
 
         What is appended to a stream that was opened again begins a new episode (a *break*), because the recorder
         of the last one may have been killed in the middle of it. ``continue_episode=True`` continues it.
@@ -123,6 +127,7 @@ class StreamStore(DatasetConversions, kernels.Appender):
         self._source: Writer | Reader | None = None
         self._is_closed = False
         self._starts = KnownStarts()
+        self._sequences = KnownSequences()
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def define_fields(self, fields: Any) -> None:
@@ -159,7 +164,11 @@ class StreamStore(DatasetConversions, kernels.Appender):
 
     if TYPE_CHECKING:  # it is inherited: a Python frame around it would cost as much as the append itself
 
-        def append(self, steps: int | Sequence[int], names: Sequence[str], values: Sequence[Any]) -> None:
+        @overload  # type: ignore[override]  # the kernel takes anything, to say what is wrong with it
+        def append(self, steps: int, names: Mapping[str, Any]) -> None: ...
+        @overload
+        def append(self, steps: int | Sequence[int], names: Sequence[str], values: Sequence[Any]) -> None: ...
+        def append(self, steps: Any, names: Any, values: Any = None) -> None:
             """Append field-writes; see ``kernels.Appender``."""
 
     def _append_unopened(self, steps: Any, names: Any, values: Any) -> None:

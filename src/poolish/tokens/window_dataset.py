@@ -38,9 +38,8 @@ class WindowDataset:
         self._base = -(-view.first_token // self.stride) * self.stride
         self._starts: InEpisodes | None = None
         if within is not None:
-            type_ = store._type_of(within)
             self._base = view.first_token
-            self._episodes = Episodes(store._fields[type_], type_, view)
+            self._episodes = Episodes(store._ending(within), view)
             self._starts = InEpisodes(self.width, self._episodes, at_steps=False, stride=self.stride)
 
     def __len__(self) -> int:

@@ -27,9 +27,10 @@ from poolish.tokens.columns import TokenColumn, check_columns, columns_of
 from poolish.tokens.commits import Commit, CommitLog, CommitManager, Verified, verify
 from poolish.tokens.directory import LOCK, create, is_store, make_directory, read_description
 from poolish.tokens.encoding import encode_writes, shown, step_number
-from poolish.tokens.fields import TokenField, decided
+from poolish.tokens.fields import TokenField, decided, type_of
 from poolish.tokens.head import BRANCHES, Head
 from poolish.tokens.logs import BranchLog
+from poolish.tokens.specs import flat_values
 from poolish.tokens.stream_files import STEP, TYPE, StreamFiles, StreamState, View
 
 Int64 = NDArray[np.int64]
@@ -221,7 +222,10 @@ class Writer:
         return is_over or not self._is_branched or self._hold is not None
 
     def append_slowly(self, steps: Any, names: Any, values: Any) -> None:
-        """Append what the kernel does not handle: find errors, make room, decide kinds."""
+        """Append what the kernel does not handle: find errors, make room, decide kinds. A mapping is ``names``."""
+        if values is None:
+            self._append_mapping(steps, names)
+            return
         with self._alone() as recorder:
             with self._undisturbed():
                 last = recorder.last_step, recorder.last_type
@@ -233,6 +237,26 @@ class Writer:
             with self._deciding(written.kinds):
                 recorder.record(written.steps, written.types, written.lengths, written.tokens)
             self._trim()
+
+    def _append_mapping(self, step: Any, given: Any) -> None:
+        """Append one step from a mapping: nested ones are taken apart, fields are put in the order of declaration."""
+        if not isinstance(given, Mapping):
+            raise SchemaError(
+                f"append takes (step, {{name: value}}) or (steps, names, values), got {shown(given)} without values"
+            )
+        if isinstance(step, (list, tuple)) or np.ndim(step):
+            raise SchemaError(f"a mapping holds the fields of one step, got steps {shown(step)}; give one number")
+        step = step_number(step)
+        flat = flat_values(given, self.ids)
+        typed = {type_of(self.ids, name): value for name, value in flat.items()}
+        if len(typed) < len(flat):
+            raise SchemaError(f"append: a field is there twice in {list(flat)}; leave one out")
+        names = [self.fields[type_].name for type_ in sorted(typed)]
+        values = [typed[type_] for type_ in sorted(typed)]
+        if not self.recorder.is_busy:
+            self.recorder.append(step, names, values)  # once taken apart, it is as quick as any
+        else:
+            self.append_slowly(step, names, values)
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:

@@ -1,0 +1,395 @@
+"""Transitions: what was seen, done and paid in a step, and what was seen behind it.
+
+    step t, not an end    next_obs is the observation of step t + 1
+    step t ends           next_obs is the *final* observation, recorded with step t; of step t + 1 it would be the next
+    episode's successor lost        no transition: the newest step of a recorder that was killed (a break), or the
+    newest so far
+
+A stream knows nothing of actions or rewards. Which field plays which role is an argument; where it is left out, the
+names in ``CONVENTIONS`` are looked for among the fields. A role may be several fields: "obs" stands for "obs.position"
+and "obs.velocity" too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolish.errors import SchemaError, UnknownColumn
+from poolish.tokens.sampling import Episodes
+from poolish.tokens.sequences import bounds_of
+from poolish.tokens.steps import Batch, StepReader, Steps, nested
+from poolish.tokens.transforms import Hindsight, goal_steps, n_step_returns, stack_ids
+
+Int64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+#: The fields of a role, by their names inside it; "" is the role itself.
+Group = Mapping[str, int]
+
+CONVENTIONS = {
+    "obs": ("obs", "observation", "state"),
+    "action": ("action", "actions"),
+    "reward": ("reward", "rewards"),
+    "terminated": ("terminated", "termination", "done"),
+    "truncated": ("truncated", "truncation"),
+    "final_obs": ("final_obs", "final_observation"),
+    "next_obs": ("next_obs", "next_observation"),
+}
+_REQUIRED = ("obs", "action", "reward", "terminated")
+
+
+def group_of(ids: Mapping[str, int], name: str) -> Group:
+    """The fields that a name stands for: one, or all that begin with it and a dot.
+
+    >>> group_of({"obs.x": 0, "obs.y": 1, "reward": 2}, "obs"), group_of({"reward": 2}, "reward")
+    ({'x': 0, 'y': 1}, {'': 2})
+    """
+    if name in ids:
+        return {"": ids[name]}
+    return {field[len(name) + 1 :]: type_ for field, type_ in ids.items() if field.startswith(f"{name}.")}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which fields play which role in a transition."""
+
+    obs: Group
+    action: Group
+    reward: int
+    terminated: int
+    truncated: int | None
+    final_obs: Group
+    next_obs: Group
+    repeats_final: bool = False
+
+    @classmethod
+    def find(cls, ids: Mapping[str, int], given: Mapping[str, str | None], repeats_final: bool) -> Roles:
+        """The roles as they are given, and by convention where they are not."""
+        found = {role: _group(ids, role, given.get(role)) for role in CONVENTIONS}
+        for role in _REQUIRED:
+            if not found[role]:
+                raise SchemaError(
+                    f"transitions need {role}=: none of {list(ids)} is called "
+                    f"{' or '.join(map(repr, CONVENTIONS[role]))}; "
+                    "name the field that it is"
+                )
+        if not (found["final_obs"] or found["next_obs"] or repeats_final):
+            raise SchemaError(
+                "the last step of an episode has no observation behind it: record it with that step in a field "
+                "'final_obs' "
+                "(final_obs=), or each next observation (next_obs=); or pass repeat_final=True to have the last "
+                "observation "
+                "again, which is right where its discount is 0, and wrong where an episode was truncated"
+            )
+        for role in ("final_obs", "next_obs"):
+            if found[role] and set(found[role]) != set(found["obs"]):
+                raise SchemaError(
+                    f"{role} has the members {sorted(found[role])}, obs {sorted(found['obs'])}; declare the same"
+                )
+        one = {role: next(iter(found[role].values()), None) for role in ("reward", "terminated", "truncated")}
+        assert one["reward"] is not None
+        assert one["terminated"] is not None
+        groups = {role: found[role] for role in ("obs", "action", "final_obs", "next_obs")}
+        return cls(
+            **groups,
+            reward=one["reward"],
+            terminated=one["terminated"],
+            truncated=one["truncated"],
+            repeats_final=repeats_final,
+        )
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The fields that end an episode."""
+        return tuple(sorted({self.terminated} | ({self.truncated} if self.truncated is not None else set())))
+
+    @property
+    def needed(self) -> list[int]:
+        """The fields that every step has."""
+        return list({*self.obs.values(), *self.action.values(), *self.next_obs.values(), self.reward, *self.ends})
+
+
+def _group(ids: Mapping[str, int], role: str, given: str | None) -> Group:
+    if given is not None:
+        found = group_of(ids, given)
+        if not found:
+            raise UnknownColumn(f"{role}={given!r}: no such field in this stream; there are {list(ids)}")
+        return found
+    return next((found for name in CONVENTIONS[role] if (found := group_of(ids, name))), {})
+
+
+class TransitionIds:
+    """The steps that are transitions: numbered without gaps, ``n`` of them.
+
+    ``lost`` counts those whose successor never came, because the stream was opened again behind them, ``pending`` the
+    newest step if its successor may still come, and ``cut`` those whose earlier frames were trimmed.
+    """
+
+    def __init__(self, reader: StepReader, roles: Roles, stack: int = 1) -> None:
+        self._reader, self._roles = reader, roles
+        self.first, last = reader.span
+        self.end = max(self.first, reader.complete_end(roles.needed))
+        breaks = reader.view.breaks()
+        candidates = np.unique(np.concatenate([breaks - 1, [self.end - 1]]))
+        candidates = candidates[(candidates >= self.first) & (candidates < self.end)]
+        lost = candidates[~self.have_successors(candidates)]
+        self.cut = min(stack - 1, self.end - self.first) if self.first else 0
+        lost = lost[lost >= self.first + self.cut]
+        self._gaps = lost - self.first - self.cut
+        self.pending = int(len(lost) > 0 and lost[-1] == self.end - 1) + last - self.end
+        self.lost = len(lost) - int(len(lost) > 0 and lost[-1] == self.end - 1)
+        self.n = self.end - self.first - self.cut - len(lost)
+
+    def select(self, numbers: Any) -> Int64:
+        """The ids of transitions, given by their numbers from 0 to ``n``."""
+        chosen = np.asarray(numbers, np.int64)
+        if chosen.size and not 0 <= chosen.min() <= chosen.max() < self.n:
+            raise IndexError(
+                f"transitions are numbered 0 to {self.n - 1:,}, got {int(chosen.min())} to {int(chosen.max())}"
+            )
+        shifts = np.searchsorted(self._gaps - np.arange(len(self._gaps)), chosen, side="right")
+        return self.first + self.cut + chosen + shifts
+
+    def are_valid(self, ids: Any) -> Bools:
+        """Which of some ids are transitions."""
+        asked = np.asarray(ids, np.int64)
+        is_inside = (asked >= self.first + self.cut) & (asked < self.end)
+        return is_inside & ~np.isin(asked - self.first - self.cut, self._gaps)
+
+    def check(self, ids: Int64) -> None:
+        """Refuse ids that are no transitions."""
+        valid = self.are_valid(ids)
+        if not valid.all():
+            wrong = int(ids[np.argmin(valid)])
+            if self.first <= wrong < self.end:
+                raise IndexError(
+                    f"step {wrong:,} has no successor: its recorder stopped there, or its frames were trimmed"
+                )
+            raise IndexError(f"step {wrong:,} is none of {self.first:,} to {self.end - 1:,}, which this stream holds")
+
+    def have_successors(self, ids: Int64) -> Bools:
+        if self._roles.next_obs:
+            return np.ones(len(ids), np.bool_)
+        found = self._reader.read(Steps.single(ids), self._roles.ends)
+        names = [self._reader.fields[type_].name for type_ in self._roles.ends]
+        ends: Bools = np.any([found[name][:, 0].reshape(len(ids), -1).any(-1) for name in names], axis=0)
+        return ends
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a transition is to hold: how many steps are summed, frames stacked, goals relabelled."""
+
+    gamma: float = 0.99
+    n_step: int = 1
+    stack: int = 1
+    hindsight: Hindsight | None = None
+
+
+class Transitions:
+    """Reads transitions out of the steps that a stream has at one moment."""
+
+    def __init__(self, reader: StepReader, roles: Roles, episodes: Callable[[], Episodes], target: Target) -> None:
+        self.reader, self.roles, self.target = reader, roles, target
+        self.ids = TransitionIds(reader, roles, target.stack)
+        self._episodes = episodes
+
+    def read(self, ids: Int64, rng: np.random.Generator) -> Batch:
+        """The transitions of these steps."""
+        self.ids.check(ids)
+        roles, target = self.roles, self.target
+        rewards, terminated, truncated, counts = self._outcomes(ids)
+        ended = terminated | truncated
+        stops: Bools = np.any(ended, axis=1)
+        left = self._limits(ids) - ids - (0 if roles.next_obs else 1)
+        used = np.where(stops, ended.argmax(1) + 1, np.minimum(counts, left))
+        last = used - 1
+        rows = np.arange(len(ids))
+        batch: Batch = {"id": ids}
+        begins = self._bounds(ids)[0] if target.stack > 1 else ids
+        obs = self._frames(ids, begins)
+        batch["obs"], lengths = self._value(roles.obs, obs)
+        batch["action"], more = self._value(roles.action, self._single(roles.action, ids))
+        next_obs = self._next_frames(ids + last, stops, begins)
+        if target.hindsight is not None:
+            rewards, batch["relabelled"] = self._relabel(ids, used, ended, rewards, obs, next_obs, rng)
+            batch["obs"], _ = self._value(roles.obs, obs)
+        batch["next_obs"], next_lengths = self._value(roles.obs, next_obs)
+        dtype = rewards.dtype if rewards.dtype.kind == "f" else np.dtype(np.float64)
+        total = n_step_returns(rewards.astype(np.float64), used, target.gamma)
+        batch["reward"] = rewards[:, 0] if target.n_step == 1 else total.astype(dtype)
+        batch["terminated"], batch["truncated"] = (flags[rows, last] & stops for flags in (terminated, truncated))
+        batch["discount"] = np.where(batch["terminated"], 0, target.gamma**used).astype(dtype)
+        found = {"obs": lengths, "action": more, "next_obs": next_lengths}
+        if any(each is not None for each in found.values()):
+            batch["lengths"] = {name: each for name, each in found.items() if each is not None}
+        return batch
+
+    # One step, and those behind it --------------------------------------------------------------------------------
+
+    def _outcomes(self, ids: Int64) -> tuple[NDArray[Any], Bools, Bools, Int64]:
+        """Rewards and ends of ``n_step`` steps from each on, as far as they were recorded without a break."""
+        roles, n_step = self.roles, self.target.n_step
+        counts = np.minimum(n_step, self._limits(ids) - ids)
+        steps = Steps(ids, counts, np.zeros(len(ids), np.int64), n_step)
+        found = self.reader.read(steps, [roles.reward, *roles.ends])
+        rewards = self._named(found, roles.reward)
+        terminated = self._named(found, roles.terminated) != 0
+        truncated = np.zeros_like(terminated) if roles.truncated is None else self._named(found, roles.truncated) != 0
+        return rewards, terminated, truncated, counts
+
+    def _named(self, found: Batch, type_: int) -> NDArray[Any]:
+        """A field of one number a step, as [n, n_steps]."""
+        array: NDArray[Any] = found[self.reader.fields[type_].name]
+        if array.ndim != 2:
+            raise SchemaError(
+                f"field {self.reader.fields[type_].name!r} holds {array.shape[2:]} numbers a step; this role is one"
+            )
+        return array
+
+    def _limits(self, ids: Int64) -> Int64:
+        """The number behind the last step that follows each without a break."""
+        breaks = self.reader.view.breaks()
+        if not len(breaks):
+            return np.full(len(ids), self.ids.end)
+        at = np.searchsorted(breaks, ids, side="right")
+        return np.minimum(
+            np.where(at < len(breaks), breaks[np.minimum(at, len(breaks) - 1)], self.ids.end), self.ids.end
+        )
+
+    def _bounds(self, ids: Int64) -> tuple[Int64, Int64]:
+        episodes = self._episodes()
+        episodes.update(self.reader.view)
+        begins, ends = bounds_of(episodes, ids, self.ids.end)
+        return np.maximum(begins, self.ids.first), np.minimum(ends, self.ids.end)
+
+    # Observations -------------------------------------------------------------------------------------------------
+
+    def _single(self, group: Group, ids: Int64) -> Batch:
+        """The fields of a role in these steps, by their names in it, as [n, ...]; "name#" has ragged ones' lengths."""
+        found = self.reader.read(Steps.single(ids), list(group.values()))
+        parts: Batch = {}
+        for path, type_ in group.items():
+            name = self.reader.fields[type_].name
+            parts[path] = found[name][:, 0]
+            if name in found.get("lengths", {}):
+                parts[f"{path}#"] = found["lengths"][name][:, 0]
+        return parts
+
+    def _behind(self, ids: Int64, ended: Bools) -> Batch:
+        """What was seen behind steps, of which ``ended`` are the last of their episodes."""
+        roles = self.roles
+        if roles.next_obs:
+            return self._single(roles.next_obs, ids)
+        parts = self._single(roles.obs, np.where(ended, ids, ids + 1))
+        if roles.final_obs and ended.any():
+            final = self._single(roles.final_obs, ids[ended])
+            for path, values in final.items():
+                parts[path] = _put(parts[path], ended, values)
+        return parts
+
+    def _frames(self, ids: Int64, begins: Int64) -> Batch:
+        """Observations, or stacks of them."""
+        if self.target.stack == 1:
+            return self._single(self.roles.obs, ids)
+        return self._stacked(stack_ids(ids, begins, self.target.stack))
+
+    def _stacked(self, frames: Int64) -> Batch:
+        parts = self._single(self.roles.obs, frames.reshape(-1))
+        return {path: values.reshape(*frames.shape, *values.shape[1:]) for path, values in parts.items()}
+
+    def _next_frames(self, ids: Int64, ended: Bools, begins: Int64) -> Batch:
+        newest = self._behind(ids, ended)
+        if self.target.stack == 1:
+            return newest
+        older = self._stacked(stack_ids(ids + 1, begins, self.target.stack)[:, :-1])
+        return {path: np.concatenate([older[path], values[:, None]], axis=1) for path, values in newest.items()}
+
+    @staticmethod
+    def _value(group: Group, parts: Batch) -> tuple[Any, Any]:
+        """A role as a user sees it, and the lengths of what is ragged in it, or None."""
+        values = {path: parts[path] for path in group}
+        lengths = {path: parts[f"{path}#"] for path in group if f"{path}#" in parts}
+        if "" in group:
+            return values[""], lengths.get("")
+        return nested(values), nested(lengths) if lengths else None
+
+    # Hindsight ----------------------------------------------------------------------------------------------------
+
+    def _relabel(
+        self,
+        ids: Int64,
+        used: Int64,
+        ended: Bools,
+        rewards: NDArray[Any],
+        obs: Batch,
+        next_obs: Batch,
+        rng: np.random.Generator,
+    ) -> tuple[NDArray[Any], Bools]:
+        """Put goals that were reached into a share of the transitions; their rewards, and which they are."""
+        hindsight = self.target.hindsight
+        assert hindsight is not None
+        goal, achieved = (self._member(name) for name in (hindsight.goal, hindsight.achieved))
+        chosen = rng.random(len(ids)) < hindsight.ratio
+        draws = rng.random(len(ids))[chosen]
+        if not chosen.any():
+            return rewards, chosen
+        goals = self._goals(ids[chosen], draws, hindsight.strategy)[achieved]
+        for parts in (obs, next_obs):
+            frames = goals if self.target.stack == 1 else np.repeat(goals[:, None], self.target.stack, axis=1)
+            parts[goal] = _put(parts[goal], chosen, frames)
+        paid = rewards.copy()
+        is_used = (np.arange(rewards.shape[1]) < used[:, None]) & chosen[:, None]
+        steps = (ids[:, None] + np.arange(rewards.shape[1]))[is_used]
+        reached = self._behind(steps, ended[is_used])[achieved]
+        owners = np.repeat(np.arange(len(goals)), is_used.sum(1)[chosen])
+        paid[is_used] = _rewards(hindsight, reached, goals[owners])
+        return paid, chosen
+
+    def _goals(self, ids: Int64, draws: NDArray[np.float64], strategy: str) -> Batch:
+        """What was seen behind a step of each episode."""
+        begins, ends = self._bounds(ids)
+        has_final = self.ids.have_successors(ends - 1)
+        usable = np.where(has_final, ends, ends - 1)
+        steps = goal_steps(ids, begins, usable, strategy, draws)
+        return self._behind(steps, has_final & (steps == ends - 1))
+
+    def _member(self, name: str) -> str:
+        for path in (name, name.partition(".")[2]):
+            if path and path in self.roles.obs:
+                return path
+        raise SchemaError(
+            f"hindsight needs {name!r} among the members of the observation, which are {sorted(self.roles.obs)}; name "
+            "them "
+            "with Hindsight(goal=, achieved=)"
+        )
+
+
+def _rewards(hindsight: Hindsight, reached: NDArray[Any], goals: NDArray[Any]) -> NDArray[Any]:
+    rewards = np.asarray(hindsight.reward(reached, goals))
+    if rewards.shape != (len(goals),):
+        raise SchemaError(
+            f"Hindsight(reward=): for {len(goals)} goals it returned an array of shape {rewards.shape}; return one "
+            "number each"
+        )
+    return rewards
+
+
+def _put(values: NDArray[Any], where: Bools, new: NDArray[Any]) -> NDArray[Any]:
+    """The array with some rows replaced; ragged ones are padded to the longer of the two."""
+    shape = tuple(map(max, values.shape[1:], new.shape[1:]))
+    if values.shape[1:] == shape == new.shape[1:]:
+        values[where] = new
+        return values
+    wide = _padded(values, shape)
+    wide[where] = _padded(new, shape)
+    return wide
+
+
+def _padded(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Rows with zeros behind them, as far as they are shorter than ``shape``."""
+    return np.pad(values, [(0, 0), *((0, n - m) for n, m in zip(shape, values.shape[1:], strict=True))])
