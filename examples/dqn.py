@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -24,18 +25,20 @@ from poolish.integrations.gymnasium import Record
 STEPS, SOLVED = 60_000, 195.0
 
 
-def learn(q: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> None:
-    """One step of double DQN."""
+def learn(q: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> Any:
+    """One step of double DQN; how wrong each value was."""
     with torch.no_grad():
         best = q(batch["next_obs"]).argmax(1, keepdim=True)
         value = batch["reward"] + batch["discount"] * target(batch["next_obs"]).gather(1, best).squeeze(1)
-    loss = nn.functional.smooth_l1_loss(q(batch["obs"]).gather(1, batch["action"][:, None]).squeeze(1), value.float())
+    predicted = q(batch["obs"]).gather(1, batch["action"][:, None]).squeeze(1)
+    losses = nn.functional.smooth_l1_loss(predicted, value.float(), reduction="none")
     optimizer.zero_grad()
-    loss.backward()
+    (losses * batch.get("weight", torch.ones(()))).mean().backward()
     optimizer.step()
     with torch.no_grad():
         for slow, fast in zip(target.parameters(), q.parameters(), strict=True):
             slow.lerp_(fast, 0.005)
+    return (predicted.detach() - value).abs() + 1e-3
 
 
 def play(n_steps: int = STEPS, seed: int = 0) -> float:

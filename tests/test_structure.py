@@ -55,7 +55,8 @@ PUBLIC_NAMES = {
     *("Suite", "Profile"),
     *("BadText", "BudgetSpent", "CircuitOpen", "ConfigError", "CorruptDataError", "DataRefused", "DurabilityLost"),
     *("LimitExceeded", "NumberTooLarge", "PacingTimeout", "PoolishError", "QueueError", "QueueNotFound"),
-    *("RecipeError", "ResumeError", "SchemaError", "StaleSchema", "Starved", "StoreFull", "StoreLocked", "Unfingerprintable", "UnknownColumn"),
+    *("RecipeError", "ResumeError", "SchemaError", "StaleSchema", "Starved", "StoreFull", "StoreLocked"),
+    *("Unfingerprintable", "UnknownColumn"),
     "show_versions",
     *("errors", "guards", "load", "testing"),
 }

@@ -303,6 +303,8 @@ def _open_streams(folder: Path | None, fields: Mapping[str, TokenField], n: int,
 
 def _parts(names: Sequence[str], value: Any) -> list[Any]:
     """The values of fields such as ``obs``, or ``obs.goal`` and ``obs.seen``, out of a value of dicts and tuples."""
+    if len(names) == 1 and "." not in names[0]:
+        return [value]
     found = []
     for name in names:
         part = value
