@@ -47,7 +47,7 @@ FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package 
 
 PUBLIC_NAMES = {
     *("DatasetBuffer", "register_normalizer"),
-    *("StreamStore", "MemmapBuffer"),
+    *("StreamStore", "StreamSet", "MemmapBuffer"),
     *("DataProviderBase", "DataProvider", "DatasetProvider", "DatasetConsumer"),
     *("DatasetRecipe", "bake", "col", "register_step"),
     *("Dataset", "Loader", "verify_resume"),

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from poolish.serve import DatasetConsumer as DatasetConsumer
     from poolish.serve import DatasetProvider as DatasetProvider
     from poolish.tokens import MemmapBuffer as MemmapBuffer
+    from poolish.tokens import StreamSet as StreamSet
     from poolish.tokens import StreamStore as StreamStore
     from poolish.versions import show_versions as show_versions
 
@@ -77,7 +78,7 @@ _NAMES = {
     "rows": "DatasetBuffer register_normalizer",
     "schema": "Field Schema",
     "serve": "DataProvider DataProviderBase DatasetConsumer DatasetProvider",
-    "tokens": "MemmapBuffer StreamStore",
+    "tokens": "MemmapBuffer StreamSet StreamStore",
     "versions": "show_versions",
 }
 _HOMES = {name: f"poolish.{home}" for home, names in _NAMES.items() for name in names.split()}
@@ -118,6 +119,7 @@ __all__ = [
     "Starved",
     "StoreFull",
     "StoreLocked",
+    "StreamSet",
     "StreamStore",
     "Suite",
     "Unfingerprintable",

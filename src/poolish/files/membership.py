@@ -23,7 +23,8 @@ from poolish.files.publishing import sync, sync_directory
 from poolish.files.space import open_regular
 
 #: An ordinal is the upper part of a signed 64-bit row id, whose lower 48 bits count the member's rows.
-MAX_MEMBERS = 2**15
+ID_BITS = 48
+MAX_MEMBERS = 2 ** (63 - ID_BITS)
 _FORMAT, _VERSION = "poolish members", 1
 _LOCK_TIMEOUT_S = 60.0
 
@@ -57,6 +58,14 @@ class MembershipRecord:
         """The names recorded by now, by any process; a name's place is its ordinal."""
         self.refresh()
         return list(self._ordinals)
+
+    def create(self) -> None:
+        """Give the record its identity, unless it has one; ``add`` does so with the first member."""
+        with self._lock:
+            self.refresh()
+            if self._uuid is None:
+                self._lines.write(_head())
+        self.refresh()
 
     def add(self, names: Iterable[str]) -> list[int]:
         """The ordinals of these names; a name that has none gets the next one."""
@@ -95,9 +104,8 @@ class MembershipRecord:
                 f"{self.path}: {len(self._ordinals):,} members and {len(new):,} new ones, the most is {MAX_MEMBERS:,} "
                 "over the life of a record; begin a new one for a new run"
             )
-        head = {"format": _FORMAT, "version": _VERSION, "uuid": secrets.token_hex(8)}
         if new:
-            self._lines.write(*([head] if self._uuid is None else []), *({"name": name} for name in new))
+            self._lines.write(*([_head()] if self._uuid is None else []), *({"name": name} for name in new))
 
     def _check_head(self, line: dict[str, object]) -> str:
         if line.get("format") != _FORMAT or "uuid" not in line:
@@ -105,6 +113,10 @@ class MembershipRecord:
         if line.get("version") != _VERSION:
             raise ConfigError(f"{self.path}: version {line.get('version')!r}; this poolish reads version {_VERSION}")
         return str(line["uuid"])
+
+
+def _head() -> dict[str, object]:
+    return {"format": _FORMAT, "version": _VERSION, "uuid": secrets.token_hex(8)}
 
 
 def _check_name(name: object) -> str:

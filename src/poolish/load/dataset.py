@@ -21,6 +21,7 @@ from poolish.load.frozen import FrozenRows, NumberedRows
 from poolish.printable import printable
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
+from poolish.tokens.member_windows import MemberWindows
 from poolish.tokens.window_dataset import WindowDataset
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def identity_of(dataset: Any) -> str:
     >>> identity_of([1, 2]) == identity_of([1, 2]) != identity_of([1, 3])
     True
     """
-    if isinstance(dataset, (DatasetBuffer, Snapshot, WindowDataset)):
+    if isinstance(dataset, (DatasetBuffer, Snapshot, WindowDataset, MemberWindows)):
         return f"{qualified_name(type(dataset))} {dataset.uuid}"
     own = dataset._identity() if isinstance(dataset, Dataset) else NotImplemented
     try:

@@ -31,6 +31,7 @@ from poolish.columns import one_chunk
 from poolish.errors import ConfigError
 from poolish.load.batch import collate, empty_like, nbytes, tensors
 from poolish.load.frozen import FrozenRows, Int64, SnapshotRows, WindowRows, is_arrow, table_of
+from poolish.load.member_rows import MemberWindowRows
 from poolish.load.padding import Cast, PaddedCollate, PaddedColumns, Room, array_room
 from poolish.load.planner import Example, LoaderPosition, Plan, ReadRequest, StepPlanner
 from poolish.load.shaping import BatchShaper, rows_named
@@ -106,13 +107,15 @@ class BatchReader:
         """Whether these rows are gathered column by column."""
         if self._faults is not None or (self._collate_fn is not None and self._padding is None):
             return False
-        if isinstance(rows, WindowRows):  # all of one width: nothing to pad, unless a column is named
+        if isinstance(
+            rows, (WindowRows, MemberWindowRows)
+        ):  # all of one width: nothing to pad, unless a column is named
             return self._output != "arrow" and (self._padding is None or self._padding.columns is None)
         return isinstance(rows, SnapshotRows) or (self._padding is not None and is_arrow(rows))
 
     def _read_columns(self, piece: ReadRequest) -> Read:
         rows = piece.rows
-        if isinstance(rows, WindowRows):
+        if isinstance(rows, (WindowRows, MemberWindowRows)):
             return _read_remaining(piece, self._windows)
         if not isinstance(rows, SnapshotRows):
             return Read(self._table(table_of(rows, piece.ids)), piece.ids, piece.gone)
@@ -137,7 +140,7 @@ class BatchReader:
         )
 
     def _windows(self, rows: FrozenRows, ids: Int64) -> Any:
-        assert isinstance(rows, WindowRows)
+        assert isinstance(rows, (WindowRows, MemberWindowRows))
         columns = rows.columns(ids)
         return tensors(columns) if self._output == "torch" else columns
 

@@ -5,6 +5,7 @@ order of ids, so everything the loader reads is first frozen::
 
     DatasetBuffer, Snapshot    ids are row ids; rows may be missing anywhere
     StreamStore                ids count the steps; the oldest may be gone
+    StreamSet, its windows     those of its members, each below its ordinal
     windows of a stream        ids count the windows; the oldest may be gone
     views of poolish.load      the ids of what they look at, where each of their rows is one of its rows
     anything else map-style    ids are row numbers; it may only grow at its end
@@ -26,10 +27,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from poolish.concurrency import cached_property
+from poolish.files.membership import ID_BITS
 from poolish.fingerprints import tables
+from poolish.load.member_rows import MemberRows, MemberWindowRows
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
+from poolish.tokens.member_windows import MemberWindows
 from poolish.tokens.store import StreamStore
+from poolish.tokens.stream_set import StreamSet
 from poolish.tokens.window_dataset import WindowDataset
 
 if TYPE_CHECKING:
@@ -41,10 +46,6 @@ Span = tuple[int, int]
 
 #: How a dataset may change: not at all; by this process alone; or under the eyes of several processes.
 FIXED, LOCAL, SHARED = "fixed", "local", "shared"
-
-
-#: Bits of an id below the ordinal of its span.
-ID_BITS = 48
 
 
 class Members(NamedTuple):
@@ -110,7 +111,18 @@ def snapshot_rows(dataset: Any) -> FrozenRows:
         return StepRows(dataset)
     if isinstance(dataset, WindowDataset):
         return WindowRows(dataset)
+    if isinstance(dataset, (StreamSet, MemberWindows)):
+        return _member_rows(dataset)
     return NumberedRows(dataset)
+
+
+def _member_rows(dataset: StreamSet | MemberWindows) -> MemberRows:
+    if isinstance(dataset, StreamSet):
+        steps = {member.ordinal: StepRows(member.store) for member in dataset.members}
+        return MemberRows(dataset.uuid, steps, Members(dataset.n_given), SHARED if dataset.is_shared else LOCAL)
+    windows = {ordinal: WindowRows(part) for ordinal, part in dataset.parts().items()}
+    streams = dataset.streams
+    return MemberWindowRows(dataset.uuid, windows, Members(streams.n_given), SHARED if streams.is_shared else LOCAL)
 
 
 def ids_of(dataset: Any, numbers: Sequence[int] | Int64) -> Int64:
@@ -120,6 +132,8 @@ def ids_of(dataset: Any, numbers: Sequence[int] | Int64) -> Int64:
         return dataset.ids[wanted]
     if isinstance(dataset, WindowDataset):
         return wanted + dataset.first_id
+    if isinstance(dataset, (StreamSet, MemberWindows)):
+        return np.concatenate([np.arange(first, end) for first, end in snapshot_rows(dataset).spans()])[wanted]
     own = getattr(dataset, "ids_of", None)
     if own is not None:
         ids: Int64 = own(wanted)
@@ -285,6 +299,10 @@ class WindowRows(NumberedRows):
         """Whether the same branches did."""
         return bool(self._dataset.store.has_branch(branch))
 
+    def branch_of(self, row: int) -> str:
+        """The branches that wrote the rows of the stream's index below one."""
+        return str(self._dataset.store._view().branches.name_below(row))
+
     def fetch(self, ids: Int64) -> list[Any]:
         """Many windows in one go."""
         return super().fetch(ids - self._shift)
@@ -332,6 +350,10 @@ class StepRows:
     def has_branch(self, branch: str) -> bool:
         """Whether the same branches did."""
         return self._store.has_branch(branch)
+
+    def branch_of(self, row: int) -> str:
+        """The branches that wrote the rows of the stream's index below one."""
+        return self._store._view().branches.name_below(row)
 
     def fetch(self, ids: Int64) -> list[Any]:
         """Steps as dicts that all have the same fields; numbers are NumPy's, of the dtype that the field declares."""

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from poolish import kernels, seeds
 from poolish.errors import ResumeError
-from poolish.load.frozen import ID_BITS, FrozenRows, Int64, Span, has_all, members_of, ordinal_of
+from poolish.files.membership import ID_BITS
+from poolish.load.frozen import FrozenRows, Int64, Span, has_all, members_of, ordinal_of
 
 #: Ids in a block. Small, so that what is appended comes soon; large enough that Python's share of a block is small.
 BLOCK_ROWS = 1024

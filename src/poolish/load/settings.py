@@ -20,6 +20,7 @@ from poolish.load.ledger import LedgerProtocol
 from poolish.ranks import Share, is_launched
 from poolish.rows.snapshot import Snapshot
 from poolish.tokens.store import StreamStore
+from poolish.tokens.stream_set import StreamSet
 
 ACKNOWLEDGE = ("on_yield", "explicit")
 #: What rows in memory are to the ranks of several processes: the same in each, or each rank's own.
@@ -133,8 +134,8 @@ class LoaderSettings:
 
 
 def check_dataset(dataset: Any) -> Any:
-    """Anything with a length and an index, or a stream, whose steps are rows."""
-    if isinstance(dataset, StreamStore):
+    """Anything with a length and an index, or one or several streams, whose steps are rows."""
+    if isinstance(dataset, (StreamStore, StreamSet)):
         return dataset
     if isinstance(dataset, Mapping):
         raise ConfigError("dataset is a dict, which has keys and no row numbers; append its columns to a DatasetBuffer")

@@ -8,9 +8,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from poolish import kernels
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError, SchemaError
+from poolish.tokens.drawing import Drawable
 from poolish.tokens.reading import StreamReads, Within
 from poolish.tokens.sampling import Coverage, Episodes, Weight
 from poolish.tokens.sequence_transforms import SequenceContext, Transform
@@ -107,13 +107,34 @@ class ExperienceReads(StreamReads):
         device: Any = None,
     ) -> Batch:
         n, rng = check_whole(n, "n", least=0, unit="sequences"), self._generator(rng)
+        check_output(output, device)
+        found = self._sequences_to_draw(n_steps, within, fields, optional, short, overlap, burn_in, transforms)
+        return as_output(found.draw(n, rng), output, device)
+
+    def _sequences_to_draw(
+        self,
+        n_steps: int,
+        within: Within | None = None,
+        fields: Sequence[str] | None = None,
+        optional: Sequence[str] = (),
+        short: str = "drop",
+        overlap: int | None = None,
+        burn_in: int = 0,
+        transforms: Sequence[Transform] = (),
+    ) -> Drawable:
+        """The sequences of a shape that there are now."""
         shape = SequenceShape.of(n_steps, overlap, short, burn_in)
         reader = StepReader(self._read())
         types, absent = self._chosen(fields, optional)
         end = reader.complete_end([type_ for type_ in types if type_ not in absent])
         sequences = self._sequences.of(self._episodes_of(reader, within), shape)
-        steps = sequences.draw(reader.view, n, rng, end)
-        return self._sequence_batch(reader, steps, types, absent, within, end, transforms, output, device)
+        low, high = sequences.bounds(reader.view, end)
+
+        def read(numbers: Int64) -> Batch:
+            steps = sequences.select(reader.view, low + numbers, end)
+            return self._sequence_batch(reader, steps, types, absent, within, end, transforms, None, None)
+
+        return Drawable(max(0, high - low), read, lambda: sequences.nothing(reader.view))
 
     def sequences_at(
         self,
@@ -239,14 +260,23 @@ class ExperienceReads(StreamReads):
         """
         n = check_whole(n, "n", least=0, unit="transitions")
         generator = self._generator(rng)
-        reading = self._transitions(gamma, n_step, stack, hindsight, repeat_final, roles)
-        if n and not reading.ids.n:
-            raise ConfigError(
-                "this stream holds no transition yet: a step and its successor, or an ended episode; append more"
-            )
-        ids = reading.ids.select(kernels.draw(generator, 0, reading.ids.n, n) if n else np.empty(0, np.int64))
         check_output(output, device)
-        return as_output(reading.read(ids, generator), output, device)
+        found = self._transitions_to_draw(generator, gamma, n_step, stack, hindsight, repeat_final, **roles)
+        return as_output(found.draw(n, generator), output, device)
+
+    def _transitions_to_draw(
+        self,
+        rng: np.random.Generator,
+        gamma: float = 0.99,
+        n_step: int = 1,
+        stack: int = 1,
+        hindsight: Hindsight | None = None,
+        repeat_final: bool = False,
+        **roles: str | None,
+    ) -> Drawable:
+        """The transitions that there are now."""
+        reading = self._transitions(gamma, n_step, stack, hindsight, repeat_final, roles)
+        return Drawable(reading.ids.n, lambda numbers: reading.read(reading.ids.select(numbers), rng), _no_transition)
 
     def transitions_at(
         self,
@@ -339,6 +369,12 @@ class ExperienceReads(StreamReads):
             wrong = int(asked.min()) if asked.min() < first else int(asked.max())
             raise IndexError(f"step number {wrong:,} of this stream, which holds {first:,} to {end - 1:,}")
         return asked
+
+
+def _no_transition() -> ConfigError:
+    return ConfigError(
+        "this stream holds no transition yet: a step and its successor, or an ended episode; append more"
+    )
 
 
 def _reshaped(values: Any, shape: tuple[int, ...]) -> Any:

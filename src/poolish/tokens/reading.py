@@ -16,9 +16,10 @@ from poolish import kernels
 from poolish.arguments import check_whole, is_whole
 from poolish.errors import ConfigError, SchemaError
 from poolish.tokens.commits import Verified
+from poolish.tokens.drawing import Drawable
 from poolish.tokens.fields import TokenField, decoded, type_of
 from poolish.tokens.reader import Reader
-from poolish.tokens.sampling import Coverage, KnownStarts, Starts, Weight, choose, coverage
+from poolish.tokens.sampling import Coverage, KnownStarts, Starts, Weight, choose, coverage, nothing_fits
 from poolish.tokens.stream_files import START, STEP, TYPE, View
 from poolish.tokens.writer import Writer
 
@@ -136,6 +137,20 @@ class StreamReads:
         view = self._view()
         starts = self._starts_of(view, width, start, within)
         return choose(view, starts, n, width, self._rng if rng is None else rng, weights)
+
+    def _windows_to_draw(
+        self, width: int, start: str = "token", within: Within | None = None, types: bool = True
+    ) -> Drawable:
+        """The windows of a width that there are now, each with the position of its first token."""
+        width, view = check_whole(width, "width", unit="tokens"), self._view()
+        starts = self._starts_of(view, width, start, within)
+        low, high = starts.bounds(view)
+
+        def read(numbers: Int64) -> dict[str, Any]:
+            positions = starts.select(view, low + numbers)
+            return {**self._windows(self._read(), positions, width, types), "id": positions}
+
+        return Drawable(max(0, high - low), read, lambda: nothing_fits(view, starts, width))
 
     def coverage(self, width: int, *, start: str = "token", within: Within | None = None) -> Coverage:
         """How many different windows ``sample`` chooses from, and how many episodes are too short for one."""

@@ -343,7 +343,7 @@ def choose(
     """The positions of ``n`` windows, drawn with replacement."""
     low, high = starts.bounds(view)
     if high <= low:
-        raise _nothing(view, starts, width)
+        raise nothing_fits(view, starts, width)
     if weights is None:
         return starts.select(view, kernels.draw(rng, low, high, n))
     return starts.select(view, _by_weights(view, starts, n, rng, weights, low, high))
@@ -389,7 +389,8 @@ def _checked(i: int, part: object) -> Weight:
     return min(int(first), LAST_STEP), min(int(end), LAST_STEP), float(weight)
 
 
-def _nothing(view: View, starts: Starts, width: int) -> ConfigError:
+def nothing_fits(view: View, starts: Starts, width: int) -> ConfigError:
+    """Why there is no window of this width."""
     n_tokens = view.tokens - view.first_token
     n_episodes, n_short = starts.short(view)
     where = (

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from poolish import kernels
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError
 from poolish.tokens.sampling import Coverage, Episodes, with_room
@@ -95,15 +94,12 @@ class Sequences:
         begins, ends = episode_edges(self.episodes, chosen, end)
         return self.shape.steps(begins + inside * self.shape.stride, np.maximum(begins, view.first_ordinal), ends)
 
-    def draw(self, view: View, n: int, rng: np.random.Generator, end: int) -> Steps:
-        """``n`` sequences, drawn with replacement, each with the same chance."""
-        low, high = self.bounds(view, end)
-        if high <= low:
-            raise ConfigError(
-                f"no sequence of {self.shape.n_steps:,} steps fits into this stream of {view.n_steps:,} steps: its "
-                f"{self._n + 1:,} episodes are all shorter; append more, ask for fewer steps, or pass short='pad'"
-            )
-        return self.select(view, kernels.draw(rng, low, high, n), end)
+    def nothing(self, view: View) -> ConfigError:
+        """Why there is no sequence."""
+        return ConfigError(
+            f"no sequence of {self.shape.n_steps:,} steps fits into this stream of {view.n_steps:,} steps: its "
+            f"{self._n + 1:,} episodes are all shorter; append more, ask for fewer steps, or pass short='pad'"
+        )
 
     def coverage(self, view: View, end: int) -> Coverage:
         """How many sequences there are, and how many episodes are too short for a whole one."""

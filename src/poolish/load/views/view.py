@@ -51,7 +51,9 @@ from poolish.load.frozen import (
 )
 from poolish.rows import DatasetBuffer
 from poolish.rows.snapshot import Snapshot
+from poolish.tokens.member_windows import MemberWindows
 from poolish.tokens.store import StreamStore
+from poolish.tokens.stream_set import StreamSet
 from poolish.tokens.window_dataset import WindowDataset
 
 if TYPE_CHECKING:
@@ -236,8 +238,8 @@ class CombinedView(Dataset):
 
 def check_source(dataset: Any, what: str = "dataset") -> Any:
     """``dataset``, if a view can look at it."""
-    if isinstance(dataset, StreamStore):
-        raise ConfigError(f"{what}: a stream has tokens, not samples; pass its windows, store.as_dataset(width)")
+    if isinstance(dataset, (StreamStore, StreamSet)):
+        raise ConfigError(f"{what}: a stream has tokens, not samples; pass its windows, .as_dataset(width)")
     return check_map_style(dataset, what)
 
 
@@ -259,7 +261,7 @@ def check_epoch(epoch: int) -> int:
 
 def has_numbers_for_ids(dataset: Any) -> bool:
     """Whether the number of a row is its id for ever."""
-    if isinstance(dataset, (DatasetBuffer, Snapshot, StreamStore, WindowDataset)):
+    if isinstance(dataset, (DatasetBuffer, Snapshot, StreamStore, StreamSet, WindowDataset, MemberWindows)):
         return False
     return bool(getattr(dataset, "ids_are_numbers", True))
 
