@@ -307,7 +307,7 @@ _N_ALONE, _FEWEST_ALONE, _ALONE_S = 40, 8, 0.02
 _LONG_S = 0.0005
 #: How long a thread waits for its turn to read alone.
 _PATIENCE_S = 0.05
-#: What a comparison looks at, at least: so many results, and so many seconds of waiting for them.
+#: What a comparison looks at, at least: a number of results, and seconds of waiting for them.
 _N_WAITS, _WAITED_S = 64, 0.5
 #: How much more threads cost than reading alone, before they are called slower.
 _SLOWER = 1.2
@@ -323,7 +323,7 @@ class Spent(NamedTuple):
         return Spent(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
 
     def per(self, n_items: int) -> Spent:
-        """What one of so many items took."""
+        """What one of ``n_items`` took."""
         return Spent(self.wall_s / n_items, self.cpu_s / n_items)
 
 
@@ -382,7 +382,7 @@ class Pace:
         return len(samples) >= _N_ALONE or sum(spent.wall_s for spent, _ in samples) >= _ALONE_S
 
     def read(self, read: Callable[[], Piece], n_items: int, *, is_whole: bool = True) -> Piece:
-        """Return what ``read`` returns for so many items: all of a task, or a part of it that counts if it is long."""
+        """Return what ``read`` returns for ``n_items``: all of a task, or a part of it that counts if it is long."""
         samples = self._samples
         if self._is_crowded or not n_items or self._is_measured(samples):
             return read()

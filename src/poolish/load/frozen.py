@@ -213,7 +213,7 @@ class SnapshotRows:
         if self._shift is None:
             return self.snapshot.places(self.numbers(ids))
         self.snapshot.check_file()
-        return ids - self._shift
+        return ids - self._shift  # a new array: the kernels take contiguous ones, and ids may be every nth
 
 
 class NumberedRows:

@@ -37,7 +37,7 @@ from poolish.load.frozen import FrozenRows, Int64, Span, has_all, members_of, or
 BLOCK_ROWS = 1024
 
 #: Blocks that are decided together with one from which they follow: enough that deciding costs a step next to nothing.
-MAX_AHEAD = 15
+MAX_AHEAD = 63
 
 Words = NDArray[np.uint64]
 
@@ -315,8 +315,7 @@ class BlocksAhead:
         ids = np.arange(self._cursor + first, self._cursor + stop, step, dtype=np.int64)
         if self._order.shuffle:
             kernels.permute(ids, self._size, self._key, ids)
-        ids += self._start
-        return ids
+        return ids + self._start if self._start else ids
 
     def next_block(self, offset: int) -> tuple[int, GenerationCursors]:
         """The number of the block behind the one in which the ``offset``-th ends, and what is left there."""
