@@ -270,7 +270,7 @@ def look_at(path: Path) -> Findings:
         return Findings([f"{path}: {error.strerror or error}"], is_readable=False)
     if found.st_size == 0:
         return Findings([f"{path}: it is empty"], is_readable=False)
-    return _compare_sums(path, Findings(notes=[f"{found.st_size:,} bytes"]))
+    return _compare_sums(path, Findings(notes=[f"{counted(found.st_size, 'byte')}"]))
 
 
 def _compare_sums(path: Path, findings: Findings) -> Findings:
