@@ -169,7 +169,7 @@ class IngredientResult:
 
     @classmethod
     def of(cls, line: InstructionStats, n_rows: int, n_tokens: int | None) -> IngredientResult:
-        """The account of one ingredient with so many rows, and tokens, in the result."""
+        """The account of one ingredient, with its rows and tokens in the result."""
         unit = "tokens" if line.tokens is not None else "share" if isinstance(line.asked, float) else "rows"
         share = n_rows / max(1, line.rows_in - line.filtered)
         achieved = {"rows": n_rows, "tokens": n_tokens, "share": share}[unit]
