@@ -126,7 +126,7 @@ def _reference(reference: Any) -> Any:
     if len(found) != 1:
         raise ConfigError(f"reference {reference}: expected one file, stream or split of a queue, got {len(found)}")
     for findings in (found[0].look(), found[0].read()):
-        if not findings.ok:
+        if findings.problems:
             raise ConfigError(f"reference {found[0].name}: {'; '.join(findings.problems)}")
     return found[0].rows
 
