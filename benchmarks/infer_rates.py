@@ -1,7 +1,8 @@
 """How often the next good sample passes the suite that `infer` proposed: one JSON line for each table.
 
-    python -m benchmarks.infer_rates [--accept 0.99] [--repeats 200] [table ...]
+    python -m benchmarks.infer_rates [--accept 0.99] [--repeats 200] [--page docs/guards.md] [table ...]
 
+``--page`` writes the rates into the page, between its marks.
 Tables of the real world are cut at random into two halves, again and again: one is the reference, the other the next
 sample. Synthetic sources are drawn twice. Simulators play on, with other seeds. ``rate`` is the share of next samples
 whose outcome is "ok"; ``stated`` is what it should be at least, and ``error`` two standard errors of the rate.
@@ -188,18 +189,43 @@ def lines(names: list[str], repeats: int, accept: float) -> Iterator[str]:
         yield json.dumps({"bench": "guards.infer", "table": name, **found})
 
 
+#: Between these is what ``--page`` writes.
+_MARKS = "<!-- infer rates -->\n", "<!-- end -->"
+
+
+def table_of(found: list[dict[str, Any]]) -> str:
+    """The rates as a table of a page."""
+    lines = ["| source | rows | columns | samples that pass |", "|---|---|---|---|"]
+    for each in found:
+        rate = f"{100 * each['rate']:.1f} % of {each['repeats']:,}"
+        lines.append(f"| {each['table']} | {each['rows']:,} | {each['columns']} | {rate} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_page(path: Path, table: str) -> None:
+    """Put the table between the marks of a page."""
+    first, last = _MARKS
+    before, _, rest = path.read_text().partition(first)
+    path.write_text(f"{before}{first}{table}{last}{rest.partition(last)[2]}")
+
+
 def main() -> None:
     """Print the rates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="table", help=f"of: {', '.join(SOURCES)}")
     parser.add_argument("--accept", type=float, default=0.99)
     parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     unknown = [name for name in options.tables if name not in SOURCES]
     if unknown:
         sys.exit(f"no table {unknown[0]!r}: one of {', '.join(SOURCES)}")
+    found = []
     for line in lines(options.tables or list(SOURCES), options.repeats, options.accept):
         print(line, flush=True)
+        found.append(json.loads(line))
+    if options.page is not None:
+        write_page(options.page, table_of([each for each in found if "rate" in each]))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def test_a_retry_says_since_when_calls_are_given_up(now: list[float]):
     now[0] = THEN + 8
 
     problem = only(retry.health())
-    assert problem.what == "2 calls failed in all of their attempts"
+    assert problem.what == "2 calls failed in all attempts"
     assert problem.since == THEN + 3
     assert retry.health().figures["recovered"] == 1
 

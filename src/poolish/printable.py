@@ -30,10 +30,11 @@ def printable(text: object, keep: str = "") -> str:
 def counted(n: int, noun: str) -> str:
     """A number of things, in words.
 
-    >>> counted(1, "check"), counted(2_000, "row")
-    ('1 check', '2,000 rows')
+    >>> counted(1, "check"), counted(2_000, "row"), counted(3, "batch")
+    ('1 check', '2,000 rows', '3 batches')
     """
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    plural = "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{n:,} {noun}{'' if n == 1 else plural}"
 
 
 def nearest(name: object, known: Iterable[object]) -> str:

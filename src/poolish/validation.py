@@ -126,7 +126,7 @@ def _reference(reference: Any) -> Any:
     if len(found) != 1:
         raise ConfigError(f"reference {reference}: expected one file, stream or split of a queue, got {len(found)}")
     for findings in (found[0].look(), found[0].read()):
-        if not findings.ok:
+        if findings.problems:
             raise ConfigError(f"reference {found[0].name}: {'; '.join(findings.problems)}")
     return found[0].rows
 
@@ -270,7 +270,7 @@ def look_at(path: Path) -> Findings:
         return Findings([f"{path}: {error.strerror or error}"], is_readable=False)
     if found.st_size == 0:
         return Findings([f"{path}: it is empty"], is_readable=False)
-    return _compare_sums(path, Findings(notes=[f"{found.st_size:,} bytes"]))
+    return _compare_sums(path, Findings(notes=[f"{counted(found.st_size, 'byte')}"]))
 
 
 def _compare_sums(path: Path, findings: Findings) -> Findings:

@@ -252,7 +252,7 @@ def test_a_guard_cannot_change_what_is_published(tmp_path: Path):
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ({"ok": True, "mask": [True, False]}, "said ok and blamed 1 rows"),
+        ({"ok": True, "mask": [True, False]}, "said ok and blamed 1 row;"),
         ({"ok": False, "mask": [True]}, r"each of 2 rows, got bool\(1,\)"),
         ({"ok": False, "mask": [1, 0]}, "got int64"),
         ({"ok": False, "mask": [True, False], "action": "drpo"}, "did you mean 'drop'"),

@@ -138,7 +138,7 @@ def test_a_fatal_check_ends_the_provider(path):
 @pytest.mark.parametrize(("max_rejected", "n_rejected"), [(2, 3), (0, 1), (0.5, 6), (0.0, 1)])
 def test_a_source_that_is_only_bad_ends_the_provider(path, max_rejected, n_rejected):
     """By the budget: a count, or a share that few batches may exceed by chance."""
-    told = rf"{n_rejected} of {n_rejected} batches were rejected.*quarantine"
+    told = rf"{n_rejected} of {n_rejected} batch(es)? rejected.*quarantine"
 
     with (
         provider(path, bad=range(100), n_batches=100, max_rejected=max_rejected) as running,

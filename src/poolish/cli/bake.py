@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from poolish.cli.terminal import FAILED, MISUSED, Failure, Interrupt, message, one_line, print_stderr
 from poolish.errors import ConfigError
 from poolish.files import publish_directory, raising_store_full
-from poolish.printable import printable
+from poolish.printable import counted, printable
 from poolish.recipes import BakeResult, DatasetRecipe
 from poolish.recipes.engine import LocalEngine
 from poolish.recipes.fragment_rows import BakedFragment
@@ -205,9 +205,9 @@ class Watched:
 
     def __str__(self) -> str:
         seconds = max(self._clock() - self._started, 1e-9)
-        rate = f"{self.n_rows:,} rows, {self.n_rows / seconds:,.0f} rows/s"
+        rate = f"{counted(self.n_rows, 'row')}, {self.n_rows / seconds:,.0f} rows/s"
         about = f", {self._name}" if self._name else ""
-        return printable(f"{self._title}: {self.n_done:,} of {self.n_fragments:,} fragments, {rate}{about}")
+        return printable(f"{self._title}: {self.n_done:,} of {counted(self.n_fragments, 'fragment')}, {rate}{about}")
 
     def _show(self) -> None:
         if self._is_live:

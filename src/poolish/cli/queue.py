@@ -16,6 +16,7 @@ from rich.text import Text
 from poolish.cli.live import counts
 from poolish.cli.terminal import FAILED, MISUSED, one_line, print_stderr
 from poolish.health import Health
+from poolish.printable import counted
 from poolish.serve import purge_queue, queue_health, queue_status, verify_queue
 from poolish.serve.inspection import SplitStatus
 
@@ -91,7 +92,7 @@ def verify(path: Path, *, as_json: bool = False) -> int:
         console = _console()
         for split, found in problems.items():
             verdict = f"{len(found):,} wrong" if found else "whole"
-            console.print(one_line(f"{split}: {n_files.get(split, 0):,} batches, "), end="")
+            console.print(one_line(f"{split}: {counted(n_files.get(split, 0), 'batch')}, "), end="")
             console.print(Text(verdict, style="bold red" if found else "green"))
             for problem in found:
                 console.print(one_line(f"  {problem}"), soft_wrap=True)
@@ -100,7 +101,7 @@ def verify(path: Path, *, as_json: bool = False) -> int:
 
 def _verified(path: Path, n_files: int, *, is_shown: bool) -> dict[str, list[str]]:
     with Progress(console=Console(stderr=True), transient=True, disable=not is_shown) as progress:
-        bar = progress.add_task(f"reading {n_files:,} batches", total=n_files)
+        bar = progress.add_task(f"reading {counted(n_files, 'batch')}", total=n_files)
         return verify_queue(path, on_file=lambda: progress.advance(bar))
 
 
@@ -116,7 +117,7 @@ def purge(path: Path, *, is_sure: bool = False) -> int:
             print("nothing was discarded")
             return FAILED
     for split, n_batches in purge_queue(path).items():
-        print(one_line(f"{split}: {n_batches:,} batches discarded"))
+        print(one_line(f"{split}: {counted(n_batches, 'batch')} discarded"))
     return 0
 
 
@@ -127,7 +128,7 @@ def is_at_terminal() -> bool:
 
 def _question(path: Path) -> str:
     status = queue_status(path)
-    what = ", ".join(f"{found.on_disk:,} batches of {split}" for split, found in status.items())
+    what = ", ".join(f"{counted(found.on_disk, 'batch')} of {split}" for split, found in status.items())
     n_bytes = sum(found.n_bytes for found in status.values())
     alive = sorted({name for found in status.values() for name in found.alive})
     still = f" They are still being made, by {', '.join(alive)}, which will end." if alive else ""

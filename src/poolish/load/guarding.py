@@ -24,6 +24,7 @@ from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.suite import Suite
 from poolish.load.batch import is_structure, named_columns
 from poolish.load.frozen import Int64
+from poolish.printable import counted
 
 
 class LoaderGuard:
@@ -56,7 +57,8 @@ class LoaderGuard:
             )
         if mask.any() and len(mask) != len(ids):
             raise ConfigError(
-                f"{place}: the guard drops rows, but the collate_fn made {len(mask)} rows of {len(ids)} samples, so it "
+                f"{place}: the guard drops rows, but the collate_fn made {counted(len(mask), 'row')} of "
+                f"{counted(len(ids), 'sample')}, so it "
                 'is not known which are bad; use on(error="skip") or "raise"'
             )
         return np.flatnonzero(mask)

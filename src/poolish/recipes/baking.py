@@ -21,6 +21,7 @@ import numpy as np
 from poolish.errors import BudgetSpent, RecipeError
 from poolish.guards.checks.guard import ask, passed
 from poolish.guards.checks.verdicts import Result
+from poolish.printable import counted
 from poolish.recipes.cache import Cache
 from poolish.recipes.engine import Engine, taken
 from poolish.recipes.fragment_rows import BakedFragment, Fragment, FragmentRows, part_numbers, threshold_of
@@ -417,7 +418,7 @@ class Bake(RecipeRun[BakingState]):
         limit = budget * (n_rows or 0) if is_share else budget
         if len(self._rejects) > limit:
             raise BudgetSpent(
-                f"{len(self._rejects):,} of {n_rows or self._n_seen:,} rows were rejected, the budget is {budget}; "
+                f"{len(self._rejects):,} of {counted(n_rows or self._n_seen, 'row')} rejected, the budget is {budget}; "
                 f"the last: {self._rejects[-1]}; see what is wrong with them, or raise the budget"
             )
 

@@ -89,7 +89,7 @@ class Report:
         return json.dumps(_finite(self.to_dict()), indent=2, allow_nan=False, ensure_ascii=False)
 
     def __str__(self) -> str:
-        head = f"{self.recipe}: {self.n_rows:,} rows in {self.seconds:.2f} s, {self.n_rejected:,} rejected"
+        head = f"{self.recipe}: {counted(self.n_rows, 'row')} in {self.seconds:.2f} s, {self.n_rejected:,} rejected"
         reasons = [f"  rejected {each.rows:,} by {each.step}: {each.reason}" for each in self.reasons[:_SHOWN_REASONS]]
         if len(self.reasons) > _SHOWN_REASONS:
             n_rest = sum(each.rows for each in self.reasons[_SHOWN_REASONS:])
@@ -110,7 +110,7 @@ class Report:
         return str(html.element("div", self._body()))
 
     def _body(self) -> html.Html:
-        text = f"{self.n_rows:,} rows in {self.seconds:.2f} s, {self.n_rejected:,} rejected"
+        text = f"{counted(self.n_rows, 'row')} in {self.seconds:.2f} s, {self.n_rejected:,} rejected"
         parts = [html.element("h1", self.recipe), html.element("p", text)]
         parts += [html.element("h2", "Asked and achieved"), _ingredients_table(self.ingredients, self.lines)]
         if len(self.shares) > 1:
@@ -169,7 +169,7 @@ class IngredientResult:
 
     @classmethod
     def of(cls, line: InstructionStats, n_rows: int, n_tokens: int | None) -> IngredientResult:
-        """The account of one ingredient with so many rows, and tokens, in the result."""
+        """The account of one ingredient, with its rows and tokens in the result."""
         unit = "tokens" if line.tokens is not None else "share" if isinstance(line.asked, float) else "rows"
         share = n_rows / max(1, line.rows_in - line.filtered)
         achieved = {"rows": n_rows, "tokens": n_tokens, "share": share}[unit]
@@ -199,7 +199,7 @@ def _line_text(line: InstructionStats, result: IngredientResult | None) -> str:
     asked = later = ""
     if line.kind == "ingredient" and result is not None:
         asked = "" if result.asked is None else f", {_asked_text(result)}"
-        later = f"; then {_changes_text(result.changes)}: {result.rows:,} rows" if result.changes else ""
+        later = f"; then {_changes_text(result.changes)}: {counted(result.rows, 'row')}" if result.changes else ""
     nulls = f", {line.nulls:,} unknown to the filter" if line.nulls else ""
     cached = f", {line.cached} of {counted(line.fragments, 'fragment')} from the cache" if line.cached else ""
     figures = f"{line.rows_in:,} -> {line.rows_out:,}{asked}{nulls}{cached}, {line.seconds:.2f} s"
@@ -419,7 +419,9 @@ class BakeResult:
 
     def __repr__(self) -> str:
         report = self.report
-        return f"<BakeResult {printable(report.recipe)}: {report.n_rows:,} rows, {report.n_rejected:,} rejected>"
+        return (
+            f"<BakeResult {printable(report.recipe)}: {counted(report.n_rows, 'row')}, {report.n_rejected:,} rejected>"
+        )
 
 
 def rejects_table(rejects: Sequence[Mapping[str, Any]]) -> pa.Table:

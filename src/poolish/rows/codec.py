@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from poolish import kernels
 from poolish.errors import LimitExceeded, SchemaError
+from poolish.printable import counted
 from poolish.rows.access import gather_fn
 from poolish.rows.cast import cast_exact
 from poolish.rows.encode import ColumnEncoder, Encodable, encoder_of
@@ -295,7 +296,7 @@ class Draft:
         if table is None:
             return None
         result = ask(guard, table, buffer)
-        kept = passed(result, f"append of {self.n_rows:,} rows")
+        kept = passed(result, f"append of {counted(self.n_rows, 'row')}")
         if kept is None:
             return None
         self.keep(kept)

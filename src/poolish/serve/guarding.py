@@ -26,6 +26,7 @@ from poolish.files import parse_json, publish, raising_store_full, sweep, write_
 from poolish.guards.checks.guard import Guard, ask, passed, refusal
 from poolish.guards.checks.verdicts import Result
 from poolish.guards.faults.budget import check_budget, n_allowed
+from poolish.printable import counted
 from poolish.ragged import Ragged
 from poolish.transports.batch_columns import Columns, arrow_column, numpy_columns
 from poolish.transports.batch_file import BatchMetadata, encode
@@ -72,8 +73,9 @@ class ProviderGuard:
         allowed = n_allowed(self._budget, self.n_seen)
         if self._rejected > allowed:
             raise BudgetSpent(
-                f"{place}: {self._rejected:,.4g} of {self.n_seen:,} batches were rejected, max_rejected={self._budget} "
-                f"allows {allowed:,}; look at {self._quarantine.folder}, then fix the source or raise max_rejected="
+                f"{place}: {self._rejected:,.4g} of {counted(self.n_seen, 'batch')} rejected, "
+                f"max_rejected={self._budget} allows {allowed:,}; "
+                f"look at {self._quarantine.folder}, then fix the source or raise max_rejected="
             )
 
 

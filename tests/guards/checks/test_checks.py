@@ -400,7 +400,7 @@ def test_a_function_that_answers_otherwise_is_a_mistake(answer):
     """One truth for each row, or one for all."""
     register_check("test.odd")(lambda values: answer)
 
-    with pytest.raises(ConfigError, match="return True or False for each of the 2 rows"):
+    with pytest.raises(ConfigError, match="return True or False for each of 2 rows"):
         Suite().expect("n", check="test.odd").check({"n": [1, 2]})
 
 

@@ -25,7 +25,7 @@ from poolish.columns import Column, FlatValues, Mask, NotApplicable, TableView
 from poolish.errors import ConfigError, RecipeError, UnknownColumn
 from poolish.expressions import Expression
 from poolish.guards.checks.verdicts import Level
-from poolish.printable import nearest
+from poolish.printable import counted, nearest
 from poolish.schema import describe, dtype_and_shape, is_tensor
 
 Number = int | float
@@ -402,7 +402,7 @@ class Custom:
         if answer.dtype != bool or answer.shape not in ((), (len(rows),)):
             raise ConfigError(
                 f"check {self.name!r}: it returned {answer.dtype} of shape {answer.shape}; return True or False for "
-                f"each of the {len(rows)} rows, or one for all"
+                f"each of {counted(len(rows), 'row')}, or one for all"
             )
         return np.broadcast_to(~answer, len(rows))
 

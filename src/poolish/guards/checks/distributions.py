@@ -236,7 +236,8 @@ class OutlierCheck:
             return
         found = self._found(values) if len(values) else None
         if found is None or not found.is_reachable:
-            yield replace(draft, status="insufficient", detail=f"among {len(values)} numbers none can be an outlier")
+            few = f"among {counted(len(values), 'number')} none can be an outlier"
+            yield replace(draft, status="insufficient", detail=few)
             return
         share = found.count / len(values)
         if share <= self.most:
@@ -419,7 +420,8 @@ def fit(method: str, options: Mapping[str, Any], columns: tuple[str, ...] | None
     except NotApplicable as why:
         raise SchemaError(f"outliers by {method}: the reference cannot be learnt from: {why}") from None
     except SchemaError as error:
-        error.add_note(f"while fitting {method} on a reference of {len(rows):,} rows, columns {columns or rows.names}")
+        size = counted(len(rows), "row")
+        error.add_note(f"while fitting {method} on a reference of {size}, columns {columns or rows.names}")
         raise
 
 

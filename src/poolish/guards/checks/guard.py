@@ -24,7 +24,7 @@ from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.suite import Suite
 from poolish.guards.checks.verdicts import ACTIONS, Action, Result, Verdict
 from poolish.health import Health, Problem
-from poolish.printable import nearest, printable
+from poolish.printable import counted, nearest, printable
 from poolish.schema.types import unsliced
 
 logger = logging.getLogger("poolish.guards")
@@ -80,10 +80,11 @@ def ask(guard: Guard, rows: Any, owner: object = None, stream: str = "") -> Resu
         raise ConfigError(f"a guard answers with ok, mask and verdicts ({error})") from None
     if mask.shape != (len(seen),) or mask.dtype != bool:
         raise ConfigError(
-            f"a guard's mask has True or False for each of {len(seen)} rows, got {mask.dtype}{mask.shape}"
+            f"a guard's mask has True or False for each of {counted(len(seen), 'row')}, got {mask.dtype}{mask.shape}"
         )
     if is_ok and not mask.all():
-        raise ConfigError(f"a guard said ok and blamed {int((~mask).sum())} rows; its ok is False where its mask is")
+        blamed = counted(int((~mask).sum()), "row")
+        raise ConfigError(f"a guard said ok and blamed {blamed}; its ok is False where its mask is")
     action: Action = getattr(found, "action", "refuse")
     if action not in ACTIONS:
         known = ", ".join(map(repr, ACTIONS))
@@ -212,7 +213,8 @@ class Rejected(Locked):
             return Health((), figures)
         reasons = ", ".join(f"{title}: {n:,}" for title, n in tally.reasons.most_common(3))
         action = "look at buffer.rejected.rows and repair what produces them; buffer.rejected.clear() begins anew"
-        return Health((Problem(f"the guard kept {tally.n_rows:,} rows out ({reasons})", tally.since, action),), figures)
+        what = f"the guard kept {counted(tally.n_rows, 'row')} out ({reasons})"
+        return Health((Problem(what, tally.since, action),), figures)
 
     def add(self, table: pa.Table, result: Result, which: Mask) -> None:
         """Count and keep some rows of an append."""
@@ -232,7 +234,8 @@ class Rejected(Locked):
 
     def __repr__(self) -> str:
         reasons = printable(", ".join(f"{title}: {n:,}" for title, n in self.reasons.most_common()))
-        return f"<Rejected {self.n_rows:,} rows of {self.n_appends:,} appends{': ' if reasons else ''}{reasons}>"
+        counts = f"{counted(self.n_rows, 'row')} of {counted(self.n_appends, 'append')}"
+        return f"<Rejected {counts}{': ' if reasons else ''}{reasons}>"
 
     @property
     def lock(self) -> threading.RLock:

@@ -312,7 +312,7 @@ def _share_rule(statistic: str, what: str, n: int, n_rows: int, options: _Option
     most = most_of(n, n_rows, n_judged, options.alpha) / n_judged
     share = min(1.0, math.ceil(most * 1_000) / 1_000)
     seen = f"{n:,} of {counted(n_rows, 'row')} {what}"
-    chance = f"of {n_judged:,} rows more than {100 * share:.3g} % are with probability {options.alpha:.2g}"
+    chance = f"of {counted(n_judged, 'row')} more than {100 * share:.3g} % are with probability {options.alpha:.2g}"
     return {statistic: (0, share), "min_rows": n_judged, "why": f"{seen}; {chance}"}
 
 

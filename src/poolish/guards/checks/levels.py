@@ -19,7 +19,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from poolish import html
-from poolish.guards.checks.verdicts import LEVELS, OUTCOMES, Level, Outcome, Verdict, checks_text, verdict_table, worst
+from poolish.guards.checks.verdicts import (
+    LEVELS,
+    OUTCOMES,
+    Level,
+    Outcome,
+    Verdict,
+    WithOutcome,
+    checks_text,
+    verdict_table,
+    worst,
+)
 from poolish.printable import counted, printable
 
 
@@ -42,11 +52,6 @@ class Findings:
         return "failed" if self.problems else worst(verdict.outcome for verdict in self.verdicts)
 
     @property
-    def ok(self) -> bool:
-        """Whether nothing was found, not even a warning."""
-        return self.outcome == "ok"
-
-    @property
     def word(self) -> Outcome | Literal["unchecked"]:
         """The outcome, or that there was nothing to check."""
         return self.outcome if self.is_checked else "unchecked"
@@ -61,7 +66,7 @@ class Findings:
 Step = Callable[[], Findings]
 
 
-class LevelReport:
+class LevelReport(WithOutcome):
     """What the levels of one thing (a file, a stream, a split of a queue) found."""
 
     def __init__(self, name: str, kind: str, found: Mapping[Level, Findings], asked: Sequence[Level]) -> None:
@@ -71,16 +76,6 @@ class LevelReport:
     def outcome(self) -> Outcome:
         """The gravest outcome of its levels."""
         return worst(each.outcome for each in self.found.values())
-
-    @property
-    def ok(self) -> bool:
-        """Whether no level found anything, not even a warning."""
-        return self.outcome == "ok"
-
-    @property
-    def failed(self) -> bool:
-        """Whether a level failed, by a problem or by a check beyond ``warn``."""
-        return self.outcome == "failed"
 
     @property
     def failed_levels(self) -> list[Level]:
@@ -168,7 +163,7 @@ def run_levels(name: str, kind: str, steps: Mapping[Level, Step], level: Level) 
     return LevelReport(name, kind, found, asked)
 
 
-class Validation:
+class Validation(WithOutcome):
     """What ``validate`` found: one report for each file, stream, split of a queue or set of rows in memory."""
 
     def __init__(self, reports: Sequence[LevelReport]) -> None:
@@ -178,16 +173,6 @@ class Validation:
     def outcome(self) -> Outcome:
         """The gravest outcome of its reports: "ok", "warning" or "failed"."""
         return worst(report.outcome for report in self.reports)
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing was found, not even a warning."""
-        return self.outcome == "ok"
-
-    @property
-    def failed(self) -> bool:
-        """Whether something failed: an unreadable file, or a check beyond ``warn``."""
-        return self.outcome == "failed"
 
     @property
     def verdicts(self) -> list[Verdict]:

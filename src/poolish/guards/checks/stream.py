@@ -31,6 +31,7 @@ from poolish.guards.checks.distributions import Reference
 from poolish.guards.checks.values import plain
 from poolish.guards.checks.verdicts import Result, Verdict
 from poolish.guards.stats.profile import Profile
+from poolish.printable import counted
 from poolish.schema.types import unsliced
 
 if TYPE_CHECKING:
@@ -191,8 +192,8 @@ class StreamGuard(Locked):
 
     def __repr__(self) -> str:
         return (
-            f"<StreamGuard of {self.suite.name!r}: {self.n_bad:,} of {self.n_seen:,} rows bad, "
-            f"{self.n_windows:,} windows of {self.window:,} rows>"
+            f"<StreamGuard of {self.suite.name!r}: {self.n_bad:,} of {counted(self.n_seen, 'row')} bad, "
+            f"{counted(self.n_windows, 'window')} of {counted(self.window, 'row')}>"
         )
 
     def __getstate__(self) -> dict[str, Any]:

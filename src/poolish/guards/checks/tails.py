@@ -90,7 +90,7 @@ def _posterior(beyond: Floats, cluster_size: float) -> tuple[Floats, Floats]:
 
 
 def _exceeded_with(alpha: float, expected: float, weights: Floats, scales: Floats, largest: float) -> float | None:
-    """The distance that the largest of so many expected exceedances passes with probability ``alpha``."""
+    """The distance that the largest of the ``expected`` number of exceedances passes with probability ``alpha``."""
 
     def chance(distance: float) -> float:
         return float((weights * -np.expm1(-expected * _survival(distance, scales))).sum())

@@ -161,7 +161,26 @@ class Verdict:
         return values
 
 
-class Result:
+class WithOutcome:
+    """What has an outcome, and two questions about it."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The gravest of what was found: "ok", "warning" or "failed"."""
+        raise NotImplementedError
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found, not even a warning."""
+        return self.outcome == "ok"
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check of severity error or fatal failed, or data cannot be read."""
+        return self.outcome == "failed"
+
+
+class Result(WithOutcome):
     """What a suite found in rows.
 
     ``outcome``: "ok", "warning" (only checks of severity warn failed) or "failed"; ``ok`` and ``failed`` ask for one of
@@ -192,20 +211,10 @@ class Result:
         failed = [verdict for verdict in self.verdicts if not verdict.ok]
         return sorted(failed, key=lambda verdict: -SEVERITIES.index(verdict.severity))
 
-    @cached_property
+    @property
     def outcome(self) -> Outcome:
         """The gravest outcome of its verdicts."""
         return worst(verdict.outcome for verdict in self.verdicts)
-
-    @property
-    def ok(self) -> bool:
-        """Whether no check failed, not even one of severity warn."""
-        return self.outcome == "ok"
-
-    @property
-    def failed(self) -> bool:
-        """Whether a check of severity error or fatal failed."""
-        return self.outcome == "failed"
 
     @property
     def action(self) -> Action:

@@ -30,6 +30,7 @@ from poolish.concurrency import Locked
 from poolish.errors import CircuitOpen, ConfigError
 from poolish.guards.faults.blame import PROGRAM_ERRORS, ErrorKind, check_returns_answer, error_kinds, is_of, name_of
 from poolish.health import Health, Problem, wall_time
+from poolish.printable import counted
 
 logger = logging.getLogger("poolish.guards")
 
@@ -170,7 +171,7 @@ class CircuitBreaker(Locked):
             if outcomes is not self._outcomes or len(outcomes) < self.window or n_failed < self._n_to_open:
                 return
             last = f" (last: {name_of(error)}: {error})" if error is not None else ""
-            self._open(f"{n_failed} of the last {self.window} calls failed{last}")
+            self._open(f"{n_failed:,} of the last {counted(self.window, 'call')} failed{last}")
         logger.warning("%s: open for %g s: %s", self._title, self.cooldown, self._why)
 
     def _open(self, why: str) -> None:

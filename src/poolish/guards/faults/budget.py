@@ -21,7 +21,7 @@ from poolish.concurrency import Locked
 from poolish.errors import BudgetSpent, ConfigError, ResumeError
 from poolish.guards.faults.blame import name_of
 from poolish.health import Health, Problem
-from poolish.printable import printable
+from poolish.printable import counted, printable
 
 logger = logging.getLogger("poolish.guards")
 
@@ -134,8 +134,9 @@ class FaultCounts(Locked):
             n_seen, n_failed = self.n_seen, self.n_failed
         if n_failed > n_allowed(self.budget, n_seen):
             raise BudgetSpent(
-                f"{self.summary()}\n{n_failed:,} failures are more than the {n_allowed(self.budget, n_seen):,} that "
-                f"budget={self.budget} allows among {n_seen:,} samples; fix the rows above, or raise budget="
+                f"{self.summary()}\n{counted(n_failed, 'failure')}, but budget={self.budget} allows "
+                f"{n_allowed(self.budget, n_seen):,} among {counted(n_seen, 'sample')}; "
+                "fix the rows above, or raise budget="
             ) from error
 
     def counts(self) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class FaultCounts(Locked):
         counts = self.counts()
         seen, failed = counts["seen"], counts["failed"]
         budget = f"budget {self.budget:,}" if isinstance(self.budget, int) else f"budget {100 * self.budget:g} %"
-        summary = f"{failed:,} of {seen:,} samples failed ({100 * failed / max(seen, 1):.2g} %, {budget})"
+        summary = f"{failed:,} of {counted(seen, 'sample')} failed ({100 * failed / max(seen, 1):.2g} %, {budget})"
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts["kinds"].items(), key=lambda kind: -kind[1]))
         done = ", ".join(f"{policy} {n:,}" for policy, n in counts["done"].items())
         lines = [f"  {kind}: {line}" for kind, examples in counts["examples"].items() for line in examples]

@@ -35,6 +35,7 @@ from poolish.guards.faults.blame import (
 from poolish.guards.faults.budget import FaultCounts
 from poolish.guards.faults.substitutes import Sample, Synthesizer, between, copied, placeholder_of
 from poolish.health import Health
+from poolish.printable import counted
 from poolish.seeds import check_seed
 
 OnSample = Literal["raise", "skip", "placeholder", "neighbour"]
@@ -144,7 +145,7 @@ class Faults:
             samples = get_many(ids)
         except Exception as error:
             if not self.handles(error):
-                _explain(error, f"while reading {len(ids)} rows")
+                _explain(error, f"while reading {counted(len(ids), 'row')}")
                 raise
             first = error
         else:

@@ -27,6 +27,7 @@ from poolish.concurrency import Locked
 from poolish.errors import ConfigError
 from poolish.guards.faults.blame import ErrorKind, check_returns_answer, error_kinds, is_transient, name_of
 from poolish.health import Health, Problem, wall_time
+from poolish.printable import counted
 
 if TYPE_CHECKING:
     import tenacity
@@ -125,7 +126,7 @@ class Retry(Locked):
         if at is None:
             return Health((), vars(stats))
         problem = Problem(
-            f"{stats.gave_up:,} calls failed in all of their attempts",
+            f"{counted(stats.gave_up, 'call')} failed in all attempts",
             wall_time(at, self._clock),
             "look at the errors that were raised; raise attempts= or total_time= if the source only needs longer",
         )
