@@ -28,6 +28,8 @@ class ExperienceReads(StreamReads):
     """The methods of a stream that read experience."""
 
     _sequences: KnownSequences
+    _known_transitions: dict[Any, tuple[Any, TransitionIds]]
+    _known_roles: dict[Any, Roles]
 
     # Sequences ----------------------------------------------------------------------------------------------------
 
@@ -272,7 +274,18 @@ class ExperienceReads(StreamReads):
 
     def transition_ids(self, *, stack: int = 1, repeat_final: bool = False, **roles: str | None) -> TransitionIds:
         """Which steps are transitions, how many, and how many are none because what came behind them was lost."""
-        return TransitionIds(StepReader(self._read()), self._roles(roles, repeat_final), stack)
+        return self._transition_ids(StepReader(self._read()), self._roles(roles, repeat_final), stack)
+
+    def _transition_ids(self, reader: StepReader, roles: Roles, stack: int) -> TransitionIds:
+        """What the last look found, as long as the stream is the same; else a new look, at what is new."""
+        source = reader.source
+        known = self._known_transitions
+        key = id(source), roles.ends, *roles.final_obs.values(), *roles.next_obs.values(), stack
+        reach = reader.view.reach, len(reader.view.branches.breaks)
+        seen = known.get(key)
+        if seen is None or seen[0] != reach:
+            seen = known[key] = reach, TransitionIds(reader, roles, stack, None if seen is None else seen[1])
+        return seen[1]
 
     def _transitions(
         self,
@@ -294,14 +307,18 @@ class ExperienceReads(StreamReads):
         roles = self._roles(names, repeat_final)
         reader = StepReader(self._read())
         ends = {type_: reader.fields[type_] for type_ in roles.ends}
-        return Transitions(reader, roles, lambda: self._starts.episodes(reader.view, ends), target)
+        ids = self._transition_ids(reader, roles, target.stack)
+        return Transitions(reader, roles, lambda: self._starts.episodes(reader.view, ends), target, ids)
 
     def _roles(self, names: Mapping[str, Any], repeat_final: bool) -> Roles:
-        self._read()
+        key = id(self._read()), repeat_final, *names.items()
+        if key in self._known_roles:
+            return self._known_roles[key]
         unknown = set(names) - set(CONVENTIONS)
         if unknown:
             raise TypeError(f"transitions take no argument {sorted(unknown)[0]!r}; roles are {', '.join(CONVENTIONS)}")
-        return Roles.find(self._ids, names, repeat_final)
+        roles = self._known_roles[key] = Roles.find(self._ids, names, repeat_final)
+        return roles
 
     # Around -------------------------------------------------------------------------------------------------------
 

@@ -128,6 +128,7 @@ class StreamStore(DatasetConversions, ExperienceReads, kernels.Appender):
         self._is_closed = False
         self._starts = KnownStarts()
         self._sequences = KnownSequences()
+        self._known_transitions, self._known_roles = {}, {}
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def define_fields(self, fields: Any) -> None:

@@ -123,6 +123,9 @@ def _group(ids: Mapping[str, int], role: str, given: str | None) -> Group:
     return next((found for name in CONVENTIONS[role] if (found := group_of(ids, name))), {})
 
 
+_NOT_LOOKED: Bools = np.empty((0, 2), np.bool_)
+
+
 class TransitionIds:
     """The steps that are transitions: numbered without gaps, ``n`` of them.
 
@@ -130,22 +133,34 @@ class TransitionIds:
     newest step if its successor may still come, and ``cut`` those whose earlier frames were trimmed.
     """
 
-    def __init__(self, reader: StepReader, roles: Roles, stack: int = 1) -> None:
+    def __init__(self, reader: StepReader, roles: Roles, stack: int = 1, before: TransitionIds | None = None) -> None:
+        """``before`` is what was known when the stream was looked at last: breaks that it knows are not read again."""
         self._reader, self._roles = reader, roles
         self.first, last = reader.span
         self.end = max(self.first, reader.complete_end(roles.needed))
-        breaks = reader.view.breaks()
-        candidates = np.unique(np.concatenate([breaks - 1, [self.end - 1]]))
-        candidates = candidates[(candidates >= self.first) & (candidates < self.end)]
-        lost = candidates[~self.have_successors(candidates)]
+        self._broken = reader.view.breaks() - 1
+        known = before._known_of(self._broken) if before is not None else _NOT_LOOKED
+        self._looked = np.concatenate([known, self._look(self._broken[len(known) :])])
+        steps, looked = self._broken, self._looked
+        if self.end > self.first and not (len(steps) and steps[-1] == self.end - 1):
+            newest = np.array([self.end - 1])
+            steps, looked = np.concatenate([steps, newest]), np.concatenate([looked, self._look(newest)])
+        has_end, has_final = looked.T
         #: Steps that end their episode by their final observation alone.
-        self.cuts = candidates[self._have_finals(candidates) & ~self._are_ends(candidates)]
+        self.cuts = steps[has_final & ~has_end]
         self.cut = min(stack - 1, self.end - self.first) if self.first else 0
-        lost = lost[lost >= self.first + self.cut]
+        has_next = has_end | has_final | bool(roles.next_obs)
+        lost = steps[~has_next & (steps >= self.first + self.cut) & (steps < self.end)]
         self._gaps = lost - self.first - self.cut
-        self.pending = int(len(lost) > 0 and lost[-1] == self.end - 1) + last - self.end
-        self.lost = len(lost) - int(len(lost) > 0 and lost[-1] == self.end - 1)
+        is_pending = int(len(lost) > 0 and lost[-1] == self.end - 1)
+        self.pending, self.lost = is_pending + last - self.end, len(lost) - is_pending
         self.n = self.end - self.first - self.cut - len(lost)
+
+    def _known_of(self, broken: Int64) -> Bools:
+        """What was found of the first of these steps."""
+        n = len(self._broken)
+        is_same = n <= len(broken) and np.array_equal(self._broken, broken[:n])
+        return self._looked if is_same else _NOT_LOOKED
 
     def select(self, numbers: Any) -> Int64:
         """The ids of transitions, given by their numbers from 0 to ``n``."""
@@ -154,14 +169,16 @@ class TransitionIds:
             raise IndexError(
                 f"transitions are numbered 0 to {self.n - 1:,}, got {int(chosen.min())} to {int(chosen.max())}"
             )
+        if not len(self._gaps):
+            return chosen + (self.first + self.cut)
         shifts = np.searchsorted(self._gaps - np.arange(len(self._gaps)), chosen, side="right")
         return self.first + self.cut + chosen + shifts
 
     def are_valid(self, ids: Any) -> Bools:
         """Which of some ids are transitions."""
         asked = np.asarray(ids, np.int64)
-        is_inside = (asked >= self.first + self.cut) & (asked < self.end)
-        return is_inside & ~np.isin(asked - self.first - self.cut, self._gaps)
+        is_inside: Bools = (asked >= self.first + self.cut) & (asked < self.end)
+        return is_inside & ~np.isin(asked - self.first - self.cut, self._gaps) if len(self._gaps) else is_inside
 
     def check(self, ids: Int64) -> None:
         """Refuse ids that are no transitions."""
@@ -175,23 +192,22 @@ class TransitionIds:
             raise IndexError(f"step {wrong:,} is none of {self.first:,} to {self.end - 1:,}, which this stream holds")
 
     def have_successors(self, ids: Int64) -> Bools:
+        """Whether something was seen behind steps that may be the last of their episodes."""
         if self._roles.next_obs:
             return np.ones(len(ids), np.bool_)
-        return self._are_ends(ids) | self._have_finals(ids)
+        found: Bools = np.any(self._look(ids), axis=1)
+        return found
 
-    def _have_finals(self, ids: Int64) -> Bools:
-        if not self._roles.final_obs:
-            return np.zeros(len(ids), np.bool_)
-        type_ = next(iter(self._roles.final_obs.values()))
-        found = self._reader.read(Steps.single(ids), [type_], [type_])
-        present: Bools = found["present"][self._reader.fields[type_].name][:, 0]
-        return present
-
-    def _are_ends(self, ids: Int64) -> Bools:
-        found = self._reader.read(Steps.single(ids), self._roles.ends)
-        names = [self._reader.fields[type_].name for type_ in self._roles.ends]
-        ends: Bools = np.any([found[name][:, 0].reshape(len(ids), -1).any(-1) for name in names], axis=0)
-        return ends
+    def _look(self, ids: Int64) -> Bools:
+        """Whether steps say that their episode ends, and whether they have a final observation, as [n, 2]."""
+        roles, fields = self._roles, self._reader.fields
+        finals = list(roles.final_obs.values())[:1]
+        if not len(ids):
+            return _NOT_LOOKED
+        found = self._reader.read(Steps.single(ids), [*roles.ends, *finals], finals)
+        ends = [found[fields[type_].name][:, 0].reshape(len(ids), -1).any(-1) for type_ in roles.ends]
+        present = [found["present"][fields[type_].name][:, 0] for type_ in finals] or [np.zeros(len(ids), np.bool_)]
+        return np.stack([np.any(ends, axis=0), present[0]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -207,14 +223,23 @@ class Target:
 class Transitions:
     """Reads transitions out of the steps that a stream has at one moment."""
 
-    def __init__(self, reader: StepReader, roles: Roles, episodes: Callable[[], Episodes], target: Target) -> None:
+    def __init__(
+        self,
+        reader: StepReader,
+        roles: Roles,
+        episodes: Callable[[], Episodes],
+        target: Target,
+        ids: TransitionIds | None = None,
+    ) -> None:
         self.reader, self.roles, self.target = reader, roles, target
-        self.ids = TransitionIds(reader, roles, target.stack)
+        self.ids = TransitionIds(reader, roles, target.stack) if ids is None else ids
         self._episodes = episodes
 
     def read(self, ids: Int64, rng: np.random.Generator) -> Batch:
         """The transitions of these steps."""
         self.ids.check(ids)
+        if self._is_plain:
+            return self._read_pairs(ids)
         roles, target = self.roles, self.target
         rewards, terminated, truncated, counts = self._outcomes(ids)
         ended = terminated | truncated
@@ -242,6 +267,52 @@ class Transitions:
         if any(each is not None for each in found.values()):
             batch["lengths"] = {name: each for name, each in found.items() if each is not None}
         return batch
+
+    # Pairs of steps: the usual case, in one pass over them ---------------------------------------------------------
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a transition is a step and the observation of the next one."""
+        roles, target = self.roles, self.target
+        is_one = target.n_step == 1 and target.stack == 1 and target.hindsight is None
+        return is_one and not roles.next_obs and not any(map(self.reader.is_ragged, self._pair_types))
+
+    @property
+    def _pair_types(self) -> list[int]:
+        return list({*self.roles.obs.values(), *self.roles.action.values(), self.roles.reward, *self.roles.ends})
+
+    def _read_pairs(self, ids: Int64) -> Batch:
+        """The transitions of these steps; a step and the next lie side by side, so both are read at once."""
+        roles, fields = self.roles, self.reader.fields
+        counts = np.minimum(2, self._limits(ids) - ids)
+        found = self.reader.read(Steps(ids, counts, np.zeros(len(ids), np.int64), 2), self._pair_types)
+        rewards, terminated, truncated = (
+            np.zeros(len(ids), np.bool_) if type_ is None else self._named(found, type_)[:, 0].copy()
+            for type_ in (roles.reward, roles.terminated, roles.truncated)
+        )
+        terminated, truncated = np.asarray(terminated != 0), np.asarray(truncated != 0)
+        if len(self.ids.cuts):
+            truncated |= np.isin(ids, self.ids.cuts) & ~terminated
+        stops = terminated | truncated
+        names = {path: fields[type_].name for path, type_ in roles.obs.items()}
+        next_obs = {path: np.ascontiguousarray(found[name][:, 1]) for path, name in names.items()}
+        if stops.any():
+            has_final = bool(roles.final_obs)
+            last = self._single(roles.final_obs if has_final else roles.obs, ids[stops])
+            next_obs = {path: _put(values, stops, last[path]) for path, values in next_obs.items()}
+        obs = {path: np.ascontiguousarray(found[name][:, 0]) for path, name in names.items()}
+        action = {path: found[fields[type_].name][:, 0].copy() for path, type_ in roles.action.items()}
+        dtype = rewards.dtype if rewards.dtype.kind == "f" else np.dtype(np.float64)
+        return {
+            "id": ids,
+            "obs": self._value(roles.obs, obs)[0],
+            "action": self._value(roles.action, action)[0],
+            "next_obs": self._value(roles.obs, next_obs)[0],
+            "reward": rewards,
+            "terminated": terminated,
+            "truncated": truncated,
+            "discount": np.where(terminated, 0, self.target.gamma).astype(dtype),
+        }
 
     # One step, and those behind it --------------------------------------------------------------------------------
 
