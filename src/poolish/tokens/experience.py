@@ -17,7 +17,15 @@ from poolish.tokens.sequence_transforms import SequenceContext, Transform
 from poolish.tokens.sequences import KnownSequences, SequenceShape, bounds_of
 from poolish.tokens.steps import Batch, StepReader, Steps, as_output, check_free, check_output, nested
 from poolish.tokens.transforms import Hindsight, check_fraction
-from poolish.tokens.transitions import CONVENTIONS, Roles, Target, TransitionIds, Transitions, group_of
+from poolish.tokens.transitions import (
+    CONVENTIONS,
+    KnownTransitions,
+    Roles,
+    Target,
+    TransitionIds,
+    Transitions,
+    group_of,
+)
 
 Int64 = NDArray[np.int64]
 
@@ -28,8 +36,7 @@ class ExperienceReads(StreamReads):
     """The methods of a stream that read experience."""
 
     _sequences: KnownSequences
-    _known_transitions: dict[Any, tuple[Any, TransitionIds]]
-    _known_roles: dict[Any, Roles]
+    _known_transitions: KnownTransitions
 
     # Sequences ----------------------------------------------------------------------------------------------------
 
@@ -274,18 +281,8 @@ class ExperienceReads(StreamReads):
 
     def transition_ids(self, *, stack: int = 1, repeat_final: bool = False, **roles: str | None) -> TransitionIds:
         """Which steps are transitions, how many, and how many are none because what came behind them was lost."""
-        return self._transition_ids(StepReader(self._read()), self._roles(roles, repeat_final), stack)
-
-    def _transition_ids(self, reader: StepReader, roles: Roles, stack: int) -> TransitionIds:
-        """What the last look found, as long as the stream is the same; else a new look, at what is new."""
-        source = reader.source
-        known = self._known_transitions
-        key = id(source), roles.ends, *roles.final_obs.values(), *roles.next_obs.values(), stack
-        reach = reader.view.reach, len(reader.view.branches.breaks)
-        seen = known.get(key)
-        if seen is None or seen[0] != reach:
-            seen = known[key] = reach, TransitionIds(reader, roles, stack, None if seen is None else seen[1])
-        return seen[1]
+        stack = check_whole(stack, "stack", unit="frames")
+        return self._known_transitions.ids(StepReader(self._read()), self._roles(roles, repeat_final), stack)
 
     def _transitions(
         self,
@@ -307,18 +304,15 @@ class ExperienceReads(StreamReads):
         roles = self._roles(names, repeat_final)
         reader = StepReader(self._read())
         ends = {type_: reader.fields[type_] for type_ in roles.ends}
-        ids = self._transition_ids(reader, roles, target.stack)
-        return Transitions(reader, roles, lambda: self._starts.episodes(reader.view, ends), target, ids)
+        ids = self._known_transitions.ids(reader, roles, target.stack)
+        return Transitions(reader, roles, ids, lambda: self._starts.episodes(reader.view, ends), target)
 
     def _roles(self, names: Mapping[str, Any], repeat_final: bool) -> Roles:
-        key = id(self._read()), repeat_final, *names.items()
-        if key in self._known_roles:
-            return self._known_roles[key]
+        self._read()
         unknown = set(names) - set(CONVENTIONS)
         if unknown:
             raise TypeError(f"transitions take no argument {sorted(unknown)[0]!r}; roles are {', '.join(CONVENTIONS)}")
-        roles = self._known_roles[key] = Roles.find(self._ids, names, repeat_final)
-        return roles
+        return self._known_transitions.roles(self._ids, names, repeat_final)
 
     # Around -------------------------------------------------------------------------------------------------------
 
