@@ -257,3 +257,16 @@ def test_a_file_whose_counts_are_none_is_damaged(tmp_path, monkeypatch):
 
         with pytest.raises(CorruptDataError, match="counts by reason"):
             DatasetBuffer.load(tmp_path / "a.rows")
+
+
+def test_a_loaded_buffer_deletes_before_anything_else_has_changed_it(tmp_path):
+    """Its rows are still those of the file, which stays as it is."""
+    buffer = filled(9)
+    buffer.delete([0, 4])
+    buffer.save(tmp_path / "a.rows")
+    loaded = DatasetBuffer.load(tmp_path / "a.rows")
+
+    gone = loaded.delete([8, 4, 1])
+
+    assert (gone.tolist(), ns(loaded)) == ([4], [2, 3, 5, 6, 7])
+    assert ns(DatasetBuffer.load(tmp_path / "a.rows")) == [1, 2, 3, 5, 6, 7, 8]

@@ -363,11 +363,11 @@ class DatasetBuffer(SampledRows):
             return self._drop_ids(rows, checked_ids(ids, rows.next_id), "deleted")
 
     def _drop_ids(self, rows: Snapshot, ids: NDArray[np.int64], reason: str) -> NDArray[np.int64]:
-        numbers, found = rows.numbers_of(ids)
-        dropped = np.unique(numbers)
+        places, found = rows.places_of(ids)
+        dropped = np.unique(places)
         if len(dropped):
             state = self._state
-            stored = state.own_rows(rows.schema).dropping(dropped)
+            stored = state.own_rows(rows.schema).dropping_places(dropped)  # a loaded row has its number for a place
             evicted = state.counting(reason, len(dropped))
             self._publish(state.replace(rows=stored, loaded=None, evicted=evicted))
         return ids[~found]
