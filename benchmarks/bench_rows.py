@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Measure, Missing, compare, needs, per_call
-from poolish import DatasetBuffer
+from poolish import DatasetBuffer, Suite
 from poolish.rows.access import gather_fn
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -51,6 +51,7 @@ def main(sizes: Iterable[int]) -> None:
         address_order(stage)
         get_one(stage)
         look_back(stage)
+        evict_lowest(stage)
         snapshot(stage)
         to_torch(stage)
         memory(stage)
@@ -140,6 +141,11 @@ def append_one(stage: Stage) -> None:
         "torchrl ListStorage.add": needs("torchrl", torchrl),
     }
     compare(stage.name("append one row"), "us", each(buffer.append, some), peers, rounds=5)
+    suite = Suite().expect("label", between=(0, CHUNK)).expect("text", max_length=TEXT_LENGTH)
+    suite.expect("embedding", finite=True).expect_rows("label * 2 >= label")
+    guarded = stage.buffer(guard=suite)
+    unguarded: dict[str, Measure | Missing] = {"without a guard": each(buffer.append, some)}
+    compare(stage.name("append one row, guarded"), "us", each(guarded.append, some), unguarded, rounds=5)
 
 
 def storage_schema(table: pa.Table) -> pa.Schema:
@@ -311,6 +317,15 @@ def get_one(stage: Stage) -> None:
         "datasets": needs("datasets", hf),
     }
     compare(stage.name("one random row"), "us", each(buffer.__getitem__, stage.numbers), peers)
+
+
+def evict_lowest(stage: Stage) -> None:
+    """A row at a time into a full buffer that drops the lowest label, against one that drops the oldest."""
+    low, old = (stage.buffer(max_size=stage.n, drop_strategy=name) for name in ("lowest:label", "oldest"))
+    labels = rng.integers(0, CHUNK, 4096).tolist()
+    some = [{**row, "label": label} for row, label in zip(stage.dicts[:4096], labels, strict=True)]
+    peers: dict[str, Measure | Missing] = {"drop the oldest": each(old.append, some)}
+    compare(stage.name("append one row when full, lowest"), "us", each(low.append, some), peers, rounds=9)
 
 
 def look_back(stage: Stage) -> None:

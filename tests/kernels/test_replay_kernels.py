@@ -143,3 +143,39 @@ def test_a_layout_has_whole_nodes_on_each_level():
         assert layout[-1, 0] == FAN
         assert (layout[1:, 0] * FAN >= layout[:-1, 0]).all()
         assert n_numbers <= 2.25 * max(n, 1) + 32 + 3 * FAN * len(layout)
+
+
+@each_kind
+@given(steps=st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=9), st.integers(0, 9)), max_size=12))
+def test_a_heap_gives_the_lowest_keys_and_of_equal_ones_the_lowest_places(kernels: ModuleType, steps: list):
+    """However keys come and go; a plain sorted list says the same."""
+    keys, places, size, expected = np.empty(120, np.uint64), np.empty(120, np.int64), 0, []
+    rng = np.random.default_rng(len(steps))
+    for new, n_popped in steps:
+        new_keys = np.array([0, 1, 2**63, 2**64 - 1, 7, 8], np.uint64)[np.array(new, int)]
+        new_places = rng.permutation(1_000)[: len(new)]
+        size = kernels.heap_push(keys, places, size, new_keys, new_places)
+        expected = sorted([*expected, *zip(new_keys.tolist(), new_places.tolist(), strict=True)])
+        n = min(n_popped, size)
+        out_keys, out_places = np.empty(n, np.uint64), np.empty(n, np.int64)
+
+        size = kernels.heap_pop(keys, places, size, out_keys, out_places)
+
+        assert list(zip(out_keys.tolist(), out_places.tolist(), strict=True)) == expected[:n]
+        expected = expected[n:]
+        assert size == len(expected)
+
+
+@each_kind
+def test_a_heap_has_no_entries_beyond_its_arrays(kernels: ModuleType):
+    """Too many to enter, or to take out, is an error and changes nothing."""
+    keys, places = np.zeros(2, np.uint64), np.zeros(2, np.int64)
+
+    with pytest.raises(IndexError):
+        kernels.heap_push(keys, places, 0, np.zeros(3, np.uint64), np.zeros(3, np.int64))
+    with pytest.raises(IndexError):
+        kernels.heap_push(keys, places, 0, np.zeros(1, np.uint64), np.zeros(2, np.int64))
+    with pytest.raises(IndexError):
+        kernels.heap_pop(keys, places, 1, np.zeros(2, np.uint64), np.zeros(2, np.int64))
+    with pytest.raises(IndexError):
+        kernels.heap_pop(keys, places, 3, np.zeros(1, np.uint64), np.zeros(1, np.int64))

@@ -85,7 +85,9 @@ merge_moments = reference_stats.merge  # a few numbers at a time
 scatter = reference_stats.scatter
 to_words = reference_stats.to_words
 
-# priorities
+# priorities and ranks
+heap_push = _replay.heap_push
+heap_pop = _replay.heap_pop
 first_bad = _replay.first_bad
 set_items = _replay.set_items
 refresh = _replay.refresh

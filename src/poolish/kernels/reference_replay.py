@@ -1,4 +1,4 @@
-"""What the kernels of priorities mean, in NumPy: the specification of ``_replay.pyx`` and its stand-in.
+"""What the kernels of priorities and ranks mean, in NumPy: the specification of ``_replay.pyx`` and its stand-in.
 
 A tree has 16 children per node. Each of its levels knows, of every child, a sum, a largest and a smallest positive
 value, 0 for none; the lowest level has one entry per item. All levels lie in one array, and ``layout`` has a row for
@@ -6,6 +6,9 @@ each: (entries, where the sums begin, where the largest begin, where the smalles
 are powers of priorities, the largest are the priorities themselves, and the smallest are the sums again.
 
 Numbers are added in one fixed order, so that both halves have the same sums, bit for bit.
+
+A heap is two arrays of keys and places, of which the first ``size`` entries count; it gives the lowest key first, and
+of equal ones the lowest place. Its order in memory is its own business: compiled a binary heap, here none at all.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+Words = NDArray[np.uint64]
 
 #: Children of a node: two cache lines of numbers.
 FAN = 16
@@ -88,17 +92,51 @@ def descend(tree: Floats, layout: Int64, masses: Floats, items: Int64, powers: F
     for level in range(len(layout) - 1, -1, -1):
         sums = int(layout[level, 1])
         children = tree[sums + at[:, None] * FAN + np.arange(FAN)]
-        chosen, is_open = np.zeros(len(at), np.int64), np.ones(len(at), np.bool_)
-        for child in range(FAN):
-            mass = children[:, child]
-            chosen[is_open & (mass > 0)] = child
-            rest = np.where(is_open & (left >= mass), left - mass, left)
-            is_open &= left >= mass
-            left = rest
-        left = np.where(is_open, np.inf, left)  # beyond the end: the last of them below, too
+        parts, rows = children.reshape(-1, 4, 4), np.arange(len(at))
+        sums_of_parts = ((parts[:, :, 0] + parts[:, :, 1]) + parts[:, :, 2]) + parts[:, :, 3]
+        part, left = _chosen(sums_of_parts, left)
+        child, left = _chosen(parts[rows, part], left)
+        chosen = 4 * part + child
+        beyond = ~(children[rows, chosen] > 0)  # the last above 0, and the last of them below
+        chosen[beyond] = FAN - 1 - np.argmax(children[beyond, ::-1] > 0, axis=1)
+        left[beyond] = np.inf
         at = at * FAN + chosen
     items[:] = at
     powers[:] = tree[int(layout[0, 1]) + at]
+
+
+def _chosen(shares: Floats, masses: Floats) -> tuple[Int64, Floats]:
+    """In which of four shares each mass lies, and what is left of it there; all beyond the third are in the fourth."""
+    ends = np.cumsum(shares[:, :3], axis=1)
+    chosen = (ends <= masses[:, None]).sum(axis=1)
+    starts = np.take_along_axis(np.pad(ends, ((0, 0), (1, 0))), chosen[:, None], axis=1)[:, 0]
+    return chosen, masses - starts
+
+
+def heap_push(keys: Words, places: Int64, size: int, new_keys: Words, new_places: Int64) -> int:
+    """Enter keys with their places; the size afterwards."""
+    end = size + len(new_keys)
+    if not 0 <= size <= end <= min(len(keys), len(places)) or len(new_keys) != len(new_places):
+        raise IndexError("no room in the heap")
+    keys[size:end], places[size:end] = new_keys, new_places
+    return end
+
+
+def heap_pop(keys: Words, places: Int64, size: int, out_keys: Words, out_places: Int64) -> int:
+    """Take out the lowest entries, in order, as many as there is room for; the size afterwards."""
+    n = len(out_keys)
+    if not 0 <= n <= size <= min(len(keys), len(places)) or n != len(out_places):
+        raise IndexError("not as many entries in the heap")
+    if n == 0:
+        return size
+    bound = np.partition(keys[:size], n - 1)[n - 1]  # not all in order: there may be a million others
+    candidates = np.flatnonzero(keys[:size] <= bound)
+    lowest = candidates[np.lexsort((places[candidates], keys[candidates]))[:n]]
+    out_keys[:], out_places[:] = keys[lowest], places[lowest]
+    rest = np.ones(size, np.bool_)
+    rest[lowest] = False
+    keys[: size - n], places[: size - n] = keys[:size][rest], places[:size][rest]
+    return size - n
 
 
 def _refresh(tree: Floats, layout: Int64, level: int, nodes: Int64) -> None:

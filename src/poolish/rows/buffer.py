@@ -28,10 +28,18 @@ from poolish.errors import ConfigError
 from poolish.health import Health
 from poolish.rows import normalizers
 from poolish.rows.codec import Draft, RowCodec, joined, kept_types, runs_of
-from poolish.rows.retention import RETENTION, Retention, check_max_size, drop_policy, n_kept
-from poolish.rows.row_state import RowState, RowValues, SavedRowState, restored_states, saved_states, values_of
-from poolish.rows.snapshot import Snapshot, SnapshotReads, check_mask, checked_ids
-from poolish.rows.storage import BufferState, StoredRows
+from poolish.rows.retention import RETENTION, Ranking, Retention, check_bound, drop_policy, n_kept
+from poolish.rows.row_state import (
+    RowPriorities,
+    RowValues,
+    SavedPriorities,
+    SavedRowState,
+    restored_states,
+    saved_states,
+)
+from poolish.rows.sampling import SampledRows
+from poolish.rows.snapshot import Snapshot, check_mask, checked_ids
+from poolish.rows.storage import BufferState, StoredRows, check_counts
 from poolish.rows.validate import Limits
 from poolish.rows.values import copy_mutable
 from poolish.schema import Schema
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
 PENDING_ROWS = 1024
 
 
-class DatasetBuffer(SnapshotReads):
+class DatasetBuffer(SampledRows):
     """A mutable, schema-safe dataset in memory, bounded by fractions and sizes you choose, readable at any time.
 
     ``append`` is all or nothing: a bad sample anywhere leaves the buffer as it was. Rows keep their order, oldest
@@ -66,8 +74,11 @@ class DatasetBuffer(SnapshotReads):
         schema: Any = None,
         limits: Limits | None = None,
         guard: Guard | None = None,
+        max_times_sampled: int | None = None,
     ) -> None:
         """``schema`` declares columns before the first append; anything that describes one is taken (``Schema.of``).
+
+        A row leaves when ``sample`` has returned it ``max_times_sampled`` times; snapshots and loaders do not count.
 
         ``guard`` is asked about every append: a ``Suite``, or anything that answers as one. It is a setting of this
         object, not of its rows: ``save``, ``map`` and ``filter`` do not take it along.
@@ -75,7 +86,9 @@ class DatasetBuffer(SnapshotReads):
         if limits is not None and not isinstance(limits, Limits):
             raise ConfigError(f"limits is a poolish.rows.Limits, got {limits!r}; pass Limits(cell_bytes=...)")
         self._drop_policy = drop_policy(drop_strategy)
-        self._max_size = check_max_size(max_size)
+        self._ranking = Ranking(self._drop_policy)
+        self._max_size = check_bound("max_size", max_size)
+        self._max_times_sampled = check_bound("max_times_sampled", max_times_sampled)
         self._seed = seeds.check_seed(seed)
         self.limits = limits or Limits()
         self.uuid = uuid.uuid4().hex
@@ -87,6 +100,7 @@ class DatasetBuffer(SnapshotReads):
         self._state = BufferState(seeds.generator(seed, "rows", "retain"), self.uuid, ((self.uuid, 0),))
         self._shown: tuple[BufferState, Snapshot] | None = None
         self._row_states: dict[str, RowValues] = {}
+        self._priorities: dict[str, RowPriorities] = {}
         if guard is not None:
             self.guard = guard
         if schema is not None:
@@ -129,8 +143,8 @@ class DatasetBuffer(SnapshotReads):
         )
         # A list of one row is that row: read as a list it takes 49 us instead of 0.6 (hot_paths.py append).
         row = samples[0] if type(samples) is list and len(samples) == 1 else samples
-        if keeps_all and type(row) is dict and self._state.takes_rows and not normalizers.sees_dicts and guard is None:
-            self._append_row(row)
+        is_plain = keeps_all and type(row) is dict and guard is None and not normalizers.sees_dicts
+        if is_plain and self._state.takes_rows and self._append_row(row):
             return
         retention = None if keeps_all else Retention.of(retain_prior, retain_prior_by)
         self._append_draft(self._draft().read(samples), retention, guard)
@@ -217,8 +231,10 @@ class DatasetBuffer(SnapshotReads):
         draft.keep(mask)
         return draft
 
-    def _append_row(self, row: dict[str, Any]) -> None:
+    def _append_row(self, row: dict[str, Any]) -> bool:
         """The short way of one row into a buffer whose schema is settled: checked now, stored with others later.
+
+        False, and nothing has changed, if the buffer's guard does not surely let it pass.
 
         Cells of waiting rows lie one behind the other in a flat list: a list per row would cost the garbage collector.
         """
@@ -227,10 +243,13 @@ class DatasetBuffer(SnapshotReads):
             codec = state.codec
             assert codec is not None
             frozen = codec.validate_and_copy(row)
+            if state.guard is not None and not (state.row_test is not None and state.row_test(frozen)):
+                return False
             if len(state.pending) >= PENDING_ROWS * codec.n_columns:
                 state = self._flushed()
                 self._publish(state)  # first: if it fails, this row has not come yet
             state.pending.extend(frozen)
+            return True
 
     def _publish(self, state: BufferState) -> None:
         """The moment of a change. What was shown is forgotten only to free its memory: it belongs to its state."""
@@ -267,9 +286,11 @@ class DatasetBuffer(SnapshotReads):
         assert state.codec is not None
         n = state.n_pending
         rows = state.own_rows(state.codec.schema).extended([state.codec.build(state.pending)], one_by_one=True)
+        n_before = len(rows)
         if self._max_size is not None and self._drop_policy.is_random:
             rows = rows.evicted_one_by_one(n, self._max_size, self._evict_key)
-        return self._sized(state.replace(rows=rows, loaded=None, pending=[]).on_own_branch(n))
+        evicted = state.counting("max_size", n_before - len(rows))
+        return self._sized(state.replace(rows=rows, loaded=None, pending=[], evicted=evicted).on_own_branch(n))
 
     @property
     def guard(self) -> Guard | None:
@@ -316,9 +337,50 @@ class DatasetBuffer(SnapshotReads):
         n_rows = state.n_stored
         if state.rows is None or self._max_size is None or n_rows <= self._max_size:
             return state
+        n_dropped = n_rows - self._max_size
+        evicted = state.counting("max_size", n_dropped)
+        if self._drop_policy.column is not None and n_dropped <= n_rows // 8:
+            places = self._ranking.lowest(state.rows, n_dropped, state.ranking_serial)
+            rows, serial = state.rows.dropping_places(places), self._ranking.serial
+            return state.replace(rows=rows, ranking_serial=serial, evicted=evicted)
         rng = self._drop_policy.drawing(state.rng)
-        dropped = self._drop_policy.pick(n_rows, n_rows - self._max_size, rng, state.rows.column)
-        return state.replace(rows=state.rows.dropping(dropped), rng=rng)
+        dropped = self._drop_policy.pick(n_rows, n_dropped, rng, state.rows.column)
+        return state.replace(rows=state.rows.dropping(dropped), rng=rng, evicted=evicted)
+
+    def delete(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """Drop the rows with these ids; which of the ids were gone already.
+
+        A loader that follows the buffer leaves them out from its next block on; one that does not delivers the rows of
+        the moment at which its epoch began. Snapshots keep what they show.
+
+        >>> buffer = DatasetBuffer(max_size=3)
+        >>> buffer.append([{"x": i} for i in range(5)])
+        >>> buffer.delete([0, 3]), buffer.to_pydict(), buffer.evicted
+        (array([0]), {'x': [2, 4]}, {'max_size': 2, 'deleted': 1})
+        """
+        with self._lock:
+            rows = self.snapshot()
+            return self._drop_ids(rows, checked_ids(ids, rows.next_id), "deleted")
+
+    def _drop_ids(self, rows: Snapshot, ids: NDArray[np.int64], reason: str) -> NDArray[np.int64]:
+        places, found = rows.places_of(ids)
+        dropped = np.unique(places)
+        if len(dropped):
+            state = self._state
+            stored = state.own_rows(rows.schema).dropping_places(dropped)  # a loaded row has its number for a place
+            evicted = state.counting(reason, len(dropped))
+            self._publish(state.replace(rows=stored, loaded=None, evicted=evicted))
+        return ids[~found]
+
+    @property
+    def evicted(self) -> dict[str, int]:
+        """How many rows have left, by reason: ``max_size``, ``retention``, ``max_times_sampled``, ``deleted``.
+
+        The counts are saved and pickled with the rows.
+        """
+        with self._lock:
+            self._state = self._flushed()
+            return dict(self._state.evicted)
 
     # -- changing
 
@@ -356,16 +418,14 @@ class DatasetBuffer(SnapshotReads):
     ) -> None:
         state, self._shown = self._state, None  # which shows the old values too
         rows, patches = state.own_rows(schema).replacing(numbers, which, values)
-        self._publish(state.replace(rows=rows, loaded=None, patches=patches, version=uuid.uuid4().hex))
-        self._flushed()  # or by the next reader, if this is interrupted
-
-    def row_state(self, name: str, *, default: int | float = 0.0) -> RowState:
-        """Numbers beside the columns, one per row, by row id: priorities, counters. Made on first use.
-
-        They belong to no schema, snapshot or ``map``, and stay with their rows through ``save``, ``load`` and pickling.
-        """
-        with self._lock:
-            return RowState(self.snapshot, self._lock, values_of(self._row_states, name, default, self.snapshot()))
+        is_ranked, serial = self._drop_policy.column in values, state.ranking_serial
+        changed = state.replace(rows=rows, loaded=None, patches=patches, version=uuid.uuid4().hex)
+        # Until the heap of the policy knows the new values, no heap fits the state.
+        self._publish(changed.replace(ranking_serial=-1) if is_ranked else changed)
+        state = self._flushed()  # or by the next reader, if this is interrupted
+        if is_ranked and state.rows is not None:
+            self._ranking.push(state.rows, state.rows.places(numbers))
+            self._state = state.replace(ranking_serial=serial)
 
     @property
     def version(self) -> str:
@@ -407,7 +467,10 @@ class DatasetBuffer(SnapshotReads):
                 raise
 
     def _derived(self, samples: Any, schema: Schema | None = None) -> DatasetBuffer:
-        buffer = DatasetBuffer(self._max_size, self.drop_strategy, seed=self._seed, limits=self.limits)
+        limit = self._max_times_sampled
+        buffer = DatasetBuffer(
+            self._max_size, self.drop_strategy, seed=self._seed, limits=self.limits, max_times_sampled=limit
+        )
         if schema is not None:
             buffer._declare(schema, may_be_missing=frozenset())
         buffer.append(samples)
@@ -507,6 +570,11 @@ class DatasetBuffer(SnapshotReads):
         return self._max_size
 
     @property
+    def max_times_sampled(self) -> int | None:
+        """How often ``sample`` may return a row before it leaves; None for any number of times."""
+        return self._max_times_sampled
+
+    @property
     def drop_strategy(self) -> str:
         """Which rows go when there are more than ``max_size``: ``oldest``, ``random`` or ``lowest:COLUMN``."""
         return self._drop_policy.name
@@ -532,7 +600,11 @@ class DatasetBuffer(SnapshotReads):
         with self._lock:
             snapshot, settings = self.snapshot(), self._settings()
             row_states = saved_states(self._row_states, snapshot)
-        saved.write(path, snapshot, settings, row_states)
+            priorities = self._saved_priorities(snapshot)
+        saved.write(path, snapshot, settings, row_states, priorities)
+
+    def _saved_priorities(self, snapshot: Snapshot) -> list[SavedPriorities]:
+        return [priorities.saved(name, snapshot) for name, priorities in self._priorities.items()]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, limits: Limits | None = None, mmap: bool = True) -> DatasetBuffer:
@@ -544,8 +616,13 @@ class DatasetBuffer(SnapshotReads):
         """
         from poolish.rows import saved
 
-        def restore(snapshot: Snapshot, settings: dict[str, Any], states: Sequence[SavedRowState]) -> DatasetBuffer:
-            return cls._restored(snapshot, settings, states, limits)
+        def restore(
+            snapshot: Snapshot,
+            settings: dict[str, Any],
+            states: Sequence[SavedRowState],
+            priorities: Sequence[SavedPriorities],
+        ) -> DatasetBuffer:
+            return cls._restored(snapshot, settings, states, limits, priorities)
 
         return saved.read(path, restore, mmap=mmap)
 
@@ -558,6 +635,8 @@ class DatasetBuffer(SnapshotReads):
             "may_be_missing": sorted(self._may_be_missing),
             "rng": self._state.rng.bit_generator.state,
             "sample_rng": self._sample_rng.bit_generator.state,
+            "max_times_sampled": self._max_times_sampled,
+            "evicted": self._state.evicted,
         }
 
     @classmethod
@@ -567,8 +646,12 @@ class DatasetBuffer(SnapshotReads):
         settings: dict[str, Any],
         row_states: Sequence[SavedRowState],
         limits: Limits | None,
+        priorities: Sequence[SavedPriorities] = (),
     ) -> DatasetBuffer:
         buffer = cls(settings["max_size"], settings["drop_strategy"], seed=settings["seed"], limits=limits)
+        # Version 0.1.0 knew neither of these two.
+        buffer._max_times_sampled = check_bound("max_times_sampled", settings.get("max_times_sampled"))
+        buffer._state = buffer._state.replace(evicted=check_counts(settings.get("evicted", {})))
         buffer.uuid = snapshot.uuid
         buffer._may_be_missing = frozenset(settings["may_be_missing"])
         buffer._state.rng.bit_generator.state = settings["rng"]
@@ -578,6 +661,7 @@ class DatasetBuffer(SnapshotReads):
             codec = buffer._codec(snapshot.schema)
             buffer._state = buffer._state.replace(loaded=snapshot, kind=settings["kind"], codec=codec)
         buffer._row_states = restored_states(row_states, snapshot)
+        buffer._priorities = {each.name: RowPriorities(each.alpha, snapshot, each) for each in priorities}
         return buffer
 
     def _become_copy(self) -> None:
@@ -587,7 +671,8 @@ class DatasetBuffer(SnapshotReads):
         with self._lock:
             snapshot = self.snapshot()
             row_states = saved_states(self._row_states, snapshot)
-            return DatasetBuffer._restored, (snapshot, self._settings(), row_states, self.limits)
+            priorities = self._saved_priorities(snapshot)
+            return DatasetBuffer._restored, (snapshot, self._settings(), row_states, self.limits, priorities)
 
     def _settings_text(self) -> str:
         return "" if self._max_size is None else f"max_size={self._max_size}, drop_strategy={self.drop_strategy!r}"
@@ -603,4 +688,5 @@ def _thinned(state: BufferState, n_new: int, retention: Retention) -> BufferStat
     assert state.schema is not None
     rows, rng = state.own_rows(state.schema), retention.policy.drawing(state.rng)
     kept = retention.policy.pick(n_prior, n_left, rng, rows.column)
-    return state.replace(rows=rows.keeping(kept, n_prior), loaded=None, rng=rng)
+    evicted = state.counting("retention", n_prior - n_left)
+    return state.replace(rows=rows.keeping(kept, n_prior), loaded=None, rng=rng, evicted=evicted)

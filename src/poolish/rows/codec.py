@@ -64,7 +64,8 @@ class RowCodec:
         self._decoders = [encoder.decode for encoder in self._encoders]
         self.n_columns = len(self.names)
         self._ranked_by = ranked_by
-        self._takes_any_null = all(field.nullable for field in schema) and ranked_by is None
+        self._ranked_at = None if ranked_by is None else self.names.index(ranked_by.column or "")
+        self._takes_any_null = all(field.nullable for field in schema)
 
     # -- one row, checked now and built later
 
@@ -73,7 +74,8 @@ class RowCodec:
         if len(row) == self.n_columns:
             try:
                 validated: list[Encodable] = kernels.freeze_row(row, self._plan)
-                if self._takes_any_null:
+                rank = 0 if self._ranked_at is None else validated[self._ranked_at]
+                if self._takes_any_null and rank is not None and rank == rank:  # not NaN
                     return validated
             except (KeyError, ValueRejected):
                 pass  # reported below, with its place

@@ -4,6 +4,7 @@ Rows are numbered from 0, the oldest, and survivors keep their order. A range is
 A policy by age or chance takes (number of rows, rows to pick, rng). A policy by column takes (the column's values, rows
 to pick, rng); users name it with the column, as in ``"top:score"``. The buffer rejects nulls, NaN and non-numeric
 values in that column, so every row has a rank. Ranking reads the whole column: O(rows) per append or 1,024 single rows.
+``Ranking`` keeps the order of ``lowest`` between appends, so that a row that is driven out costs O(log rows).
 
 To add a policy, write a function of one of these shapes and put it into the table for its shape below;
 ``tests/rows/test_retention.py`` then runs the shared suite on it.
@@ -15,17 +16,21 @@ import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 from numpy.typing import NDArray
 
+from poolish import kernels
 from poolish.arguments import is_whole
 from poolish.errors import ConfigError, SchemaError
 from poolish.rows.access import gather_fn
 from poolish.schema import Schema, describe
+
+if TYPE_CHECKING:
+    from poolish.rows.storage import StoredRows
 
 RowNumbers = range | NDArray[np.int64]
 Values = NDArray[Any]
@@ -169,6 +174,72 @@ def drop_policy(name: str) -> Policy:
     return _named(DROP, DROP_BY_COLUMN, name, "drop_strategy")
 
 
+class Ranking:
+    """The rows of a buffer in the order in which ``lowest`` drops them: a heap of (value, place).
+
+    An entry counts while its row lives and has its value, so rows that leave in other ways, or get another value, only
+    leave entries behind. Taking rows out changes the heap: ``serial`` says how often, and a buffer whose change was not
+    published has another one, for which the heap is made anew.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.serial = 0
+        self._keys, self._places = np.empty(0, np.uint64), np.empty(0, np.int64)
+        self._size = self._end = 0
+        self._column: object = None
+
+    def lowest(self, rows: StoredRows, n: int, serial: int) -> NDArray[np.int64]:
+        """The places of ``n`` rows, which are not in the heap afterwards."""
+        column = rows.columns[self._policy.column or ""]
+        if column is not self._column or serial != self.serial or self._size > 2 * len(rows) + MIN_ENTRIES:
+            self._column, self._size, self._end = column, 0, rows.start
+        self.push(rows, np.arange(self._end, rows.end))
+        self._end = rows.end
+        self.serial += 1
+        found = np.empty(0, np.int64)
+        while len(found) < n:
+            places, keys = np.empty(n - len(found), np.int64), np.empty(n - len(found), np.uint64)
+            self._size = kernels.heap_pop(self._keys, self._places, self._size, keys, places)  # every row has an entry
+            counts = rows.are_alive(places)
+            counts[counts] = self._keys_at(rows, places[counts]) == keys[counts]
+            found = np.unique(np.concatenate((found, places[counts])))
+        return found
+
+    def push(self, rows: StoredRows, changed: NDArray[np.int64]) -> None:
+        """Enter rows that are new, or that have another value."""
+        alive = changed[rows.are_alive(changed)]
+        size = self._size + len(alive)
+        if size > len(self._keys):
+            keys, places = np.empty(2 * size, np.uint64), np.empty(2 * size, np.int64)
+            keys[: self._size], places[: self._size] = self._keys[: self._size], self._places[: self._size]
+            self._keys, self._places = keys, places
+        new_keys = self._keys_at(rows, alive)
+        self._size = kernels.heap_push(self._keys, self._places, self._size, new_keys, alive)
+
+    def _keys_at(self, rows: StoredRows, places: NDArray[np.int64]) -> NDArray[np.uint64]:
+        values = gather_fn(rows.columns[self._policy.column or ""].view(0, rows.end))(places)
+        return sort_keys(self._policy.ranks(values))
+
+
+#: Entries that rows left behind are not worth a new heap while there are fewer.
+MIN_ENTRIES = 4096
+
+
+def sort_keys(values: Values) -> NDArray[np.uint64]:
+    """Unsigned integers in the order of the values, which hold no NaN.
+
+    >>> np.argsort(sort_keys(np.array([0.5, -np.inf, -2.0, 3.0])))
+    array([1, 2, 0, 3])
+    """
+    if values.dtype.kind == "u":
+        return values.astype(np.uint64)
+    if values.dtype.kind == "i":
+        return values.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)
+    bits = (values.astype(np.float64) + 0.0).view(np.uint64)  # of two zeros one
+    return np.where(bits >> np.uint64(63), ~bits, bits ^ np.uint64(1 << 63))
+
+
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How much of the prior rows stays, and which."""
@@ -210,10 +281,11 @@ def _named(plain: Mapping[str, Pick], by_column: Mapping[str, PickByColumn], nam
     raise ConfigError(f"{argument}={name!r} is unknown; one of {', '.join(known)}")
 
 
-def check_max_size(max_size: Any) -> int | None:
-    """A bound as a number of rows, None for no bound; ConfigError for anything else."""
-    if max_size is None:
+def check_bound(name: str, value: Any) -> int | None:
+    """A bound as a whole number above 0, None for no bound; ConfigError for anything else."""
+    if value is None:
         return None
-    if not is_whole(max_size) or max_size < 1:
-        raise ConfigError(f"max_size is a whole number of rows above 0, or None for no bound, got {max_size!r}")
-    return operator.index(max_size)
+    if not is_whole(value) or value < 1:
+        unit = "rows" if name == "max_size" else "times"
+        raise ConfigError(f"{name} is a whole number of {unit} above 0, or None for no bound, got {value!r}")
+    return operator.index(value)

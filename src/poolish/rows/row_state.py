@@ -9,19 +9,26 @@ added when they are first asked for.
 
 Rows that left keep their place until there are twice as many places as rows; then the values move together, so each
 row that leaves pays for moving at most two.
+
+Priorities are drawn from, so they lie in a tree over the places of the rows in memory. It follows the rows when it is
+next used: what has left gets 0, what has come the largest priority, and where the rows have moved it is made anew.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from poolish.errors import ConfigError
+from poolish.priorities import PriorityTree
 from poolish.rows.snapshot import Snapshot, checked_ids
+
+if TYPE_CHECKING:
+    pass
 
 Int64 = NDArray[np.int64]
 Numbers = NDArray[np.int64] | NDArray[np.float64]
@@ -155,6 +162,69 @@ def saved_states(known: Mapping[str, RowValues], snapshot: Snapshot) -> list[Sav
 def restored_states(saved: Iterable[SavedRowState], snapshot: Snapshot) -> dict[str, RowValues]:
     """The row states that ``saved_states`` returned, for a buffer with the rows of the snapshot."""
     return {name: RowValues(default, snapshot, values.copy()) for name, default, values in saved}
+
+
+class SavedPriorities(NamedTuple):
+    """Priorities in a file or a pickle: one per row of the snapshot that goes with them."""
+
+    name: str
+    alpha: float
+    largest: float
+    values: NDArray[np.float64]
+
+
+class RowPriorities:
+    """A priority per row, drawn from in proportion; new rows get the largest that is there.
+
+    "There" is when priorities are next used (drawn, changed, read): the largest above 0 of the rows that are left, else
+    the largest there was at the last use, else 1.0.
+    """
+
+    def __init__(self, alpha: float, snapshot: Snapshot, saved: SavedPriorities | None = None) -> None:
+        self._largest = 1.0 if saved is None else saved.largest
+        self._ids, self._first, self._last, self._live = snapshot.window
+        self._layout, self._next_id = snapshot.layout, snapshot.next_id
+        values = np.zeros(self._last)
+        values[snapshot.live_places()] = self._largest if saved is None else saved.values
+        self.tree = PriorityTree(alpha, values)
+
+    def follow(self, snapshot: Snapshot) -> PriorityTree:
+        """The tree over the places of this snapshot: O(log n) for each row that came or left since the last."""
+        ids, first, last, live = snapshot.window
+        self._largest = self.tree.largest or self._largest
+        if snapshot.layout is not self._layout:
+            self._move(snapshot)
+        elif (last, first) != (self._last, self._first) or live is not self._live:
+            tree, was_last = self.tree, self._last
+            tree.clear(self._first, min(first, was_last))
+            if live is not None and live is not self._live:
+                killed = live.killed_since(self._live, was_last)
+                tree.update(killed, 0.0)
+            self._largest = tree.largest or self._largest
+            tree.extend(last - was_last, self._largest)
+            new = np.arange(was_last, last)
+            dead = new < first if live is None else (new < first) | ~live.alive(new)
+            tree.update(new[dead], 0.0)
+        self._ids, self._first, self._last, self._live = ids, first, last, live
+        self._layout, self._next_id = snapshot.layout, snapshot.next_id
+        return self.tree
+
+    def _move(self, snapshot: Snapshot) -> None:
+        """The rows lie elsewhere: carry each priority to the place where its id is now."""
+        places, ids = snapshot.live_places(), snapshot.ids
+        is_known = ids < self._next_id
+        known = self.tree.priorities[np.searchsorted(self._ids[: self._last], ids[is_known])]
+        self._largest = float(known.max(initial=0.0)) or self._largest
+        values = np.zeros(snapshot.window[2])
+        values[places] = self._largest
+        values[places[is_known]] = known
+        self.tree = PriorityTree(self.tree.alpha, values)
+
+    def saved(self, name: str, snapshot: Snapshot) -> SavedPriorities:
+        """One priority per row of the snapshot."""
+        tree = self.follow(snapshot)
+        largest = tree.largest or self._largest
+        return SavedPriorities(name, tree.alpha, largest, tree.priorities[snapshot.live_places()])
 
 
 def _numbers(values: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,6 +1,6 @@
 """A buffer in one file: written whole or not at all, checked bit by bit before anything in it is believed.
 
-    magic, zeros to 64 | rows, an Arrow IPC stream | ids, int64 | generation starts, int64 | row states, if any
+    magic, zeros to 64 | rows, an Arrow IPC stream | ids, int64 | generation starts, int64 | row states | priorities
     footer, JSON | u64 length of the footer | u64 xxh3 of the footer | magic
 
 The footer comes last, so that rows are written as they are hashed, in one pass and without a second copy in memory.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -26,13 +26,14 @@ import xxhash
 from poolish import files
 from poolish.columns import one_chunk
 from poolish.errors import CorruptDataError, PoolishError
+from poolish.priorities import check_exponents, check_priorities
 from poolish.rows.ipc import AlignedIpc, MappedFile, table_over, write_stream
-from poolish.rows.row_state import SavedRowState
+from poolish.rows.row_state import SavedPriorities, SavedRowState
 from poolish.rows.snapshot import Snapshot
 from poolish.rows.validate import ValueRejected, check_shapes
 
 Restored = TypeVar("Restored")
-Restore = Callable[[Snapshot, dict[str, Any], list[SavedRowState]], Restored]
+Restore = Callable[[Snapshot, dict[str, Any], list[SavedRowState], list[SavedPriorities]], Restored]
 
 MAGIC = b"POOLROW1"
 VERSION = 1
@@ -43,7 +44,11 @@ _FRONT = MAGIC.ljust(64, b"\0")
 
 
 def write(
-    path: str | os.PathLike[str], snapshot: Snapshot, settings: dict[str, Any], row_states: Sequence[SavedRowState] = ()
+    path: str | os.PathLike[str],
+    snapshot: Snapshot,
+    settings: dict[str, Any],
+    row_states: Sequence[SavedRowState] = (),
+    priorities: Sequence[SavedPriorities] = (),
 ) -> None:
     """Publish the file: a reader of ``path`` sees the old one or the new one."""
     snapshot.check_file()
@@ -57,6 +62,8 @@ def write(
         body.write(starts.astype("<i8").tobytes())
         for state in row_states:
             body.write(state.values.astype(_little_endian(state.default)).tobytes())
+        for each in priorities:
+            body.write(each.values.astype("<f8").tobytes())
         footer: dict[str, Any] = {
             "format": "poolish.rows",
             "version": VERSION,
@@ -70,6 +77,9 @@ def write(
         if row_states:
             footer["bytes"]["row_states"] = len(row_states) * len(snapshot) * 8
             footer["row_states"] = [[state.name, state.default] for state in row_states]
+        if priorities:
+            footer["bytes"]["priorities"] = len(priorities) * len(snapshot) * 8
+            footer["priorities"] = [[each.name, each.alpha, each.largest] for each in priorities]
         raw = json.dumps(footer, separators=(",", ":")).encode()
         file.write(raw + _TAIL.pack(len(raw), xxhash.xxh3_64_intdigest(raw), MAGIC))
 
@@ -107,7 +117,7 @@ def read(path: str | os.PathLike[str], restore: Restore[Restored], *, mmap: bool
         _check_body(memory, footer, end)
         snapshot = _snapshot(memory, footer)
         snapshot.mapped_file = mapped
-        return _restored(snapshot, footer, _row_states(memory, footer, end), restore)
+        return _restored(snapshot, footer, *_beside_rows(memory, footer, end), restore)
     except _Damaged as damage:
         advice = "restore it from a copy, or save the buffer again"
         raise CorruptDataError(f"{path}: not a whole saved buffer: {damage}; {advice}") from None
@@ -117,31 +127,66 @@ class _Damaged(Exception):
     """What is wrong with the file."""
 
 
-def _row_states(memory: memoryview, footer: dict[str, Any], end: int) -> list[SavedRowState]:
-    named = footer.get("row_states", [])
+def _beside_rows(
+    memory: memoryview, footer: dict[str, Any], end: int
+) -> tuple[list[SavedRowState], list[SavedPriorities]]:
+    """The row states and the priorities, which end the body."""
+    begin = end - footer["bytes"].get("priorities", 0)
+    saved_states = [
+        SavedRowState(name, default, np.frombuffer(values, _little_endian(default)))
+        for (name, default), values in _named(memory, footer, begin, "row_states", (int, float))
+    ]
+    saved_priorities = [
+        SavedPriorities(name, alpha, largest, _checked_priorities(values, alpha, largest))
+        for (name, alpha, largest), values in _named(memory, footer, end, "priorities", (float,), (float,))
+    ]
+    return saved_states, saved_priorities
+
+
+def _named(
+    memory: memoryview, footer: dict[str, Any], end: int, part: str, *types: tuple[type, ...]
+) -> Iterator[tuple[list[Any], memoryview]]:
+    """What the footer says of each array of a part of the body, and the array, which has 8 bytes for each row."""
+    named = footer.get(part, [])
     if not isinstance(named, list) or not all(
-        isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) and type(each[1]) in (int, float)
+        isinstance(each, list)
+        and len(each) == 1 + len(types)
+        and isinstance(each[0], str)
+        and all(type(value) in known for value, known in zip(each[1:], types, strict=True))
         for each in named
     ):
-        raise _Damaged("its footer does not name its row states")
-    n_bytes, n_each = footer["bytes"].get("row_states", 0), footer["bytes"]["ids"]
+        raise _Damaged(f"its footer does not name its {part.replace('_', ' ')}")
+    n_bytes, n_each = footer["bytes"].get(part, 0), footer["bytes"]["ids"]
     if n_bytes != len(named) * n_each:
-        raise _Damaged("its row states do not match its rows")
-    starts = range(end - n_bytes, end, n_each) if n_each else [end] * len(named)
-    return [
-        SavedRowState(name, default, np.frombuffer(memory[start : start + n_each], _little_endian(default)))
-        for start, (name, default) in zip(starts, named, strict=True)
-    ]
+        raise _Damaged(f"its {part.replace('_', ' ')} do not match its rows")
+    for i, each in enumerate(named):
+        start = end - n_bytes + i * n_each
+        yield each, memory[start : start + n_each]
+
+
+def _checked_priorities(raw: memoryview, alpha: float, largest: float) -> Any:
+    values = np.frombuffer(raw, "<f8")
+    try:
+        check_exponents(alpha, 0.0)
+        check_priorities(values, None, alpha)
+        check_priorities([largest], None, alpha)
+    except ValueError as error:
+        raise _Damaged(f"its priorities make no sense ({error})") from None
+    return values
 
 
 def _restored(
-    snapshot: Snapshot, footer: dict[str, Any], row_states: list[SavedRowState], restore: Restore[Restored]
+    snapshot: Snapshot,
+    footer: dict[str, Any],
+    row_states: list[SavedRowState],
+    priorities: list[SavedPriorities],
+    restore: Restore[Restored],
 ) -> Restored:
     settings = footer.get("settings")
     if not isinstance(settings, dict) or not isinstance(settings.get("kind"), str | None):
         raise _Damaged("its settings are missing")
     try:
-        return restore(snapshot, settings, row_states)
+        return restore(snapshot, settings, row_states, priorities)
     except (KeyError, TypeError, ValueError) as error:
         raise _Damaged(f"its settings make no sense ({error})") from None
 
@@ -198,7 +243,7 @@ def _check_body(memory: memoryview, footer: dict[str, Any], end: int) -> None:
     if xxhash.xxh3_64_hexdigest(memory[:end]) != footer.get("xxh3"):
         raise _Damaged("the checksum of its rows does not match")
     sizes = footer.get("bytes")
-    if not isinstance(sizes, dict) or sizes.keys() - {"row_states"} != {"rows", "ids", "generations"}:
+    if not isinstance(sizes, dict) or sizes.keys() - {"row_states", "priorities"} != {"rows", "ids", "generations"}:
         raise _Damaged("its footer does not name its parts")
     if not all(type(size) is int and size >= 0 for size in sizes.values()):
         raise _Damaged("its footer does not say how long its parts are")

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from poolish import kernels, seeds, torch_bridge
 from poolish.columns import one_chunk
 from poolish.concurrency import cached_property
+from poolish.errors import ConfigError
 from poolish.rows.access import GatherFn, ReadFn, gather_fn, reader
 from poolish.rows.bridges import Conversions
 from poolish.rows.ipc import MappedFile, table_over, write_stream
@@ -72,55 +73,6 @@ class SnapshotReads(Conversions):
         numbers, found = rows.numbers_of(asked)
         return Found(rows.get_batch(numbers), asked[~found])
 
-    @overload
-    def sample(
-        self,
-        n: int,
-        weights: ArrayLike | str | None = None,
-        replace: bool = False,
-        rng: np.random.Generator | None = None,
-        *,
-        with_ids: Literal[False] = False,
-    ) -> pa.Table: ...
-
-    @overload
-    def sample(
-        self,
-        n: int,
-        weights: ArrayLike | str | None = None,
-        replace: bool = False,
-        rng: np.random.Generator | None = None,
-        *,
-        with_ids: Literal[True],
-    ) -> tuple[pa.Table, Int64]: ...
-
-    def sample(
-        self,
-        n: int,
-        weights: ArrayLike | str | None = None,
-        replace: bool = False,
-        rng: np.random.Generator | None = None,
-        *,
-        with_ids: bool = False,
-    ) -> pa.Table | tuple[pa.Table, Int64]:
-        """``n`` random rows; ``weights`` are numbers, one per row, or the name of a column that holds them.
-
-        ``with_ids`` adds the row ids of the drawn rows, for ``by_id`` and ``update``.
-
-        Every call draws anew, from the generator of the buffer that follows its seed. A pickled snapshot has a child
-        of that generator, each copy another one. Forked processes all inherit the same one: pass ``rng`` there.
-
-        >>> from poolish import DatasetBuffer
-        >>> buffer = DatasetBuffer(seed=7)
-        >>> buffer.append([{"x": i} for i in range(10)])
-        >>> buffer.sample(3)["x"].to_pylist() == buffer.sample(3)["x"].to_pylist()
-        False
-        """
-        rows = self.snapshot()
-        numbers = rows.draw(n, weights, replace, rows.rng if rng is None else rng)
-        table = rows.get_batch(numbers)
-        return (table, rows.ids[numbers]) if with_ids else table
-
     @property
     def ids(self) -> Int64:
         """The row id of every row, oldest first; ids count up for ever and are never used again."""
@@ -169,6 +121,7 @@ class Snapshot(SnapshotReads):
         live: LiveSet | None = None,
         n_before: int = 0,
         n_rows: int | None = None,
+        layout: object = None,
     ) -> None:
         self.schema = schema
         self.next_id = next_id
@@ -180,6 +133,8 @@ class Snapshot(SnapshotReads):
         self._first, self._last = span or (0, len(ids))
         self._live = live
         self._n_before = n_before
+        #: The same object as long as rows keep their places.
+        self.layout = ids if layout is None else layout
         self._n_rows = self._last - self._first if n_rows is None else n_rows
 
     @classmethod
@@ -237,8 +192,7 @@ class Snapshot(SnapshotReads):
         return {name: read(place) for name, read in self.readers}
 
     def get_batch(self, indices: ArrayLike) -> pa.Table:
-        places = self.places(indices)
-        return pa.Table.from_arrays([gather(places) for gather in self._gather_fns], schema=self.schema.to_arrow())
+        return self.rows_at(self.places(indices))
 
     def _rows(self, index: Any) -> pa.Table:
         if isinstance(index, slice):
@@ -274,6 +228,33 @@ class Snapshot(SnapshotReads):
             raise _beyond(int(numbers[bad]), self._n_rows, f", at place {bad} of the batch")
         return places if self._live is None else self._live.select(places)
 
+    def rows_at(self, places: Int64) -> pa.Table:
+        """The rows at these places of the stored columns, copied into a table of their own."""
+        return pa.Table.from_arrays([gather(places) for gather in self._gather_fns], schema=self.schema.to_arrow())
+
+    @property
+    def window(self) -> tuple[Int64, int, int, LiveSet | None]:
+        """The ids at all places, the places from and up to which rows may live, and which do (None: all)."""
+        return self._all_ids, self._first, self._last, self._live
+
+    def live_places(self) -> Int64:
+        """The places of all rows, oldest first."""
+        return np.arange(self._first, self._last) if self._live is None else self._live.places(self._first, self._last)
+
+    def places_of(self, ids: Int64) -> tuple[Int64, NDArray[np.bool_]]:
+        """The places of the ids that are still there, and for each id whether it is."""
+        known, first, last = self._all_ids, self._first, self._last
+        if last > first and int(known[last - 1]) - int(known[first]) == last - 1 - first:  # no id is missing
+            places = ids - (int(known[first]) - first)
+            found = (places >= first) & (places < last)
+        else:
+            places = first + np.searchsorted(known[first:last], ids)
+            found = places < last
+            found[found] = known[places[found]] == ids[found]
+        if self._live is not None:
+            found[found] = self._live.alive(places[found])
+        return (places if found.all() else places[found]), found
+
     def stored_columns(self) -> Mapping[str, pa.Array]:
         """The columns as they are stored, rows that have left included; ``places`` says where the others are."""
         self.check_file()
@@ -296,9 +277,7 @@ class Snapshot(SnapshotReads):
 
     @cached_property
     def ids(self) -> Int64:
-        ids = self._all_ids[self._first : self._last]
-        if self._live is not None:
-            ids = self._all_ids[self._live.places(self._first, self._last)]
+        ids = self._all_ids[self._first : self._last] if self._live is None else self._all_ids[self.live_places()]
         ids = ids.view()
         ids.flags.writeable = False
         return ids
@@ -331,6 +310,61 @@ class Snapshot(SnapshotReads):
         return numbers[found], found
 
     # -- random rows
+
+    @overload
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+        *,
+        with_ids: Literal[False] = False,
+    ) -> pa.Table: ...
+
+    @overload
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+        *,
+        with_ids: Literal[True],
+    ) -> tuple[pa.Table, Int64]: ...
+
+    def sample(
+        self,
+        n: int,
+        weights: ArrayLike | str | None = None,
+        replace: bool = False,
+        rng: np.random.Generator | None = None,
+        *,
+        with_ids: bool = False,
+        priority: str | None = None,
+    ) -> pa.Table | tuple[pa.Table, Int64]:
+        """``n`` random rows; ``weights`` are numbers, one per row, or the name of a column that holds them.
+
+        ``with_ids`` adds the row ids of the drawn rows, for ``by_id`` and ``update``.
+
+        Every call draws anew, from the generator of the buffer that follows its seed. A pickled snapshot has a child
+        of that generator, each copy another one. Forked processes all inherit the same one: pass ``rng`` there.
+
+        >>> from poolish import DatasetBuffer
+        >>> buffer = DatasetBuffer(seed=7)
+        >>> buffer.append([{"x": i} for i in range(10)])
+        >>> rows = buffer.snapshot()
+        >>> rows.sample(3)["x"].to_pylist() == rows.sample(3)["x"].to_pylist()
+        False
+        """
+        if priority is not None:
+            raise ConfigError(
+                "a snapshot carries no priorities, which change with every training step; sample the buffer itself: "
+                f"buffer.sample({n!r}, priority={priority!r})"
+            )
+        numbers = self.draw(n, weights, replace, self.rng if rng is None else rng)
+        table = self.get_batch(numbers)
+        return (table, self.ids[numbers]) if with_ids else table
 
     def draw(self, n: int, weights: ArrayLike | str | None, replace: bool, rng: np.random.Generator) -> Int64:
         """Numbers of ``n`` random rows."""

@@ -26,7 +26,7 @@ import dataclasses
 import operator
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +47,7 @@ from poolish.schema import Schema
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
+    from poolish.guards.checks.one_row import RowTest
 
 
 Int64 = NDArray[np.int64]
@@ -90,10 +91,17 @@ class StoredRows:
             column.extend(one_chunk(table[name]))
         rows.ids.extend(pa.array(snapshot.ids))
         rows.generations.extend(pa.array([first for first, _ in snapshot.generations], pa.int64()))
-        return replace(rows, end=len(snapshot), n_generations=rows.generations.length)
+        return rows.changed(end=len(snapshot), n_generations=rows.generations.length)
 
     def __len__(self) -> int:
         return self.end - self.start - self.n_dead
+
+    def changed(self, **changes: Any) -> StoredRows:
+        """The same with other values; ``dataclasses.replace`` takes ten times as long."""
+        changed = object.__new__(StoredRows)
+        changed.__dict__.update(self.__dict__)
+        changed.__dict__.update(changes)
+        return changed
 
     # -- growing
 
@@ -122,8 +130,7 @@ class StoredRows:
         new_ids = np.arange(self.next_id, self.next_id + n)
         self.ids.extend_numbers(new_ids)
         self.generations.extend_numbers(new_ids if one_by_one else new_ids[:1])
-        return replace(
-            self,
+        return self.changed(
             end=self.end + n,
             next_id=self.next_id + n,
             n_generations=self.generations.length,
@@ -144,7 +151,7 @@ class StoredRows:
             if open_column.type != field.type:
                 columns[field.name] = column_of(field.type)
                 columns[field.name].extend(cast_exact(open_column.view(0, self.end), field.type))
-        return replace(self, columns=columns, schema=schema)
+        return self.changed(columns=columns, schema=schema)
 
     # -- thinning
 
@@ -163,13 +170,22 @@ class StoredRows:
             return self._without_front(dropped.stop)._compacted_if_sparse()
         return self._without(self.places(np.asarray(dropped, np.int64)))._compacted_if_sparse()
 
+    def dropping_places(self, places: Int64) -> StoredRows:
+        """Without the rows at these places."""
+        return self._without(places)._compacted_if_sparse()
+
+    def are_alive(self, places: Int64) -> NDArray[np.bool_]:
+        """Whether each of these places holds a row."""
+        is_inside = places >= self.start
+        return is_inside if self.live is None else is_inside & self.live.alive(places)
+
     def evicted_one_by_one(self, n: int, max_size: int, key: int) -> StoredRows:
         """The last ``n`` rows came in singly: each drove out a random row once the buffer was full."""
         marked = self._with_tombstones()
         n_live = len(self) - n
         assert marked.live is not None
         live, n_left = marked.live.evicted(marked.n_before, n_live, max_size, key, self.next_id - n, n)
-        return replace(marked, live=live, n_dead=self.n_dead + n_live + n - n_left)._compacted_if_sparse()
+        return marked.changed(live=live, n_dead=self.n_dead + n_live + n - n_left)._compacted_if_sparse()
 
     def places(self, numbers: Int64) -> Int64:
         """Where the rows with these numbers lie."""
@@ -191,19 +207,19 @@ class StoredRows:
         if n == 0:
             return self
         start = self.end if n == len(self) else int(self.places(np.array([n]))[0])
-        return replace(self, start=start, n_dead=self.n_dead - (start - self.start - n), n_before=self.n_before + n)
+        return self.changed(start=start, n_dead=self.n_dead - (start - self.start - n), n_before=self.n_before + n)
 
     def _without(self, places: Int64) -> StoredRows:
         if len(places) == 0:
             return self
         marked = self._with_tombstones()
         assert marked.live is not None
-        return replace(marked, live=marked.live.without(places), n_dead=self.n_dead + len(places))
+        return marked.changed(live=marked.live.without(places), n_dead=self.n_dead + len(places))
 
     def _with_tombstones(self) -> StoredRows:
         if self.live is not None:
             return self
-        return replace(self, live=LiveSet(2 * self.end), n_before=self.start)
+        return self.changed(live=LiveSet(2 * self.end), n_before=self.start)
 
     # -- changing values
 
@@ -226,7 +242,7 @@ class StoredRows:
                 patches.append(column.patch(places, new))
             else:
                 rewritten[name] = self._rewritten(column, places, new)
-        return self if not rewritten else replace(self, columns={**self.columns, **rewritten}), tuple(patches)
+        return self if not rewritten else self.changed(columns={**self.columns, **rewritten}), tuple(patches)
 
     def _rewritten(self, old: GrowableColumn, places: Int64, new: pa.Array) -> GrowableColumn:
         order = np.arange(self.end)
@@ -252,6 +268,7 @@ class StoredRows:
             live=self.live,
             n_before=self.n_before,
             n_rows=len(self),
+            layout=self.ids,
         )
 
     # -- moving into new memory
@@ -287,7 +304,7 @@ class StoredRows:
             self._copy_living(column, moved.columns[name])
         self._copy_living(self.ids, moved.ids)
         moved.generations.extend(self._living_generations())
-        return replace(moved, end=len(self), n_generations=moved.generations.length)
+        return moved.changed(end=len(self), n_generations=moved.generations.length)
 
     def _copy_living(self, old: GrowableColumn, new: GrowableColumn) -> None:
         if self.n_dead == 0:
@@ -329,17 +346,26 @@ class BufferState:
     kind: str | None = None
     codec: RowCodec | None = None
     guard: Guard | None = None
+    row_test: RowTest | None = None
     pending: list[Any] = dataclasses.field(default_factory=list)
     patches: tuple[Patch, ...] = ()
     takes_rows: bool = False
+    evicted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    ranking_serial: int = 0
 
     def replace(self, **changes: Any) -> BufferState:
         """The same state with other values."""
         known = dict(zip(_FIELDS, _values_of(self), strict=True))
         known.update(changes)
         is_settled = known["kind"] == ROWS and known["codec"] is not None and known["codec"].is_resolved
-        known["takes_rows"] = is_settled and known["guard"] is None
+        if any(known[name] is not getattr(self, name) for name in ("guard", "codec", "kind")):
+            known["row_test"] = _row_test(known["guard"], known["codec"].schema) if is_settled else None
+        known["takes_rows"] = is_settled and (known["guard"] is None or known["row_test"] is not None)
         return BufferState(**known)
+
+    def counting(self, reason: str, n_rows: int) -> Mapping[str, int]:
+        """``evicted`` with ``n_rows`` more that leave for a reason."""
+        return {**self.evicted, reason: self.evicted.get(reason, 0) + n_rows} if n_rows else self.evicted
 
     def on_own_branch(self, n_new: int) -> BufferState:
         """The state after ``n_new`` rows: the first rows that a copy adds are not those that the original adds."""
@@ -371,6 +397,22 @@ class BufferState:
         if self.rows is not None:
             return self.rows
         return StoredRows.empty(schema) if self.loaded is None else StoredRows.of(self.loaded)
+
+
+def check_counts(evicted: Any) -> dict[str, int]:
+    """How many rows left for each reason, as a file has it; TypeError if it is no such thing."""
+    if not isinstance(evicted, dict) or not all(type(n) is int and n > 0 for n in evicted.values()):
+        raise TypeError(f"evicted: counts by reason, got {evicted!r:.100}")
+    return evicted
+
+
+def _row_test(guard: Guard | None, schema: Schema) -> RowTest | None:
+    """The guard's test of single rows, if it has one."""
+    if guard is None:
+        return None
+    from poolish.guards.checks.suite import Suite  # only here: a buffer without a guard loads no checks
+
+    return guard.row_test(schema.to_arrow()) if isinstance(guard, Suite) else None
 
 
 # Twice as fast as dataclasses.replace.
@@ -434,6 +476,21 @@ class LiveSet:
     def place(self, rank: int) -> int:
         """Place of one live row."""
         return int(kernels.select_one(self._words, self._tree, rank))
+
+    def alive(self, places: Int64) -> NDArray[np.bool_]:
+        """Whether each of these places holds a row."""
+        bits = self._words[places >> 6] >> (places & 63).astype(np.uint64)
+        return np.asarray(bits & np.uint64(1), np.bool_)
+
+    def killed_since(self, earlier: LiveSet | None, stop: int) -> Int64:
+        """Places below ``stop`` that were live in an earlier set of the same places (None: all were), and are dead."""
+        words = self._words[: -(-stop // 64)]
+        before = np.full(len(words), ~np.uint64(0)) if earlier is None else earlier._words[: len(words)]
+        changed = np.flatnonzero(words != before)
+        bits = np.unpackbits((before[changed] & ~words[changed]).view(np.uint8), bitorder="little").reshape(-1, 64)
+        word, bit = np.nonzero(bits)
+        places = changed[word] * 64 + bit
+        return places[places < stop]
 
     def places(self, start: int, stop: int) -> Int64:
         """All live places from ``start`` up to ``stop``."""

@@ -186,11 +186,10 @@ class InRange(_OfColumn):
         flat = _flat_numbers(rows[self.column], "a range", kinds_="iufmM")
         values = flat.values
         good = np.ones(len(values), np.bool_)
-        if self.low is not None:
-            low = _bound(self.low, values.dtype, self.column, math.floor if self.open_low else math.ceil)
+        low, high = bound_in(self, values.dtype)
+        if low is not None:
             good &= values > low if self.open_low else values >= low
-        if self.high is not None:
-            high = _bound(self.high, values.dtype, self.column, math.ceil if self.open_high else math.floor)
+        if high is not None:
             good &= values < high if self.open_high else values <= high
         return _bad_rows(flat, ~good)
 
@@ -209,7 +208,7 @@ class OneOf(_OfColumn):
     def bad(self, rows: TableView) -> Mask | None:
         flat = rows[self.column].flat
         if isinstance(flat.values, np.ndarray):
-            return _bad_rows(flat, ~np.isin(flat.values, _fitting(self.allowed, flat.values.dtype)))
+            return _bad_rows(flat, ~np.isin(flat.values, held_in(self.allowed, flat.values.dtype)))
         texts = [value for value in self.allowed if isinstance(value, str)]
         if kinds.is_string(flat.values.type) or kinds.is_large_string(flat.values.type):
             found = pc.is_in(flat.values, value_set=pa.array(texts, flat.values.type))
@@ -318,6 +317,15 @@ def _but_nulls(bad: Mask, nulls: Mask | None) -> Mask:
     return bad if nulls is None else bad & ~nulls
 
 
+def bound_in(check: InRange, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """The bounds of a range as a column of this dtype compares them exactly; None where there is none."""
+    low, high = (math.floor if check.open_low else math.ceil), (math.ceil if check.open_high else math.floor)
+    return (
+        None if check.low is None else _bound(check.low, dtype, check.column, low),
+        None if check.high is None else _bound(check.high, dtype, check.column, high),
+    )
+
+
 def _bound(value: Number | str, dtype: np.dtype[Any], column: str, whole: Callable[[float], int]) -> Any:
     """A bound as the column compares it exactly: a whole number for integers, a time for times."""
     if dtype.kind in "mM" or isinstance(value, str):
@@ -335,7 +343,7 @@ def _bound(value: Number | str, dtype: np.dtype[Any], column: str, whole: Callab
     return bound if is_inside else np.nextafter(bound, dtype.type(math.inf if whole is math.ceil else -math.inf))
 
 
-def _fitting(allowed: tuple[Any, ...], dtype: np.dtype[Any]) -> Any:
+def held_in(allowed: tuple[Any, ...], dtype: np.dtype[Any]) -> Any:
     """Those of the allowed values that a column of this dtype can hold at all."""
     if dtype.kind == "b":
         return np.array([value for value in allowed if isinstance(value, bool)], bool)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
 from poolish import html
@@ -50,6 +51,7 @@ from poolish.guards.checks.entries import (
     schema_entry,
     shortened,
 )
+from poolish.guards.checks.one_row import RowTest, row_test_of
 from poolish.guards.checks.stream import StreamGuard
 from poolish.guards.checks.values import differences
 from poolish.guards.checks.verdicts import (
@@ -338,6 +340,19 @@ class Suite:
         ]
         extra = self._extra_columns(rows) if level == "format" or not only else []
         return [*extra, *(self._judged(check, severity, rows) for check, severity in asked)]
+
+    def row_test(self, schema: pa.Schema) -> RowTest | None:
+        """A function of one row's values that is true only if ``check`` finds nothing in it; None if it needs columns.
+
+        A row for which it is false may still pass: only ``check`` says so.
+        """
+        if type(self) is not Suite or self.has_distributions():
+            return None
+
+        def is_fine(rows: TableView) -> bool:
+            return all(verdict.ok for verdict in self.check_rows(rows))
+
+        return row_test_of([check for check, _ in self._checks()[0]], schema, is_fine)
 
     def check_columns(self, rows: TableView, reference: Any = None, level: Level = "meaning") -> list[Verdict]:
         """The verdicts of the checks of whole columns."""
