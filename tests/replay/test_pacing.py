@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from poolish import PacingTimeout, PoolishError
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
-from poolish.replay import MinSize, Queue, RateLimiter, SampleToInsertRatio, counts, pacing
+from poolish.replay import MinSize, Queue, RateLimiter, SampleToInsertRatio, pacing, shared_counts
 from tests.effort import times
 from tests.faults import PATIENCE_S, children, fork, in_child, kill, some_kill_points, wait_until
 
@@ -527,7 +527,7 @@ def test_a_forked_child_does_not_count_for_its_parent(sides, is_shared: bool):
 
 def test_a_name_is_one_process(sides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two of one name would overwrite each other's counts."""
-    monkeypatch.setattr(counts, "_TAKE_OVER_S", 0.0)
+    monkeypatch.setattr(shared_counts, "_TAKE_OVER_S", 0.0)
     sides(RATIO)
 
     with pytest.raises(ConfigError, match=r"a recorder named 'actor' is attached .* give this one another name"):

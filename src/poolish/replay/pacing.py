@@ -26,7 +26,8 @@ from poolish.arguments import check_whole
 from poolish.errors import ConfigError, PacingTimeout, ResumeError
 from poolish.files import local_path
 from poolish.printable import counted
-from poolish.replay.counts import ROLES, Counts, DirectoryCounts, Kind, MemoryCounts, Owner, Totals
+from poolish.replay.counts import ROLES, Counts, Kind, MemoryCounts, Owner, Totals
+from poolish.replay.shared_counts import DirectoryCounts
 
 _LOOK_AROUND_S = 0.5  # how often a wait looks for what killed processes left
 _SAY_S = 10.0

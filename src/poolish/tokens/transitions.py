@@ -123,6 +123,9 @@ def _group(ids: Mapping[str, int], role: str, given: str | None) -> Group:
     return next((found for name in CONVENTIONS[role] if (found := group_of(ids, name))), {})
 
 
+_NOT_LOOKED: Bools = np.empty((0, 2), np.bool_)
+
+
 class TransitionIds:
     """The steps that are transitions: numbered without gaps, ``n`` of them.
 
@@ -130,22 +133,34 @@ class TransitionIds:
     newest step if its successor may still come, and ``cut`` those whose earlier frames were trimmed.
     """
 
-    def __init__(self, reader: StepReader, roles: Roles, stack: int = 1) -> None:
+    def __init__(self, reader: StepReader, roles: Roles, stack: int = 1, before: TransitionIds | None = None) -> None:
+        """``before`` is what was known when the stream was looked at last: breaks that it knows are not read again."""
         self._reader, self._roles = reader, roles
         self.first, last = reader.span
         self.end = max(self.first, reader.complete_end(roles.needed))
-        breaks = reader.view.breaks()
-        candidates = np.unique(np.concatenate([breaks - 1, [self.end - 1]]))
-        candidates = candidates[(candidates >= self.first) & (candidates < self.end)]
-        lost = candidates[~self.have_successors(candidates)]
+        self._broken = reader.view.breaks() - 1
+        known = before._known_of(self._broken) if before is not None else _NOT_LOOKED
+        self._looked = np.concatenate([known, self._look(self._broken[len(known) :])])
+        steps, looked = self._broken, self._looked
+        if self.end > self.first and not (len(steps) and steps[-1] == self.end - 1):
+            newest = np.array([self.end - 1])
+            steps, looked = np.concatenate([steps, newest]), np.concatenate([looked, self._look(newest)])
+        has_end, has_final = looked.T
         #: Steps that end their episode by their final observation alone.
-        self.cuts = candidates[self._have_finals(candidates) & ~self._are_ends(candidates)]
+        self.cuts = steps[has_final & ~has_end]
         self.cut = min(stack - 1, self.end - self.first) if self.first else 0
-        lost = lost[lost >= self.first + self.cut]
+        has_next = has_end | has_final | bool(roles.next_obs)
+        lost = steps[~has_next & (steps >= self.first + self.cut) & (steps < self.end)]
         self._gaps = lost - self.first - self.cut
-        self.pending = int(len(lost) > 0 and lost[-1] == self.end - 1) + last - self.end
-        self.lost = len(lost) - int(len(lost) > 0 and lost[-1] == self.end - 1)
+        is_pending = int(len(lost) > 0 and lost[-1] == self.end - 1)
+        self.pending, self.lost = is_pending + last - self.end, len(lost) - is_pending
         self.n = self.end - self.first - self.cut - len(lost)
+
+    def _known_of(self, broken: Int64) -> Bools:
+        """What was found of the first of these steps."""
+        n = len(self._broken)
+        is_same = n <= len(broken) and np.array_equal(self._broken, broken[:n])
+        return self._looked if is_same else _NOT_LOOKED
 
     def select(self, numbers: Any) -> Int64:
         """The ids of transitions, given by their numbers from 0 to ``n``."""
@@ -160,8 +175,8 @@ class TransitionIds:
     def are_valid(self, ids: Any) -> Bools:
         """Which of some ids are transitions."""
         asked = np.asarray(ids, np.int64)
-        is_inside = (asked >= self.first + self.cut) & (asked < self.end)
-        return is_inside & ~np.isin(asked - self.first - self.cut, self._gaps)
+        is_inside: Bools = (asked >= self.first + self.cut) & (asked < self.end)
+        return is_inside & ~np.isin(asked - self.first - self.cut, self._gaps) if len(self._gaps) else is_inside
 
     def check(self, ids: Int64) -> None:
         """Refuse ids that are no transitions."""
@@ -175,23 +190,46 @@ class TransitionIds:
             raise IndexError(f"step {wrong:,} is none of {self.first:,} to {self.end - 1:,}, which this stream holds")
 
     def have_successors(self, ids: Int64) -> Bools:
+        """Whether something was seen behind steps that may be the last of their episodes."""
         if self._roles.next_obs:
             return np.ones(len(ids), np.bool_)
-        return self._are_ends(ids) | self._have_finals(ids)
+        found: Bools = np.any(self._look(ids), axis=1)
+        return found
 
-    def _have_finals(self, ids: Int64) -> Bools:
-        if not self._roles.final_obs:
-            return np.zeros(len(ids), np.bool_)
-        type_ = next(iter(self._roles.final_obs.values()))
-        found = self._reader.read(Steps.single(ids), [type_], [type_])
-        present: Bools = found["present"][self._reader.fields[type_].name][:, 0]
-        return present
+    def _look(self, ids: Int64) -> Bools:
+        """Whether steps say that their episode ends, and whether they have a final observation, as [n, 2]."""
+        roles, fields = self._roles, self._reader.fields
+        finals = list(roles.final_obs.values())[:1]
+        if not len(ids):
+            return _NOT_LOOKED
+        found = self._reader.read(Steps.single(ids), [*roles.ends, *finals], finals)
+        ends = [found[fields[type_].name][:, 0].reshape(len(ids), -1).any(-1) for type_ in roles.ends]
+        present = [found["present"][fields[type_].name][:, 0] for type_ in finals] or [np.zeros(len(ids), np.bool_)]
+        return np.stack([np.any(ends, axis=0), present[0]], axis=1)
 
-    def _are_ends(self, ids: Int64) -> Bools:
-        found = self._reader.read(Steps.single(ids), self._roles.ends)
-        names = [self._reader.fields[type_].name for type_ in self._roles.ends]
-        ends: Bools = np.any([found[name][:, 0].reshape(len(ids), -1).any(-1) for name in names], axis=0)
-        return ends
+
+class KnownTransitions:
+    """Roles that were found, and which steps are transitions, as long as a stream does not grow."""
+
+    def __init__(self) -> None:
+        self._roles: dict[Any, Roles] = {}
+        self._ids: dict[tuple[int, int], tuple[Any, TransitionIds]] = {}
+
+    def roles(self, ids: Mapping[str, int], given: Mapping[str, str | None], repeats_final: bool) -> Roles:
+        """The roles that fields play."""
+        key = tuple(given.items()), repeats_final
+        if key not in self._roles:
+            self._roles[key] = Roles.find(ids, given, repeats_final)
+        return self._roles[key]
+
+    def ids(self, reader: StepReader, roles: Roles, stack: int) -> TransitionIds:
+        """The steps that are transitions now."""
+        reach = reader.view.reach, reader.view.branches.n_records
+        known, ids = self._ids.get((id(roles), stack), (None, None))
+        if ids is None or known != reach:
+            ids = TransitionIds(reader, roles, stack, ids)
+            self._ids[id(roles), stack] = reach, ids
+        return ids
 
 
 @dataclass(frozen=True)
@@ -207,35 +245,39 @@ class Target:
 class Transitions:
     """Reads transitions out of the steps that a stream has at one moment."""
 
-    def __init__(self, reader: StepReader, roles: Roles, episodes: Callable[[], Episodes], target: Target) -> None:
-        self.reader, self.roles, self.target = reader, roles, target
-        self.ids = TransitionIds(reader, roles, target.stack)
+    def __init__(
+        self, reader: StepReader, roles: Roles, ids: TransitionIds, episodes: Callable[[], Episodes], target: Target
+    ) -> None:
+        self.reader, self.roles, self.target, self.ids = reader, roles, target, ids
         self._episodes = episodes
 
     def read(self, ids: Int64, rng: np.random.Generator) -> Batch:
         """The transitions of these steps."""
         self.ids.check(ids)
         roles, target = self.roles, self.target
-        rewards, terminated, truncated, counts = self._outcomes(ids)
+        # One look at the steps for all that is read of them alone: each costs 20 us, whatever it reads.
+        first = self.reader.read(Steps.single(ids), self._of_one_step())
+        rewards, terminated, truncated, used = self._outcomes(ids, first)
         ended = terminated | truncated
         stops: Bools = np.any(ended, axis=1)
-        left = self._limits(ids) - ids - (0 if roles.next_obs else 1)
-        used = np.where(stops, ended.argmax(1) + 1, np.minimum(counts, left))
         last = used - 1
         rows = np.arange(len(ids))
         batch: Batch = {"id": ids}
         begins = self._bounds(ids)[0] if target.stack > 1 else ids
-        obs = self._frames(ids, begins)
+        obs = (
+            self._parts(roles.obs, first) if target.stack == 1 else self._stacked(stack_ids(ids, begins, target.stack))
+        )
         batch["obs"], lengths = self._value(roles.obs, obs)
-        batch["action"], more = self._value(roles.action, self._single(roles.action, ids))
+        batch["action"], more = self._value(roles.action, self._parts(roles.action, first))
         next_obs = self._next_frames(ids + last, stops, begins)
         if target.hindsight is not None:
             rewards, batch["relabelled"] = self._relabel(ids, used, ended, rewards, obs, next_obs, rng)
             batch["obs"], _ = self._value(roles.obs, obs)
         batch["next_obs"], next_lengths = self._value(roles.obs, next_obs)
         dtype = rewards.dtype if rewards.dtype.kind == "f" else np.dtype(np.float64)
-        total = n_step_returns(rewards.astype(np.float64), used, target.gamma)
-        batch["reward"] = rewards[:, 0] if target.n_step == 1 else total.astype(dtype)
+        batch["reward"] = rewards[:, 0]
+        if target.n_step > 1:
+            batch["reward"] = n_step_returns(rewards.astype(np.float64), used, target.gamma).astype(dtype)
         batch["terminated"], batch["truncated"] = (flags[rows, last] & stops for flags in (terminated, truncated))
         batch["discount"] = np.where(batch["terminated"], 0, target.gamma**used).astype(dtype)
         found = {"obs": lengths, "action": more, "next_obs": next_lengths}
@@ -245,18 +287,31 @@ class Transitions:
 
     # One step, and those behind it --------------------------------------------------------------------------------
 
-    def _outcomes(self, ids: Int64) -> tuple[NDArray[Any], Bools, Bools, Int64]:
-        """Rewards and ends of ``n_step`` steps from each on, as far as they were recorded without a break."""
+    def _of_one_step(self) -> list[int]:
+        """The types that are read of the first step of a transition."""
+        roles, target = self.roles, self.target
+        types = [*roles.action.values(), *(roles.obs.values() if target.stack == 1 else ())]
+        return types + ([roles.reward, *roles.ends] if target.n_step == 1 else [])
+
+    def _outcomes(self, ids: Int64, first: Batch) -> tuple[NDArray[Any], Bools, Bools, Int64]:
+        """Rewards and ends of ``n_step`` steps from each on, and how many of them count."""
         roles, n_step = self.roles, self.target.n_step
-        counts = np.minimum(n_step, self._limits(ids) - ids)
-        steps = Steps(ids, counts, np.zeros(len(ids), np.int64), n_step)
-        found = self.reader.read(steps, [roles.reward, *roles.ends])
+        counts = window = np.ones(len(ids), np.int64)
+        found = first
+        if n_step > 1:
+            limits = self._limits(ids)
+            counts = window = np.minimum(n_step, limits - ids)
+            steps = Steps(ids, window, np.zeros(len(ids), np.int64), n_step)
+            found = self.reader.read(steps, [roles.reward, *roles.ends])
+            counts = np.minimum(counts, limits - ids - (0 if roles.next_obs else 1))
         rewards = self._named(found, roles.reward)
         terminated = self._named(found, roles.terminated) != 0
         truncated = np.zeros_like(terminated) if roles.truncated is None else self._named(found, roles.truncated) != 0
-        is_cut = np.isin(ids + counts - 1, self.ids.cuts)
-        truncated[is_cut, counts[is_cut] - 1] = True
-        return rewards, terminated, truncated, counts
+        if len(self.ids.cuts):
+            is_cut = np.isin(ids + window - 1, self.ids.cuts)
+            truncated[is_cut, window[is_cut] - 1] = True
+        ended = terminated | truncated
+        return rewards, terminated, truncated, np.where(ended.any(1), ended.argmax(1) + 1, counts)
 
     def _named(self, found: Batch, type_: int) -> NDArray[Any]:
         """A field of one number a step, as [n, n_steps]."""
@@ -287,7 +342,9 @@ class Transitions:
 
     def _single(self, group: Group, ids: Int64) -> Batch:
         """The fields of a role in these steps, by their names in it, as [n, ...]; "name#" has ragged ones' lengths."""
-        found = self.reader.read(Steps.single(ids), list(group.values()))
+        return self._parts(group, self.reader.read(Steps.single(ids), list(group.values())))
+
+    def _parts(self, group: Group, found: Batch) -> Batch:
         parts: Batch = {}
         for path, type_ in group.items():
             name = self.reader.fields[type_].name
@@ -307,12 +364,6 @@ class Transitions:
             for path, values in final.items():
                 parts[path] = _put(parts[path], ended, values)
         return parts
-
-    def _frames(self, ids: Int64, begins: Int64) -> Batch:
-        """Observations, or stacks of them."""
-        if self.target.stack == 1:
-            return self._single(self.roles.obs, ids)
-        return self._stacked(stack_ids(ids, begins, self.target.stack))
 
     def _stacked(self, frames: Int64) -> Batch:
         parts = self._single(self.roles.obs, frames.reshape(-1))
