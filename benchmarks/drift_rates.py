@@ -136,7 +136,7 @@ def alarms(method: str, samples: Sequence[tuple[Any, Any]], *, profile: bool = F
     )
 
 
-def exact_alarms(method: str, samples: Sequence[tuple[Any, Any]], *, splits: int = 99, seed: int = 0) -> float:
+def exact_alarms(method: str, samples: Sequence[tuple[Any, Any]], *, splits: int = 59, seed: int = 0) -> float:
     """The share of pairs whose statistic is among the largest of its values on random splits of both together."""
     rng = generator(seed, "exact", method)
     value = _value_of(method)
@@ -287,7 +287,7 @@ def main(repetitions: int, *, dry: bool) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=400)
+    parser.add_argument("--repetitions", type=int, default=200)
     parser.add_argument("--dry", action="store_true", help="print only")
     asked = parser.parse_args()
     main(asked.repetitions, dry=asked.dry)

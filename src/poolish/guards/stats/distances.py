@@ -3,8 +3,9 @@
 A side is anything that holds values (arrays, lists, Arrow, tensors) or the profile of a column. Each statistic names
 its ``convention``, because the same name means different numbers elsewhere:
 
-    poolish         bins of the reference, Jeffreys' smoothing, a threshold that knows the sizes of the samples
-    scipy           the same bins without smoothing; what scipy.stats computes of them
+    poolish         bins chosen by both samples where that matters (``cells``), Jeffreys' smoothing, p-values that
+                    hold on every kind of column (``permutation``)
+    scipy           bins of the reference, no smoothing; what scipy.stats computes, with its p-values of ks and chi2
     evidently-0.7   Evidently's bins, zeros and fixed thresholds, to the last digit
 
 Here are the values; ``significance`` says from where on they are drift.

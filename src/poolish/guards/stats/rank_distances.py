@@ -85,7 +85,7 @@ def ks(
         return rule.decide(KsComparison, math.nan, math.nan, None, n, m, None, **extra)
     extra |= {"error": a.ordinal_error + b.ordinal_error, "is_constant": _is_constant(one, two)}
     value = _gap(one, two)
-    if is_nested(a, b) and convention == "poolish":
+    if is_nested(a, b) and convention == "poolish" and method == "auto":
         return _ks_of_rows(rule, a, b, value, extra)
     if extra["is_constant"] or min(n, m) < min_rows:
         return rule.decide(KsComparison, value, math.nan, None, n, m, None, **extra)

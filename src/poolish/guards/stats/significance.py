@@ -5,8 +5,9 @@ often than ``alpha``? *Material*: is the difference as large as the user cares a
 "drift" when the first is answered yes, and the second too where it was asked.
 
 Under no drift PSI is about ``(1/n + 1/m) chi2`` with one degree of freedom less than bins (Yurdakul 2018); KL is half
-of that and JS an eighth, so one table gives all three thresholds. A fixed mark like 0.1 instead alarms on 76 % of
-samples of 50 rows, and never on large ones.
+of that and JS an eighth, so one table gives all three thresholds; that holds while every cell expects 20 rows or more,
+else permutations take its place. A fixed mark like 0.1 instead alarms on 76 % of samples of 50 rows, and never on large
+ones.
 """
 
 from __future__ import annotations
