@@ -31,12 +31,12 @@ from poolish.tokens.drawing import (
 )
 from poolish.tokens.member_windows import MemberWindows
 from poolish.tokens.members import (
-    LOOK_S,
     RECORD,
     FolderPattern,
     ListedOrdinals,
     Member,
     Membership,
+    Present,
     RecordedOrdinals,
     Sources,
     StreamList,
@@ -114,13 +114,7 @@ class StreamSet:
     @property
     def members(self) -> tuple[Member, ...]:
         """Those there are now, by ordinal."""
-        return tuple(self._now().values())
-
-    @property
-    def n_given(self) -> int:
-        """Below it each ordinal belongs to a member that is there or has left."""
-        self._now()
-        return self._membership.n_given
+        return tuple(self.present().members.values())
 
     @property
     def uuid(self) -> str:
@@ -139,25 +133,27 @@ class StreamSet:
 
     def refresh(self) -> int:
         """Look for members that came or went, and for what was appended since; how many steps are new."""
-        before = {ordinal: member.store.step_span()[1] for ordinal, member in self._membership.members.items()}
-        self._look(0.0)
-        now = {ordinal: member.store.step_span()[1] for ordinal, member in self._membership.members.items()}
-        return sum(end - before.get(ordinal, 0) for ordinal, end in now.items())
+        before = self._ends()
+        self._look(is_due=True)
+        return sum(end - before.get(ordinal, 0) for ordinal, end in self._ends().items())
 
-    def _now(self) -> dict[int, Member]:
-        """The members by ordinal, with all that they have appended."""
-        self._look(LOOK_S)
-        return self._membership.members
+    def _ends(self) -> dict[int, int]:
+        return {ordinal: member.store.step_span()[1] for ordinal, member in self._membership.present.members.items()}
 
-    def _look(self, at_most_every: float) -> None:
+    def present(self) -> Present:
+        """The members by ordinal, with all that they have appended, and how many ordinals were given out."""
+        self._look()
+        return self._membership.present
+
+    def _look(self, *, is_due: bool = False) -> None:
         if self._is_closed:
             raise ConfigError("this StreamSet is closed; make another")
-        self._membership.look(at_most_every)
+        self._membership.look(is_due=is_due)
         self._membership.refresh_members()
 
     def __len__(self) -> int:
         """How many steps all members hold together."""
-        return sum(member.n_steps for member in self._now().values())
+        return sum(member.n_steps for member in self.present().members.values())
 
     def __bool__(self) -> bool:
         return True
@@ -308,7 +304,7 @@ class StreamSet:
 
     def _read(self, ids: Int64, read: Callable[[StreamStore, Int64], Batch]) -> Batch:
         """One batch of what each member reads."""
-        members, owners = self._now(), ids >> ID_BITS
+        members, owners = self.present().members, ids >> ID_BITS
         if not ids.size:
             if not members:
                 raise ConfigError(f"{self!r}: no member whose fields could be read; wait for one")
@@ -329,11 +325,11 @@ class StreamSet:
         return self._whole(parts, len(ids))
 
     def _absent(self, ordinal: int, id_: int) -> IndexError:
-        if 0 <= ordinal < self._membership.n_given:
+        if 0 <= ordinal < self._membership.present.n_given:
             return IndexError(f"id {id_}: member {ordinal} of this StreamSet has left it, or is not in it")
         return IndexError(
-            f"id {id_}: of member {ordinal}, and this StreamSet has {self._membership.n_given}; refresh(), or read "
-            "with the record that the id was given out by"
+            f"id {id_}: of member {ordinal}, and this StreamSet has {self._membership.present.n_given}; refresh(), or "
+            "read with the record that the id was given out by"
         )
 
     # Around -------------------------------------------------------------------------------------------------------
@@ -353,7 +349,7 @@ class StreamSet:
             return Health((Problem(str(error), None, "; ".join(getattr(error, "__notes__", [])) or "see there"),))
         found = Health.joined({member.name: member.store.health() for member in members})
         figures = {"members": len(members), "steps": sum(member.n_steps for member in members)}
-        return Health(found.problems, {**figures, "waiting": list(self._membership.waiting)})
+        return Health(found.problems, {**figures, "waiting": list(self._membership.present.waiting)})
 
     def close(self) -> None:
         """Close the streams that the set has opened; those that were passed open stay open."""
@@ -369,9 +365,9 @@ class StreamSet:
     def __repr__(self) -> str:
         if self._is_closed:
             return "<StreamSet, closed>"
-        members = self._membership.members.values()
+        members = self._membership.present.members.values()
         n_steps = sum(member.n_steps for member in members)
-        waiting = f", waiting for {len(self._membership.waiting)}" if self._membership.waiting else ""
+        waiting = f", waiting for {len(self._membership.present.waiting)}" if self._membership.present.waiting else ""
         where = f", at {self._sources}" if isinstance(self._sources, FolderPattern) else ""
         return printable(f"<StreamSet of {len(members)} streams, {n_steps:,} steps{waiting}{where}>")
 
