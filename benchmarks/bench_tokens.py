@@ -18,6 +18,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,14 @@ rng = np.random.default_rng(7)
 
 def main(chosen: list[str]) -> None:
     """All figures, or those that are named."""
-    parts = {"append": append, "append_many": append_many, "windows": windows, "sample": sample, "dataset": dataset}
+    parts = {
+        "append": append,
+        "append_many": append_many,
+        "windows": windows,
+        "sample": sample,
+        "experience": experience,
+        "dataset": dataset,
+    }
     for name, part in parts.items():
         if not chosen or name in chosen:
             part()
@@ -214,11 +222,11 @@ def write_into(file: tuple[int, int]) -> None:
 
 
 @contextmanager
-def stream(n_tokens: int) -> Iterator[StreamStore]:
+def stream(n_tokens: int, **fields: Any) -> Iterator[StreamStore]:
     """A stream of so many tokens on disk, closed and opened again to read, its pages touched."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "stream")
-        with StreamStore(path, fields=typed_fields()) as store:
+        with StreamStore(path, fields=typed_fields() | fields) as store:
             n, part = n_tokens // TOKENS, 1_000_000
             given = columns(min(n, part))
             for first in range(0, n, part):
@@ -360,6 +368,49 @@ def growing(store: StreamStore) -> peers.Read:
 
     numbers = iter(range(100_000_000, 200_000_000))
     return grow
+
+
+# Experience ----------------------------------------------------------------------------------------------------
+
+
+def experience() -> None:
+    """Decoded sequences against raw windows of as many tokens, and transitions against arrays that hold them ready."""
+    n_steps = WIDTH // TOKENS
+    for n_tokens in (1_000_000, 100_000_000):
+        with stream(n_tokens, observation=("float32", (4,))) as store:
+            asked = peers.Windows(lane(store, "data"), len(store), batches(store), n_steps * TOKENS)
+            raw = {"windows of as many tokens, not decoded": asked.rate(raw_windows(store, n_steps * TOKENS))}
+            name = f"tokens.sample(n_steps=), decoded, {n_tokens:,} tokens"
+            compare(name, "tokens/s", asked.rate(decoded(store, n_steps)), raw)
+            draw = np.random.default_rng(0)
+            read = partial(store.transitions, BATCH, rng=draw, repeat_final=True)
+            ready = peers.transition_peers(columns(min(store.n_steps, 5_000_000)), BATCH)
+            compare(
+                f"tokens.transitions of 256, {store.n_steps:,} steps", "us", per_call(read, calls=100, unit="us"), ready
+            )
+    frames()
+
+
+def raw_windows(store: StreamStore, width: int) -> peers.Read:
+    """Tokens and types, as they are stored."""
+    return lambda starts: store.windows(starts, width)
+
+
+def decoded(store: StreamStore, n_steps: int) -> peers.Read:
+    """Sequences inside episodes, in the declared dtypes and shapes."""
+    draw = np.random.default_rng(0)
+    return lambda starts: store.sample(len(starts), n_steps=n_steps, within="done", rng=draw)
+
+
+def frames() -> None:
+    """What a stream of frames takes on disk, of which stacks are made when they are read, over the frames alone."""
+    shape, n = (84, 84), 200
+    store = StreamStore(fields={"obs": ("uint8", shape), "action": "int64", "reward": "float32", "done": "bool"})
+    for i in range(n):
+        store.append(i, {"obs": np.zeros(shape, np.uint8), "action": 0, "reward": 0.0, "done": False})
+    stored = len(store) * 9 + store.n_steps * 4 * 24
+    single = {"the tokens of the frames alone": lambda: float(n * shape[0] * shape[1] * 9)}
+    compare("tokens, frames that are stacked when read", "bytes", lambda: float(stored), single, rounds=1)
 
 
 # Hugging Face --------------------------------------------------------------------------------------------------

@@ -173,6 +173,69 @@ def append_torchrl(data: ModuleType, steps: Sequence[Step], storage: str) -> Mea
     return each(held.add, [(tensordict.TensorDict(step, batch_size=[]),) for step in fields])
 
 
+# Transitions -------------------------------------------------------------------------------------------------------
+
+
+def transition_peers(columns: dict[str, np.ndarray], n: int) -> dict[str, Peer]:
+    """All who hold transitions ready, with each next observation stored again, in us for a batch."""
+    return {
+        "NumPy arrays, next observations stored": transitions_numpy(columns, n),
+        "stable-baselines3 sample": transitions_sb3(columns, n),
+        "cpprb sample": transitions_cpprb(columns, n),
+        "torchrl LazyTensorStorage sample": transitions_torchrl(columns, n),
+    }
+
+
+def _with_next(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {**columns, "next": np.roll(columns["observation"], -1, axis=0)}
+
+
+def transitions_numpy(columns: dict[str, np.ndarray], n: int) -> Measure:
+    """The floor in NumPy: a gather from each array."""
+    ready, rng = _with_next(columns), np.random.default_rng(0)
+    size = len(ready["action"])
+
+    def sample() -> dict[str, np.ndarray]:
+        chosen = rng.integers(0, size, n)
+        return {name: values[chosen] for name, values in ready.items()}
+
+    return per_call(sample, calls=100, unit="us")
+
+
+@around("stable_baselines3.common.buffers")
+def transitions_sb3(buffers: ModuleType, columns: dict[str, np.ndarray], n: int) -> Measure:
+    """Its arrays filled directly: adding them one by one would take minutes."""
+    spaces = importlib.import_module("gymnasium").spaces
+    size = len(columns["action"])
+    box = spaces.Box(-1, 1, (OBSERVATION,))
+    held = buffers.ReplayBuffer(size, box, spaces.Discrete(2), device="cpu", handle_timeout_termination=False)
+    ready = _with_next(columns)
+    held.observations[:, 0], held.next_observations[:, 0] = ready["observation"], ready["next"]
+    held.actions[:, 0, 0], held.rewards[:, 0], held.dones[:, 0] = ready["action"], ready["reward"], ready["done"]
+    held.full = True
+    return per_call(lambda: held.sample(n), calls=50, unit="us")
+
+
+@around("cpprb")
+def transitions_cpprb(cpprb: ModuleType, columns: dict[str, np.ndarray], n: int) -> Measure:
+    """The buffer in Cython and C++."""
+    fields: Any = {"action": {"dtype": np.int64}, "done": {"dtype": np.bool_}, "reward": {}}
+    shapes = {name: {"shape": OBSERVATION} for name in ("observation", "next")}
+    held = cpprb.ReplayBuffer(len(columns["action"]), {**fields, **shapes})
+    held.add(**_with_next(columns))
+    return per_call(lambda: held.sample(n), calls=50, unit="us")
+
+
+@around("torchrl.data")
+def transitions_torchrl(data: ModuleType, columns: dict[str, np.ndarray], n: int) -> Measure:
+    """The plain ReplayBuffer over tensors in memory."""
+    torch, tensordict = map(importlib.import_module, ("torch", "tensordict"))
+    size = len(columns["action"])
+    held = data.ReplayBuffer(storage=data.LazyTensorStorage(size), batch_size=n)
+    held.extend(tensordict.TensorDict({k: torch.from_numpy(v) for k, v in _with_next(columns).items()}, [size]))
+    return per_call(held.sample, calls=50, unit="us")
+
+
 # Reading windows and single tokens -----------------------------------------------------------------------------
 
 

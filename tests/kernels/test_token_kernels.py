@@ -1080,6 +1080,158 @@ def test_starts_outside_of_the_index_are_refused(kernels):
 SPANS = [1, 2, 3, 498, 2**31 + 1, 2**32 - 2, 2**32 - 1, 2**32, 2**32 + 1, 2**62]
 
 
+# Steps as columns ---------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def recorded_steps(draw: Any) -> list[dict[int, list[int]]]:
+    """Steps of up to four fields: mostly alike, as recorders write them, with others among them."""
+    usual = draw(st.sampled_from([{0: 1, 1: 2}, {0: 1, 1: 2, 2: 1, 3: 3}, {2: 2}, {1: 2, 3: 0}]))
+    other = st.dictionaries(st.integers(0, 3), st.integers(0, 3), min_size=1)
+    lengths = draw(st.lists(st.one_of(st.just(usual), st.just(usual), st.just(usual), other), min_size=1, max_size=12))
+    numbers = iter(range(1, 1000))
+    return [{type_: [next(numbers) for _ in range(n)] for type_, n in sorted(step.items())} for step in lengths]
+
+
+def laid_out(steps: list[dict[int, list[int]]], first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The lanes of a stream with these steps, numbered from ``first``, behind one row that is none of it."""
+    tokens = [number for step in steps for numbers_ in step.values() for number in numbers_]
+    types = [type_ for step in steps for type_, numbers_ in step.items() for _ in numbers_]
+    writes = [(type_, len(each), first + i) for i, step in enumerate(steps) for type_, each in step.items()]
+    starts = np.cumsum([0, *(length for _, length, _ in writes)])
+    index = np.full((len(writes) + 2, 3), GUARD)
+    index[1:, 0] = starts
+    index[1:-1, 1] = [type_ | ordinal << 8 for type_, _, ordinal in writes]
+    return numbers([*tokens, GUARD]), np.array([*types, 9], np.uint8), index
+
+
+@each_kind
+@given(recorded_steps(), st.integers(0, 3), st.data())
+def test_steps_are_gathered_as_columns(kernels, steps, first, data):
+    """Of every sequence and field what a loop finds; places without a step stay as they are."""
+    lanes = laid_out(steps, first)
+    n_steps = data.draw(st.integers(1, 5))
+    wanted = data.draw(st.lists(st.integers(0, 3), unique=True, max_size=4))
+    begins = data.draw(st.lists(st.integers(0, len(steps) - 1), max_size=20))
+    skips = [data.draw(st.integers(0, n_steps - 1)) for _ in begins]
+    counts = [
+        data.draw(st.integers(0, min(n_steps - skip, len(steps) - i))) for i, skip in zip(begins, skips, strict=True)
+    ]
+    shape = (len(begins), n_steps)
+    width = 3
+    columns = [
+        (type_, False, width, np.full((*shape, width), 77, dtype), np.zeros(shape, np.uint8), np.full(shape, -1))
+        for type_, dtype in zip(wanted, (np.int64, np.int32, np.uint16, np.int8), strict=False)
+    ]
+
+    ids = numbers([first + i for i in begins])
+    bad = kernels.gather_steps(*lanes, 1, len(lanes[2]) - 1, ids, numbers(counts), numbers(skips), n_steps, columns)
+
+    assert bad == -1
+    for type_, _, _, values, present, lengths in columns:
+        for i, (begin, skip, count) in enumerate(zip(begins, skips, counts, strict=True)):
+            for t in range(n_steps):
+                here = steps[begin + t - skip].get(type_) if skip <= t < skip + count else None
+                expected = np.full(width, 77, values.dtype)
+                if here is not None:
+                    expected[: len(here)] = np.array(here, np.int64).astype(values.dtype)
+                assert values[i, t].tolist() == expected.tolist()
+                assert (present[i, t], lengths[i, t]) == ((0, -1) if here is None else (1, len(here)))
+
+
+@each_kind
+@given(recorded_steps(), st.sampled_from([1, 2, 3]), st.data())
+def test_the_first_step_without_a_field_of_the_width_is_named(kernels, steps, width, data):
+    """Where neither presence nor lengths are asked for, every step has the field, as long as it should be."""
+    lanes = laid_out(steps, 0)
+    wanted = data.draw(st.lists(st.integers(0, 3), unique=True, min_size=1, max_size=4))
+    n_steps = data.draw(st.integers(1, len(steps)))
+    ids = np.arange(len(steps) - n_steps + 1)
+    counts = np.full(len(ids), n_steps)
+    columns = [(type_, False, width, np.zeros((len(ids), n_steps, width), np.int64), None, None) for type_ in wanted]
+
+    bad = kernels.gather_steps(*lanes, 1, len(lanes[2]) - 1, ids, counts, 0 * ids, n_steps, columns)
+
+    faults = [
+        (i * n_steps + t) * len(wanted) + c
+        for i in ids
+        for t in range(n_steps)
+        for c, type_ in enumerate(wanted)
+        if len(steps[i + t].get(type_, [])) != width
+    ]
+    assert (bad in faults) if faults else bad == -1
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_become_numbers_of_a_dtype(kernels, dtype):
+    """Those of whole numbers by their value, those of floats by the bits of a float64."""
+    is_float = dtype in FLOATS
+    given = np.array([0, 1, 1, 0, 1]) if dtype == "bool" else np.array([0, 1, 100, 7, 3])
+    tokens = (given * 1.5).view(np.int64) if is_float else given
+    index = np.array([[0, 0, 0], [5, 0, 0]])
+    out = np.zeros((1, 1, 5), dtype)
+    column = (0, is_float, 5, out, None, None)
+    lanes = np.ascontiguousarray(tokens), np.zeros(5, np.uint8), index
+
+    if dtype == "float16":  # the caller reads float64 and rounds once
+        with pytest.raises(TypeError):
+            kernels.gather_steps(*lanes, 0, 1, numbers([0]), numbers([1]), numbers([0]), 1, [column])
+        return
+    assert kernels.gather_steps(*lanes, 0, 1, numbers([0]), numbers([1]), numbers([0]), 1, [column]) == -1
+    assert out.ravel().tolist() == (given * 1.5 if is_float else given).astype(dtype).tolist()
+
+
+def _sequence(**changed: Any) -> list[Any]:
+    """Arguments of a gather that is right, but for what is changed."""
+    lanes = laid_out([{0: [1], 1: [2, 3]}] * 3, 0)
+    n = {"ids": numbers([0]), "counts": numbers([2]), "skips": numbers([1]), "n_steps": 3, "first_row": 1, "n_rows": 7}
+    n.update({key: value for key, value in changed.items() if key != "column"})
+    column = changed.get("column", (1, False, 2, np.zeros((1, 3, 2), np.int64), None, None))
+    return [*lanes, n["first_row"], n["n_rows"], n["ids"], n["counts"], n["skips"], n["n_steps"], [column]]
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"counts": numbers([3])},
+        {"counts": numbers([-1])},
+        {"counts": numbers([1, 1])},
+        {"skips": numbers([-1])},
+        {"skips": numbers([])},
+        {"ids": numbers([-1])},
+        {"n_steps": -1},
+        {"first_row": -1},
+        {"n_rows": 9},
+        {"n_rows": 2**62},
+        {"column": (256, False, 2, np.zeros((1, 3, 2), np.int64), None, None)},
+        {"column": (1, False, -1, np.zeros((1, 3, 2), np.int64), None, None)},
+        {"column": (1, False, 3, np.zeros((1, 3, 2), np.int64), None, None)},
+        {"column": (1, False, 2, np.zeros((1, 3, 2), np.int64), np.zeros(2, np.uint8), None)},
+        {"column": (1, False, 2, np.zeros((1, 3, 2), np.int64), None, np.zeros(2, np.int64))},
+    ],
+)
+def test_gathers_that_do_not_add_up_are_refused(kernels, changed):
+    """Before anything is read or written outside of an array."""
+    with pytest.raises(IndexError):
+        kernels.gather_steps(*_sequence(**changed))
+    assert kernels.gather_steps(*_sequence()) == -1
+
+
+@pytest.mark.skipif(not COMPILED, reason="what memory is read is up to the compiled kernels")
+@given(st.lists(int64s, min_size=24, max_size=24), st.lists(st.integers(0, 2**54 - 1), max_size=9))
+def test_a_gather_in_garbage_reads_nothing_but_the_lanes(rows, ids):
+    """In a damaged stream the answer may be anything; what lies beside the lanes stays out of it."""
+    index, out = numbers(rows).reshape(8, 3), np.zeros((len(ids), 2, 3), np.int64)
+    column = (1, False, 3, out, np.zeros((len(ids), 2), np.uint8), np.zeros((len(ids), 2), np.int64))
+    which = numbers(ids), np.full(len(ids), 2), np.zeros(len(ids), np.int64)
+
+    COMPILED[0].gather_steps(np.full(16, 5), np.zeros(16, np.uint8), index, 2, 7, *which, 2, [column])
+
+    assert set(out.ravel().tolist()) <= {0, 5}
+
+
 @each_kind
 @pytest.mark.parametrize("bits", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
 @given(st.integers(0, 2**62 - 1), st.lists(st.tuples(st.sampled_from(SPANS), st.integers(0, 40)), max_size=8))
@@ -1155,7 +1307,7 @@ def test_scans_outside_of_the_lanes_are_refused(kernels, begin, end, n_types):
 def test_both_have_the_same_token_kernels():
     """What one half offers the other has, too."""
     names = ("Recorder", "load_word", "store_word", "windows", "take", "search", "search_one")
-    names += ("select_starts", "draw", "find_nonzero")
+    names += ("select_starts", "gather_steps", "draw", "find_nonzero")
     methods = ("attach", "detach", "set_kind", "append", "record", "record_columns", "let_out")
     for kernels in IMPLEMENTATIONS:
         assert all(callable(getattr(kernels, name)) for name in names)

@@ -464,7 +464,7 @@ def test_only_short_episodes_are_counted_in_the_error():
         ({"start": ["step"]}, "start="),
         ({"within": "absent"}, "absent"),
         ({"within": 1}, "1"),
-        ({"within": ["done"]}, "done"),
+        ({"within": ["done", "no"]}, "no"),
         ({"rng": 3}, "rng"),
         ({"rng": np.random.RandomState}, "rng"),
     ],

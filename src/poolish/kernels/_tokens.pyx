@@ -1157,7 +1157,7 @@ def gather_steps(data, types, index, int64_t first_row, int64_t n_rows, ids, cou
     cdef const int64_t *count = <const int64_t *>views.read(counts)
     cdef const int64_t *skip = <const int64_t *>views.read(skips)
     cdef int64_t n = views.size(3) // 8, n_tokens = min(views.size(0) // 8, views.size(1)), i, row, bad = -1
-    cdef int64_t guesses[8]
+    cdef int64_t at[16]
     check_table(views.size(2) // 8, 3, 1, first_row, n_rows + 1)
     if n_steps < 0 or n_steps > 2**40 or views.size(4) != n * 8 or views.size(5) != n * 8:
         raise IndexError("sequences that do not add up")
@@ -1167,22 +1167,41 @@ def gather_steps(data, types, index, int64_t first_row, int64_t n_rows, ids, cou
     cdef Wanted wanted = Wanted(columns, n * n_steps)
     if first_row >= n_rows:
         return 0 if wanted.n_columns and n * n_steps else -1
-    cdef int64_t first = rows[3 * first_row + 1] >> 8, last = (rows[3 * n_rows - 2] >> 8) + 1
-    cdef double scale = <double>(n_rows - first_row) / <double>(last - first) if last > first else 0
+    cdef int64_t first = rows[3 * first_row + 1] >> 8, last = (rows[3 * n_rows - 2] >> 8) + 1, width = 0, n_each = 0, key
+    cdef double scale = 0
+    if last > first:
+        scale = <double>(n_rows - first_row) / <double>(last - first)
+        width = min(<int64_t>128, n_steps * ((rows[3 * n_rows] - rows[3 * first_row]) // (last - first)))
+        n_each = n_steps * ((n_rows - first_row) // (last - first))
     with nogil:
-        for i in range(n + 8):
+        # Three stages, so that no miss is waited for: a guess of the row and of the row behind the sequence are asked for;
+        # eight sequences later the row is found and its tokens are asked for; four later they are read.
+        for i in range(n + 12):
             if i < n:
-                guesses[i & 7] = within(first_row, n_rows - 1, first_row + <double>(id_[i] - first) * scale)
-                poolish_prefetch(rows + 3 * guesses[i & 7])
-            if i + 1 >= 8 and i - 7 < n and count[i - 7] > 0:
-                row = guesses[(i - 7) & 7]
-                if rows[3 * row + 1] < id_[i - 7] << 8 or (row > first_row and rows[3 * row - 2] >= id_[i - 7] << 8):
-                    row = first_not_below(rows + 1, 3, first_row, n_rows, id_[i - 7] << 8, row)
-                bad = read_sequence(wanted, source, type_source, n_tokens, rows, row, n_rows, id_[i - 7], count[i - 7],
-                                    (i - 7) * n_steps + skip[i - 7])
+                row = within(first_row, n_rows - 1, first_row + <double>(id_[i] - first) * scale)
+                at[i & 15] = row
+                ask_for_row(rows, row)
+                poolish_prefetch(rows + 3 * row + 12)
+                ask_for_row(rows, min(row + n_each, n_rows))
+            if 8 <= i < n + 8:
+                row, key = at[(i - 8) & 15], id_[i - 8] << 8
+                if rows[3 * row + 1] < key or (row > first_row and rows[3 * row - 2] >= key):
+                    row = first_not_below(rows + 1, 3, first_row, n_rows, key, row)
+                at[(i - 8) & 15] = row
+                if 0 <= rows[3 * row] <= n_tokens - width:
+                    ask_for(source, type_source, rows[3 * row], width)
+            if i >= 12 and count[i - 12] > 0:
+                bad = read_sequence(wanted, source, type_source, n_tokens, rows, at[(i - 12) & 15], n_rows, id_[i - 12],
+                                    count[i - 12], (i - 12) * n_steps + skip[i - 12])
                 if bad >= 0:
                     break
     return bad
+
+
+cdef inline void ask_for_row(const int64_t *rows, int64_t row) noexcept nogil:
+    """A row and the one before it, which may lie in another line of the cache."""
+    poolish_prefetch(rows + 3 * row - 2)
+    poolish_prefetch(rows + 3 * row + 2)
 
 
 cdef int64_t read_sequence(Wanted wanted, const int64_t *data, const uint8_t *types, int64_t n_tokens, const int64_t *rows,
@@ -1196,7 +1215,8 @@ cdef int64_t read_sequence(Wanted wanted, const int64_t *data, const uint8_t *ty
     if bad >= 0 or count == 1:
         return bad
     period = rows[3 * r] - start
-    if start + period * count <= n_tokens and are_alike(types + start, rows, row, r - row, n_rows, count):
+    if (0 <= start <= n_tokens and 0 < period <= (n_tokens - start) // count and r - row <= (n_rows - row) // count
+            and are_alike(types + start, rows, row, r - row, n_rows, count)):
         while row < r:
             c = wanted.column_of[rows[3 * row + 1] & 0xFF]
             if c >= 0:
@@ -1220,7 +1240,7 @@ cdef bint are_alike(const uint8_t *types, const int64_t *rows, int64_t row, int6
     """
     cdef int64_t start = rows[3 * row], period = rows[3 * (row + n_each)] - start, end = row + n_each * count, r
     cdef int64_t last = (rows[3 * row + 1] >> 8) + count - 1
-    if n_each < 2 or end > n_rows or rows[3 * end] != start + period * count or rows[3 * end - 2] >> 8 != last:
+    if n_each < 2 or rows[3 * end] != start + period * count or rows[3 * end - 2] >> 8 != last:
         return False
     if end < n_rows and rows[3 * end + 1] >> 8 != last + 1:
         return False

@@ -203,13 +203,22 @@ static inline uint64_t poolish_acquire(const int64_t *word) {
 /* n_runs runs of `run` tokens, `step` tokens apart, as numbers of a dtype one behind the other. Tokens of integer fields
    are cut to the dtype, which holds them because they were checked when they were written. */
 #define POOLISH_DECODE(TYPE, CONVERT)                                            \
-  for (int64_t i = 0; i < n_runs; i++, source += step)                           \
-    for (int64_t j = 0; j < run; j++) {                                          \
-      TYPE number = (TYPE)(CONVERT);                                             \
-      memcpy(target, &number, sizeof number);                                    \
-      target += sizeof number;                                                   \
-    }                                                                            \
-  return;
+  do {                                                                           \
+    if (run == 1)                                                                \
+      for (int64_t i = 0; i < n_runs; i++, source += step) {                     \
+        int64_t token = *source;                                                 \
+        TYPE number = (TYPE)(CONVERT);                                           \
+        memcpy(target + i * sizeof number, &number, sizeof number);              \
+      }                                                                          \
+    else                                                                         \
+      for (int64_t i = 0; i < n_runs; i++, source += step, target += run * sizeof(TYPE)) \
+        for (int64_t j = 0; j < run; j++) {                                      \
+          int64_t token = source[j];                                             \
+          TYPE number = (TYPE)(CONVERT);                                         \
+          memcpy(target + j * sizeof number, &number, sizeof number);            \
+        }                                                                        \
+    return;                                                                      \
+  } while (0)
 
 static inline double poolish_double(int64_t bits) {
   double value;
@@ -219,13 +228,13 @@ static inline double poolish_double(int64_t bits) {
 
 static void poolish_decode(int kind, int is_float, const int64_t *source, int64_t n_runs, int64_t run, int64_t step,
                            char *target) {
-  if (is_float && kind == P_F32) { POOLISH_DECODE(float, poolish_double(source[j])) }
+  if (is_float && kind == P_F32) POOLISH_DECODE(float, poolish_double(token));
   switch (kind) {
-    case P_BOOL: POOLISH_DECODE(uint8_t, source[j] != 0)
-    case P_I8: case P_U8: POOLISH_DECODE(uint8_t, source[j])
-    case P_I16: case P_U16: POOLISH_DECODE(uint16_t, source[j])
-    case P_I32: case P_U32: POOLISH_DECODE(uint32_t, source[j])
-    default: POOLISH_DECODE(int64_t, source[j]) /* 64-bit integers, and the bits of a float64 */
+    case P_BOOL: POOLISH_DECODE(uint8_t, token != 0);
+    case P_I8: case P_U8: POOLISH_DECODE(uint8_t, token);
+    case P_I16: case P_U16: POOLISH_DECODE(uint16_t, token);
+    case P_I32: case P_U32: POOLISH_DECODE(uint32_t, token);
+    default: POOLISH_DECODE(int64_t, token); /* 64-bit integers, and the bits of a float64 */
   }
 }
 

@@ -17,7 +17,15 @@ from poolish.tokens.sequence_transforms import SequenceContext, Transform
 from poolish.tokens.sequences import KnownSequences, SequenceShape, bounds_of
 from poolish.tokens.steps import Batch, StepReader, Steps, as_output, check_free, check_output, nested
 from poolish.tokens.transforms import Hindsight, check_fraction
-from poolish.tokens.transitions import CONVENTIONS, Roles, Target, TransitionIds, Transitions, group_of
+from poolish.tokens.transitions import (
+    CONVENTIONS,
+    KnownTransitions,
+    Roles,
+    Target,
+    TransitionIds,
+    Transitions,
+    group_of,
+)
 
 Int64 = NDArray[np.int64]
 
@@ -28,6 +36,7 @@ class ExperienceReads(StreamReads):
     """The methods of a stream that read experience."""
 
     _sequences: KnownSequences
+    _known_transitions: KnownTransitions
 
     # Sequences ----------------------------------------------------------------------------------------------------
 
@@ -302,7 +311,8 @@ class ExperienceReads(StreamReads):
 
     def transition_ids(self, *, stack: int = 1, repeat_final: bool = False, **roles: str | None) -> TransitionIds:
         """Which steps are transitions, how many, and how many are none because what came behind them was lost."""
-        return TransitionIds(StepReader(self._read()), self._roles(roles, repeat_final), stack)
+        stack = check_whole(stack, "stack", unit="frames")
+        return self._known_transitions.ids(StepReader(self._read()), self._roles(roles, repeat_final), stack)
 
     def _transitions(
         self,
@@ -324,14 +334,15 @@ class ExperienceReads(StreamReads):
         roles = self._roles(names, repeat_final)
         reader = StepReader(self._read())
         ends = {type_: reader.fields[type_] for type_ in roles.ends}
-        return Transitions(reader, roles, lambda: self._starts.episodes(reader.view, ends), target)
+        ids = self._known_transitions.ids(reader, roles, target.stack)
+        return Transitions(reader, roles, ids, lambda: self._starts.episodes(reader.view, ends), target)
 
     def _roles(self, names: Mapping[str, Any], repeat_final: bool) -> Roles:
         self._read()
         unknown = set(names) - set(CONVENTIONS)
         if unknown:
             raise TypeError(f"transitions take no argument {sorted(unknown)[0]!r}; roles are {', '.join(CONVENTIONS)}")
-        return Roles.find(self._ids, names, repeat_final)
+        return self._known_transitions.roles(self._ids, names, repeat_final)
 
     # Around -------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ depend on the stream, but for one look at what is new.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,9 +76,17 @@ class Sequences:
         self.shape, self.episodes = shape, episodes
         self._n = 0
         self._totals = np.empty(64, np.int64)  # sequences up to the end of each episode
+        self._ends = np.empty((64, 2), np.int64)  # the step behind each end, twice: as kernels want their tables
+        self._known: tuple[Any, tuple[int, int]] = None, (0, 0)  # how far the stream reached, and the numbers then
 
     def bounds(self, view: View, end: int) -> tuple[int, int]:
         """The numbers of the sequences there are, in a stream whose steps end before ``end``."""
+        reach = view.reach, end
+        if self._known[0] != reach:
+            self._known = reach, self._counted(view, end)
+        return self._known[1]
+
+    def _counted(self, view: View, end: int) -> tuple[int, int]:
         self._update(view)
         _, begin = self.episodes.begin(self._n)
         high = self._before(self._n) + int(self.shape.count(np.array([max(0, end - begin)]))[0])
@@ -89,10 +98,14 @@ class Sequences:
 
     def select(self, view: View, numbers: Int64, end: int) -> Steps:
         """The steps of sequences, given by their numbers."""
-        chosen = np.searchsorted(self._totals[: self._n], numbers, side="right")
-        inside = numbers - np.where(chosen > 0, self._totals[np.maximum(chosen - 1, 0)], 0)
-        begins, ends = episode_edges(self.episodes, chosen, end)
-        return self.shape.steps(begins + inside * self.shape.stride, np.maximum(begins, view.first_ordinal), ends)
+        ids, base = np.empty(len(numbers), np.int64), self.episodes.base[1]
+        table = self._totals[: self._n], self._ends, base, base
+        kernels.select_starts(*table, self.shape.stride, None, 0, 0, numbers, ids)
+        if not (self.shape.is_padded or self.shape.burn_in):
+            n_steps = self.shape.n_steps
+            return Steps(ids, np.full(len(ids), n_steps), np.zeros(len(ids), np.int64), n_steps)
+        begins, ends = bounds_of(self.episodes, ids, end)
+        return self.shape.steps(ids, np.maximum(begins, view.first_ordinal), ends)
 
     def nothing(self, view: View) -> ConfigError:
         """Why there is no sequence."""
@@ -120,6 +133,8 @@ class Sequences:
             lengths = np.diff(self.episodes.ends[low:high, 1], prepend=self.episodes.begin(low)[1])
             self._totals = with_room(self._totals, low, high)
             self._totals[low:high] = np.cumsum(self.shape.count(lengths)) + self._before(low)
+            self._ends = with_room(self._ends, low, high)
+            self._ends[low:high] = self.episodes.ends[low:high, 1:]
             self._n = high
 
 

@@ -9,8 +9,10 @@ field whose length varies is padded with zeros behind its values, and ``lengths`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from poolish import jax_bridge, kernels, torch_bridge
 from poolish.errors import ConfigError, SchemaError
-from poolish.tokens.fields import TokenField
+from poolish.tokens.fields import DTYPES, TokenField
 from poolish.tokens.stream_files import TYPE
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ OUTPUTS = ("numpy", "torch", "jax")
 #: for.
 _MOST_PADDED = 1 << 33
 
+#: What kernels read a field as.
+_CARRIERS = {dtype: np.dtype("float64" if dtype == "float16" else dtype) for dtype in DTYPES}
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -47,11 +52,13 @@ class Steps:
     @classmethod
     def single(cls, ids: Int64) -> Steps:
         """One step each."""
-        return cls(ids, np.ones(len(ids), np.int64), np.zeros(len(ids), np.int64), 1)
+        return cls(np.ascontiguousarray(ids), np.ones(len(ids), np.int64), np.zeros(len(ids), np.int64), 1)
 
     @property
     def mask(self) -> NDArray[np.bool_]:
         """Which places hold a step."""
+        if not self.is_padded:
+            return np.ones((len(self.ids), self.n_steps), np.bool_)
         times = np.arange(self.n_steps)
         mask: NDArray[np.bool_] = (times >= self.skips[:, None]) & (times < (self.skips + self.counts)[:, None])
         return mask
@@ -59,9 +66,10 @@ class Steps:
     @property
     def numbers(self) -> Int64:
         """The number of the step in each place, -1 where there is none."""
-        return np.where(self.mask, (self.ids - self.skips)[:, None] + np.arange(self.n_steps), -1)
+        numbers: Int64 = (self.ids - self.skips)[:, None] + np.arange(self.n_steps)
+        return np.where(self.mask, numbers, -1) if self.is_padded else numbers
 
-    @property
+    @cached_property
     def is_padded(self) -> bool:
         """Whether any place is empty."""
         return bool((self.counts < self.n_steps).any())
@@ -83,17 +91,18 @@ class StepReader:
 
     def read(self, steps: Steps, types: Sequence[int], optional: Sequence[int] = ()) -> Batch:
         """Fields by name, flat, as arrays [n, n_steps, *shape]; ``lengths`` and ``present`` of those that need them."""
-        n, n_steps = len(steps.ids), steps.n_steps
-        lengths = {type_: np.zeros((n, n_steps), np.int64) for type_ in types if self.is_ragged(type_)}
-        present = {type_: np.zeros((n, n_steps), np.bool_) for type_ in optional}
-        widths = self._widths(steps, types, lengths, present)
+        place = len(steps.ids), steps.n_steps
+        lengths = {type_: np.zeros(place, np.int64) for type_ in types if self.is_ragged(type_)}
+        present = {type_: np.zeros(place, np.bool_) for type_ in optional}
+        longest = self._longest(steps, lengths, present)
         new = np.zeros if steps.is_padded or lengths or present else np.empty
-        values = {type_: new((n, n_steps, widths[type_]), _carrier(self.fields[type_])) for type_ in types}
-        self._gather(steps, types, widths, values, present, lengths)
-        batch: Batch = {self.fields[type_].name: self._shaped(type_, values[type_]) for type_ in types}
+        shapes = {type_: place + self._shape(type_, longest) for type_ in types}
+        values = {type_: new(shape, _CARRIERS[self.fields[type_].dtype]) for type_, shape in shapes.items()}
+        self._gather(steps, values, present, lengths)
+        batch: Batch = {self.fields[type_].name: self._declared(type_, numbers) for type_, numbers in values.items()}
         if lengths:
-            names = {self.fields[type_].name: (type_, each) for type_, each in lengths.items()}
-            batch["lengths"] = {name: each // self._row_size(type_) for name, (type_, each) in names.items()}
+            sizes = {type_: each // math.prod(values[type_].shape[3:]) for type_, each in lengths.items()}
+            batch["lengths"] = {self.fields[type_].name: each for type_, each in sizes.items()}
         if present:
             batch["present"] = {self.fields[type_].name: here for type_, here in present.items()}
         return batch
@@ -113,51 +122,50 @@ class StepReader:
         there = set((view.lanes.index.room[row : view.rows, TYPE] & 0xFF).tolist())
         return end if there.issuperset(types) else end - 1
 
-    def _widths(
-        self, steps: Steps, types: Sequence[int], lengths: Mapping[int, Int64], present: Mapping[int, Any]
-    ) -> dict[int, int]:
-        widths = {type_: self._row_size(type_) for type_ in types if type_ not in lengths}
-        if lengths:
-            nothing = dict.fromkeys(lengths)
-            self._gather(steps, list(lengths), dict.fromkeys(lengths, 0), nothing, present, lengths)
-            for type_, each in lengths.items():
-                widths[type_] = int(each.max(initial=0))
-                if widths[type_] * each.size > _MOST_PADDED:
-                    raise SchemaError(
-                        f"field {self.fields[type_].name!r}: {each.size:,} values padded to {widths[type_]:,} numbers "
-                        "do "
-                        "not fit into memory; read fewer at a time, or leave the field out with fields="
-                    )
-        return widths
+    def _longest(self, steps: Steps, lengths: Mapping[int, Int64], present: Mapping[int, Any]) -> Mapping[int, int]:
+        """How many numbers the longest value of each ragged field has; ``lengths`` of all of them are filled in."""
+        if not lengths:
+            return {}
+        self._gather(steps, dict.fromkeys(lengths), present, lengths)
+        longest = {type_: int(each.max(initial=0)) for type_, each in lengths.items()}
+        for type_, most in longest.items():
+            n = lengths[type_].size
+            if most * n > _MOST_PADDED:
+                raise SchemaError(
+                    f"field {self.fields[type_].name!r}: {n:,} values padded to {most:,} numbers do not fit into "
+                    "memory; read fewer at a time, or leave the field out with fields="
+                )
+        return longest
+
+    def _shape(self, type_: int, longest: Mapping[int, int]) -> tuple[int, ...]:
+        """The shape of one value in a batch."""
+        declared = self.fields[type_].shape
+        shape: Sequence[int | None] = (None,) if declared is None else declared
+        rest = tuple(size for size in shape if size is not None)
+        return rest if type_ not in longest else (longest[type_] // math.prod(rest), *rest)
 
     def _gather(
-        self,
-        steps: Steps,
-        types: Sequence[int],
-        widths: Mapping[int, int],
-        values: Mapping[int, Any],
-        present: Mapping[int, Any],
-        lengths: Mapping[int, Int64],
+        self, steps: Steps, values: Mapping[int, Any], present: Mapping[int, Any], lengths: Mapping[int, Int64]
     ) -> None:
-        view, lanes = self.view, self.view.lanes
+        lanes, fields, n = self.view.lanes, self.fields, max(1, len(steps.ids) * steps.n_steps)
         columns = [
             (
                 type_,
-                self.fields[type_].is_float,
-                widths[type_],
-                values[type_],
-                _bytes(present.get(type_)),
+                fields[type_].is_float,
+                0 if numbers is None else numbers.size // n,
+                numbers,
+                present[type_].view(np.uint8) if type_ in present else None,
                 lengths.get(type_),
             )
-            for type_ in types
+            for type_, numbers in values.items()
         ]
-        rows = view.first_row, view.rows
+        rows = self.view.first_row, self.view.rows
         which = steps.ids, steps.counts, steps.skips, steps.n_steps
         bad = kernels.gather_steps(lanes.data.room, lanes.types.room, lanes.index.room, *rows, *which, columns)
         self._check_kept(steps)
         if bad >= 0:
-            place, column = divmod(bad, len(types))
-            raise self._missing(int(steps.numbers.reshape(-1)[place]), self.fields[types[column]])
+            place, column = divmod(bad, len(columns))
+            raise self._missing(int(steps.numbers.reshape(-1)[place]), fields[columns[column][0]])
 
     def _check_kept(self, steps: Steps) -> None:
         """Refuse steps that were trimmed while they were read: they may be anything."""
@@ -178,24 +186,9 @@ class StepReader:
             "read other fields with fields=, or name it in optional= to have zeros there and `present` say so"
         )
 
-    def _row_size(self, type_: int) -> int:
-        return int(np.prod([size for size in self.fields[type_].shape or () if size is not None], dtype=np.int64))
-
-    def _shaped(self, type_: int, values: NDArray[Any]) -> NDArray[Any]:
-        field = self.fields[type_]
-        shape = (None,) if field.shape is None else field.shape
-        if shape[:1] == (None,):
-            shape = (values.shape[-1] // self._row_size(type_), *shape[1:])
-        shaped = values.reshape(*values.shape[:-1], *[size or 0 for size in shape])
-        return shaped if shaped.dtype == field.dtype else shaped.astype(field.dtype)
-
-
-def _bytes(mask: NDArray[np.bool_] | None) -> NDArray[np.uint8] | None:
-    return None if mask is None else mask.view(np.uint8)
-
-
-def _carrier(field: TokenField) -> str:
-    return "float64" if field.dtype == "float16" else field.dtype
+    def _declared(self, type_: int, numbers: NDArray[Any]) -> NDArray[Any]:
+        """The numbers in the dtype of their field: kernels know no halves."""
+        return numbers.astype(np.float16) if self.fields[type_].dtype == "float16" else numbers
 
 
 # What a user gets ------------------------------------------------------------------------------------------------
@@ -207,6 +200,8 @@ def nested(batch: Mapping[str, Any]) -> Batch:
     >>> nested({"obs.x": 1, "obs.goal.0": 2, "action": 3})
     {'obs': {'x': 1, 'goal': {'0': 2}}, 'action': 3}
     """
+    if not any("." in name or isinstance(value, Mapping) for name, value in batch.items()):
+        return dict(batch)
     found: Batch = {}
     for name, value in batch.items():
         *path, last = [name] if any(name.startswith(f"{other}.") for other in batch) else name.split(".")

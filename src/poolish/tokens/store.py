@@ -27,6 +27,7 @@ from poolish.tokens.hf import DatasetConversions
 from poolish.tokens.reader import Reader
 from poolish.tokens.sampling import KnownStarts
 from poolish.tokens.sequences import KnownSequences
+from poolish.tokens.transitions import KnownTransitions
 from poolish.tokens.window_dataset import WindowDataset
 from poolish.tokens.writer import Writer
 
@@ -128,6 +129,7 @@ class StreamStore(DatasetConversions, ExperienceReads, kernels.Appender):
         self._is_closed = False
         self._starts = KnownStarts()
         self._sequences = KnownSequences()
+        self._known_transitions = KnownTransitions()
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def define_fields(self, fields: Any) -> None:
