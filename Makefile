@@ -51,10 +51,13 @@ rebuild: clean  ## remove the environment and set it up anew, after a change of 
 run: environment  ## a provider and a trainer for a minute; the trainer is killed in the middle, resumes, and nothing is lost
 	@$(BIN)/python examples/char_diffusion/run.py
 
-tour: environment  ## rows that change while they are trained on, a stream that is recorded meanwhile
+tour: environment  ## rows that change while they are trained on, streams that are recorded meanwhile, replay
 	@$(BIN)/python examples/tour.py
 	@$(BIN)/python examples/stream.py
 	@$(BIN)/python examples/growing_epoch.py
+	@$(BIN)/python examples/dqn.py --smoke
+	@$(BIN)/python examples/offline.py
+	@$(BIN)/python examples/actors.py
 
 check: $(VENV)/.tools  ## lint, format and types
 	$(BIN)/ruff check

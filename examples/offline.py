@@ -63,7 +63,7 @@ def clone(store: StreamStore, n_batches: int) -> nn.Module:
     policy = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     for _ in range(n_batches):
-        batch = store.sample(128, n_steps=2, within="terminated", rng=rng, output="torch")
+        batch = store.sample(128, n_steps=2, within="terminated", fields=["obs", "action"], rng=rng, output="torch")
         loss = nn.functional.cross_entropy(policy(batch["obs"].flatten(0, 1)), batch["action"].flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -69,8 +69,8 @@ __version__ = "0.1.0"
 _NAMES = {
     "errors": (
         "BadText BudgetSpent CircuitOpen ConfigError CorruptDataError DataRefused DurabilityLost LimitExceeded "
-        "NumberTooLarge PacingTimeout PoolishError QueueError QueueNotFound RecipeError ResumeError SchemaError StaleSchema "
-        "Starved StoreFull StoreLocked Unfingerprintable UnknownColumn"
+        "NumberTooLarge PacingTimeout PoolishError QueueError QueueNotFound RecipeError ResumeError SchemaError "
+        "StaleSchema Starved StoreFull StoreLocked Unfingerprintable UnknownColumn"
     ),
     "guards": "Profile Suite",
     "load": "Dataset Loader verify_resume",

@@ -232,3 +232,30 @@ def test_killed_recorder_leaves_whole_steps_and_an_episode_that_nothing_continue
     episodes = killed.coverage(1, start="step", within="terminated").episodes
     ended = sum(each.terminated for each in expected)
     assert episodes == ended + 1 + (n % 7 > 0 or expected[-1].truncated)
+
+
+class Talking(Counting):
+    """Observations and actions of words."""
+
+    observation_space = spaces.Dict({"heard": spaces.Text(20), "seen": Counting.observation_space})
+    action_space = spaces.Text(5)
+
+    def _observe(self) -> Any:
+        return {"seen": super()._observe(), "heard": f"step {self.t} é"}
+
+
+@pytest.mark.parametrize("mode", [None, *MODES])
+def test_text_is_recorded_as_its_bytes(mode: AutoresetMode | None):
+    """Of any length, single and in a vector."""
+    env: Any = Talking() if mode is None else SyncVectorEnv([Talking], autoreset_mode=mode)
+    store = StreamStore()
+    env = Record(env, store if mode is None else [store])
+    env.reset()
+    for _ in range(3):
+        env.step("go" if mode is None else ("go",))
+
+    steps = list(store)
+
+    assert [bytes(step["obs.heard"]).decode() for step in steps] == ["step 0 é", "step 1 é", "step 2 é"]
+    assert bytes(steps[-1]["final_obs.heard"]).decode() == "step 3 é"
+    assert bytes(steps[0]["action"]) == b"go"

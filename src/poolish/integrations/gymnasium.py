@@ -9,7 +9,7 @@ begins depends on the vector's autoreset mode; what is recorded does not.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from gymnasium.wrappers import Autoreset
 
 from poolish.errors import ConfigError, SchemaError
 from poolish.replay.episodes import EpisodeWriter, final_name
-from poolish.tokens.fields import TokenField
+from poolish.tokens.fields import fields_of
+from poolish.tokens.specs import flat_values
 from poolish.tokens.store import StreamStore
 
 __all__ = ["Record", "RecordVector", "fields_of_spaces"]
@@ -127,8 +128,8 @@ class RecordVector(VectorWrapper[Any, Any, Any, Any, Any]):
         mask = np.ones(self.num_envs, bool) if options is None else options.get("reset_mask", np.ones(self.num_envs))
         obs, info = self.env.reset(seed=seed, options=options)
         parts = self._spaces.obs_parts(obs)
-        for i in np.flatnonzero(mask):
-            self._writers[i].begin([part[i] for part in parts])
+        for i in np.flatnonzero(mask).tolist():
+            self._writers[i].begin([_at(part, i) for part in parts])
         return obs, info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -142,7 +143,7 @@ class RecordVector(VectorWrapper[Any, Any, Any, Any, Any]):
         obs, rewards, terminated, truncated, info = result = self.env.step(actions)
         parts, given = self._spaces.obs_parts(obs), self._spaces.action_parts(actions)
         for i, writer in enumerate(self._writers):
-            here = [part[i] for part in parts]
+            here = [_at(part, i) for part in parts]
             if fresh[i]:
                 writer.begin(here)
                 continue
@@ -150,7 +151,7 @@ class RecordVector(VectorWrapper[Any, Any, Any, Any, Any]):
             was_reset = has_ended and self._mode is AutoresetMode.SAME_STEP
             writer.step(
                 self._spaces.obs_parts(info["final_obs"][i]) if was_reset else here,
-                action=[part[i] for part in given],
+                action=[_at(part, i) for part in given],
                 reward=float(rewards[i]),
                 terminated=bool(terminated[i]),
                 truncated=bool(truncated[i]),
@@ -173,8 +174,8 @@ class Spaces:
 
     def __init__(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         self.observation, self.action = observation, action
-        self.obs_fields = dict(_fields("obs", observation))
-        self.action_fields = dict(_fields("action", action))
+        self.obs_fields = {field.name: field for field in fields_of({"obs": observation})}
+        self.action_fields = {field.name: field for field in fields_of({"action": action})}
 
     def writer(self, store: StreamStore, info: Info) -> EpisodeWriter:
         """A writer of episodes; a stream without fields gets them."""
@@ -194,11 +195,11 @@ class Spaces:
 
     def obs_parts(self, obs: Any) -> list[Any]:
         """The values of the fields of an observation, or of a batch of them."""
-        return [*_parts(self.observation, obs)]
+        return _parts("obs", obs, self.obs_fields)
 
     def action_parts(self, action: Any) -> list[Any]:
         """The values of the fields of an action, or of a batch of them."""
-        return [*_parts(self.action, action)]
+        return _parts("action", action, self.action_fields)
 
     def observation_of(self, columns: Mapping[str, Any]) -> Any:
         """A batch of observations out of the columns of their fields: the inverse of ``obs_parts``."""
@@ -218,37 +219,27 @@ def fields_of_spaces(observation: spaces.Space[Any], action: spaces.Space[Any], 
     return Spaces(observation, action).fields(info)
 
 
-def _fields(name: str, space: spaces.Space[Any]) -> Iterator[tuple[str, TokenField]]:
-    """The fields that a space needs, in order."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        for key, inner in _inner(space):
-            yield from _fields(f"{name}.{key}", inner)
-        return
-    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        raise SchemaError(f"{name!r}: a stream cannot hold {space}; wrap the environment, so that it gives arrays")
-    yield name, TokenField(name, np.dtype(space.dtype).name, tuple(space.shape or ()))
-
-
-def _parts(space: spaces.Space[Any], value: Any) -> Iterator[Any]:
-    """The values of the fields of a space, in the order of ``_fields``."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        for key, inner in _inner(space):
-            yield from _parts(inner, value[key])
-    else:
-        yield value
+def _parts(name: str, value: Any, fields: Mapping[str, Any]) -> list[Any]:
+    """The values of the fields of an observation or action, or of a batch of them."""
+    flat = flat_values({name: value}, fields)
+    return [flat[field] for field in fields]
 
 
 def _whole(space: spaces.Space[Any], name: str, columns: Mapping[str, Any]) -> Any:
     """The inverse of ``_parts``."""
     if isinstance(space, spaces.Dict):
-        return {key: _whole(inner, f"{name}.{key}", columns) for key, inner in _inner(space)}
+        return {key: _whole(inner, f"{name}.{key}", columns) for key, inner in space.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_whole(inner, f"{name}.{key}", columns) for key, inner in _inner(space))
+        return tuple(_whole(inner, f"{name}.{i}", columns) for i, inner in enumerate(space.spaces))
+    if isinstance(space, spaces.Text):
+        return [bytes(text).decode() for text in columns[name]]
     return columns[name]
 
 
-def _inner(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
-    return list(space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+def _at(part: Any, i: int) -> Any:
+    """What belongs to environment ``i`` of a batch; text as the bytes that a stream keeps."""
+    value = part[i]
+    return np.frombuffer(value.encode(), np.uint8) if isinstance(value, str) else value
 
 
 def _chosen(info: Mapping[str, Any], names: Info, i: int) -> dict[str, Any]:

@@ -108,14 +108,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw transitions, normalised as ``env`` does if it does."""
         batch = self.transitions.sample(batch_size)
-        if isinstance(self.observation_space, spaces.Dict):
-            names = list(self.observation_space.spaces)
-            seen, after = ({name: batch[f"{which}.{name}"] for name in names} for which in ("obs", "next_obs"))
-        else:
-            seen, after = batch["obs"], batch["next_obs"]
         dones = batch["terminated"].astype(np.float32).reshape(-1, 1)
         rewards = self._normalize_reward(batch["reward"].astype(np.float32).reshape(-1, 1), env)
-        seen, after = (self._to_torch(self._normalize_obs(each, env)) for each in (seen, after))
+        seen, after = (self._to_torch(self._normalize_obs(batch[name], env)) for name in ("obs", "next_obs"))
         given = [self.to_torch(each) for each in (batch["action"], dones, rewards)]
         # Where it terminated there is nothing to discount; elsewhere these are gamma ** steps.
         discounts = self.to_torch(batch["discount"].astype(np.float32).reshape(-1, 1)) if self._n_steps > 1 else None

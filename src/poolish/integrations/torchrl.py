@@ -25,7 +25,6 @@ from poolish.errors import ConfigError, ResumeError, SchemaError
 from poolish.files import read_json, write_json
 from poolish.tokens.fields import DTYPES, TokenField
 from poolish.tokens.store import StreamStore
-from poolish.torch_bridge import from_array
 
 __all__ = ["StreamStorage", "StreamWriter", "as_is", "replay_buffer"]
 
@@ -106,9 +105,7 @@ class StreamStorage(Storage):  # type: ignore[misc]  # TorchRL is untyped
         if places.size and not 0 <= places.min() <= places.max() < n:
             raise IndexError(f"items {places.min()} to {places.max()} of {n}")
         ids = end - 1 - (end - 1 - places) % self.max_size
-        columns = self.store.fields_at(ids)
-        tensors = {name: from_array(np.ascontiguousarray(values)) for name, values in columns.items()}
-        return TensorDict(tensors, batch_size=places.shape).unflatten_keys(".")
+        return TensorDict(self.store.fields_at(ids, output="torch"), batch_size=places.shape)
 
     def __len__(self) -> int:
         low, end = self._span()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -27,6 +27,7 @@ from poolish.replay.episodes import EpisodeWriter, final_name
 from poolish.replay.pacing import RateLimiter
 from poolish.replay.sampler import Prioritized, TransitionSampler
 from poolish.tokens.fields import TokenField, fields_of
+from poolish.tokens.specs import flat_values
 from poolish.tokens.store import StreamStore
 
 Int64 = NDArray[np.int64]
@@ -78,10 +79,12 @@ class ReplayBuffer:
         if self.capacity < self.n_envs:
             raise ConfigError(f"capacity={capacity}: fewer steps than the {n_envs} environments")
         fields, self._extra = _fields(spec)
-        self._obs, self._action = ([f for f in fields if f.split(".")[0] == name] for name in ("obs", "action"))
+        self._obs, self._action = (
+            dict.fromkeys([f for f in fields if f.split(".")[0] == name], 0) for name in ("obs", "action")
+        )
         folder = None if path is None else Path(path)
         self.streams = _open_streams(folder, fields, self.n_envs, self.capacity // self.n_envs)
-        self._writers = [EpisodeWriter(stream, self._obs, self._action) for stream in self.streams]
+        self._writers = [EpisodeWriter(stream, [*self._obs], [*self._action]) for stream in self.streams]
         options: dict[str, Any] = {"n_step": n_step, "gamma": gamma}
         if her is not None:
             options["hindsight"] = her
@@ -133,12 +136,12 @@ class ReplayBuffer:
 
     def _add(self, env: int, *given: Any) -> None:
         obs, action, reward, after, terminated, truncated, extra = given
-        writer, parts = self._writers[env], _parts(self._obs, obs)
+        writer, parts = self._writers[env], _parts("obs", obs, self._obs)
         if not writer.continues(parts):
             writer.begin(parts)
         writer.step(
-            _parts(self._obs, after),
-            action=_parts(self._action, action),
+            _parts("obs", after, self._obs),
+            action=_parts("action", action, self._action),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
@@ -160,9 +163,9 @@ class ReplayBuffer:
         """Add n transitions of one environment in the order in which they happened, as arrays of n."""
         terminated = np.asarray(terminated, np.bool_)
         truncated = np.zeros_like(terminated) if truncated is None else np.asarray(truncated, np.bool_)
-        before = [np.asarray(part) for part in _parts(self._obs, obs)]
-        after = [np.asarray(part) for part in _parts(self._obs, next_obs)]
-        actions, rewards = [np.asarray(part) for part in _parts(self._action, action)], np.asarray(reward)
+        before = [np.asarray(part) for part in _parts("obs", obs, self._obs)]
+        after = [np.asarray(part) for part in _parts("obs", next_obs, self._obs)]
+        actions, rewards = [np.asarray(part) for part in _parts("action", action, self._action)], np.asarray(reward)
         n = len(terminated)
         if any(len(each) != n for each in (*before, *after, *actions, rewards, truncated, *extra.values())):
             raise SchemaError(f"extend: columns of different lengths; pass {n} of each, as of terminated")
@@ -192,7 +195,7 @@ class ReplayBuffer:
         *,
         rng: np.random.Generator | None = None,
         beta: float | None = None,
-        output: str = "numpy",
+        output: str | None = None,
         device: Any = None,
     ) -> dict[str, Any]:
         """Draw transitions with replacement; see ``TransitionSampler.sample`` for what is in the dict."""
@@ -277,7 +280,7 @@ def _fields(spec: Any) -> tuple[dict[str, TokenField], list[str]]:
                 f"spec, {name!r}: a capacity in steps needs a shape, such as ('float32', (4,)); got {field}"
             )
     outcome = {field.name: field for field in fields_of(OUTCOME)}
-    finals = {final_name(name): field for name, field in given.items() if name.split(".")[0] == "obs"}
+    finals = {final_name(name): given[name] for name in _of_kind("obs", given)}
     extra = [name for name in given if name.split(".")[0] not in ("obs", "action") and name not in outcome]
     fields = {**{name: field for name, field in given.items() if name not in outcome}, **outcome, **given, **finals}
     return {name: replace(field, name=name) for name, field in fields.items()}, extra
@@ -301,17 +304,19 @@ def _open_streams(folder: Path | None, fields: Mapping[str, TokenField], n: int,
     ]
 
 
-def _parts(names: Sequence[str], value: Any) -> list[Any]:
-    """The values of fields such as ``obs``, or ``obs.goal`` and ``obs.seen``, out of a value of dicts and tuples."""
-    if len(names) == 1 and "." not in names[0]:
+def _of_kind(kind: str, fields: Mapping[str, TokenField]) -> dict[str, int]:
+    """The names of the fields that make up an observation, or an action."""
+    return dict.fromkeys([name for name in fields if name.split(".")[0] == kind], 0)
+
+
+def _parts(name: str, value: Any, fields: Mapping[str, int]) -> list[Any]:
+    """The values of the fields ``obs``, or ``obs.goal`` and ``obs.seen``, out of one value or nested ones."""
+    if name in fields:
         return [value]
-    found = []
-    for name in names:
-        part = value
-        for key in name.split(".")[1:]:
-            part = part[key] if isinstance(part, Mapping) else part[int(key)]
-        found.append(part)
-    return found
+    flat = flat_values({name: value}, fields)
+    if flat.keys() != fields.keys():
+        raise SchemaError(f"{name!r} has the parts {list(fields)}, got {list(flat)}")
+    return [flat[field] for field in fields]
 
 
 def _between(cuts: Int64, n: int) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@
 
 The observation after a step is that of the next step, so each is kept once. Behind the last step of an episode there
 is no next one: that step has ``final_obs``, whether the episode terminated, was truncated, or was given up by a reset.
+Behind one that was given up lies a break, so that nothing crosses from it to the next; it counts as truncated.
 A step that has neither (its recorder was killed) is an observation without a transition.
 """
 
@@ -110,6 +111,7 @@ class EpisodeWriter:
         """End the episode that is going on, if any: its last step gets the observation that came behind it."""
         if self._has_steps and self._obs is not None:
             self._store.append(self._step - 1, self._finals, self._obs)
+            self._store.end_episode()
         self._obs, self._has_steps = None, False
 
     def step(
@@ -185,15 +187,16 @@ class EpisodeWriter:
         self._store.append_many(np.arange(self._step, self._step + n_plain), plain)
         after = [np.array(leaf[n]) for leaf in obs]
         if ends:  # the last step by itself: it alone has the observation behind it
-            last = [column[n - 1] for column in columns] + after
-            self._store.append(self._step + n - 1, names + self._finals, last)
+            last = dict(zip([*names, *self._finals], [*(column[n - 1] for column in columns), *after], strict=True))
+            last["truncated"] = last["truncated"] or not last["terminated"]
+            self._store.append(self._step + n - 1, [*last], [*last.values()])
         self._obs, self._has_steps = (None, False) if ends else (after, True)
         self._step += n
 
 
 def _is_same(one: Any, other: Any) -> bool:
     # Nearly always they are the same bytes; array_equal takes ten times as long as to compare those.
-    if isinstance(other, np.ndarray) and one.dtype == other.dtype and one.shape == other.shape:
-        if one.tobytes() == other.tobytes():
-            return True
+    is_alike = isinstance(other, np.ndarray) and one.dtype == other.dtype and one.shape == other.shape
+    if is_alike and one.tobytes() == other.tobytes():
+        return True
     return bool(np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f"))

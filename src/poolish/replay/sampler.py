@@ -23,8 +23,10 @@ from poolish.priorities import check_exponents
 from poolish.replay.pacing import RateLimiter
 from poolish.replay.stream_priorities import StreamPriorities
 from poolish.seeds import generator
+from poolish.tokens.steps import as_output, check_output
 from poolish.tokens.store import StreamStore
-from poolish.torch_bridge import from_array, on_host
+from poolish.tokens.transitions import CONVENTIONS
+from poolish.torch_bridge import on_host
 
 Int64 = NDArray[np.int64]
 Batch = dict[str, Any]
@@ -33,6 +35,9 @@ Batch = dict[str, Any]
 STREAM_BIT = 44
 
 STATE_VERSION = 1
+
+#: How often a batch is drawn again whose steps left while it was read.
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class TransitionSampler:
             raise ConfigError(f"{stream!r}: is drawn from already; pass each stream once")
         if self._prioritized is not None:
             path = None if self._path is None else self._path / f"{stream.uuid}.priorities"
-            self._priorities.append(StreamPriorities(stream, path, alpha=self._prioritized.alpha))
+            self._priorities.append(StreamPriorities(stream, path, alpha=self._prioritized.alpha, **self._roles()))
         self.streams.append(stream)
         return len(self.streams) - 1
 
@@ -126,36 +131,39 @@ class TransitionSampler:
         *,
         rng: np.random.Generator | None = None,
         beta: float | None = None,
-        output: str = "numpy",
+        output: str | None = None,
         device: Any = None,
     ) -> Batch:
         """Draw ``n`` transitions, with replacement; with priorities also their ``probability`` and ``weight``.
 
-        The dict has obs, action, reward, next_obs, terminated, truncated, discount and id, of NumPy arrays, or with
-        ``output="torch"`` or a ``device`` of tensors.
+        The dict has obs, action, reward, next_obs, terminated, truncated, discount and id: NumPy arrays, or with
+        ``output="torch"`` (or ``"jax"``) tensors, on a ``device``. Observations of several parts are dicts.
         """
         check_whole(n, "n", unit="transitions")
         if beta is not None and self._prioritized is None:
             raise ConfigError(f"beta={beta!r}: a uniform draw has no importance weights; pass sampler=Prioritized()")
-        if output not in ("numpy", "torch"):
-            raise ConfigError(f"output={output!r}: 'numpy' or 'torch'")
+        check_output(output, device)
         if self._limiter is None:
             return self._sampled(n, self._rng if rng is None else rng, beta, output, device)
         with self._limiter.sample(n, timeout_s=self._timeout_s):
             return self._sampled(n, self._rng if rng is None else rng, beta, output, device)
 
-    def _sampled(self, n: int, rng: np.random.Generator, beta: float | None, output: str, device: Any) -> Batch:
-        self._refresh()
-        draws = self._draw(n, rng, beta)
-        parts = [
-            {**self.streams[number].transitions_at(ids, **self._options), "id": ids + (number << STREAM_BIT), **extra}
-            for number, ids, extra in draws
-        ]
+    def _sampled(self, n: int, rng: np.random.Generator, beta: float | None, output: str | None, device: Any) -> Batch:
+        for _ in range(_ATTEMPTS):
+            self._refresh()
+            try:
+                parts = [self._read(*drawn, rng) for drawn in self._draw(n, rng, beta)]
+                break
+            except IndexError as error:  # a recorder that trims its stream took a step between the draw and the read
+                trimmed = error
+        else:
+            raise trimmed
         self.n_sampled += n
-        batch = parts[0] if len(parts) == 1 else {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
-        if output == "torch" or device is not None:
-            return {name: _to_device(values, device) for name, values in batch.items()}
-        return batch
+        return as_output(_joined(parts), output, device)
+
+    def _read(self, number: int, ids: Int64, extra: Batch, rng: np.random.Generator) -> Batch:
+        batch = self.streams[number].transitions_at(ids, rng=rng, **self._options)
+        return {**batch, "id": ids + (number << STREAM_BIT), **extra}
 
     def _draw(self, n: int, rng: np.random.Generator, beta: float | None) -> list[tuple[int, Int64, Batch]]:
         """For each stream that has any: its number, the ids of its steps, and the columns of the draw."""
@@ -267,7 +275,7 @@ class TransitionSampler:
             stream.refresh()
 
     def _roles(self) -> dict[str, Any]:
-        """The options that say which field is which."""
+        """The options that decide which steps are transitions."""
         return {name: value for name, value in self._options.items() if name in _ROLES}
 
     def _counts(self) -> list[int]:
@@ -276,9 +284,16 @@ class TransitionSampler:
         return [stream.transition_ids(**self._roles()).n for stream in self.streams]
 
 
-_ROLES = {"obs", "action", "reward", "terminated", "truncated", "final_obs", "next_obs"}
+_ROLES = {*CONVENTIONS, "stack", "repeat_final"}
 
 
-def _to_device(values: NDArray[Any], device: Any) -> Any:
-    tensor = from_array(np.ascontiguousarray(values))
-    return tensor if device is None else tensor.to(device)
+def _joined(parts: list[Batch]) -> Batch:
+    """The batches of several streams as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return {
+        name: _joined([part[name] for part in parts])
+        if isinstance(values, Mapping)
+        else np.concatenate([part[name] for part in parts])
+        for name, values in parts[0].items()
+    }

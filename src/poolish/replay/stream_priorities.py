@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,38 +21,14 @@ from poolish.arguments import check_whole
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
 from poolish.files import Lock
 from poolish.priorities import PriorityTree, check_exponents, check_priorities
-from poolish.replay.episodes import final_name, observations_of
 from poolish.replay.priority_file import PriorityFile
 from poolish.tokens.store import StreamStore
-from poolish.tokens.stream_files import TYPE
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-#: Of the steps from one id up to another: which can be drawn, and up to which id that is decided.
-Eligible = Callable[[StreamStore, int, int], tuple[NDArray[np.bool_], int]]
-
 #: Items without a priority that lie before the first kept step, until the tree is made anew without them.
 _GONE = 1 << 12
-
-
-def transitions_between(store: StreamStore, first: int, end: int) -> tuple[NDArray[np.bool_], int]:
-    """Which of the steps ``[first, end)`` are transitions, and up to which step that is decided.
-
-    A step has a next observation if it has a final one, or if a step comes behind it in the same episode. The last step
-    of the stream is decided when it has its final observation, or with the next step.
-    """
-    view = store._view()
-    low, high = (int(row) for row in view.rows_not_below(TYPE, np.array([first, end]) << 8))
-    types = view.lanes.index.room[low:high, TYPE]
-    final = store.field_to_type[final_name(observations_of(store)[0])]
-    has_final = np.zeros(end - first, np.bool_)
-    has_final[(types[types & 0xFF == final] >> 8) - first] = True
-    mask = np.ones(end - first, np.bool_)
-    broken = view.breaks() - 1 - first
-    mask[broken[(broken >= 0) & (broken < len(mask))]] = False
-    is_open = end == view.first_ordinal + view.n_steps and not has_final[-1]
-    return mask | has_final, end - is_open
 
 
 class PriorityDraw(NamedTuple):
@@ -93,13 +68,16 @@ class StreamPriorities:
         *,
         alpha: float = 0.6,
         rebuild: bool = False,
-        eligible: Eligible | None = None,
+        **transitions: Any,
     ) -> None:
-        """Make priorities for a stream, or read those at ``path``; ``rebuild=True`` starts with equal ones instead."""
+        """Make priorities for a stream, or read those at ``path``; ``rebuild=True`` starts with equal ones instead.
+
+        ``transitions`` are options of ``store.transition_ids``: roles of fields, ``stack``.
+        """
         check_exponents(alpha, 0.0)
         self.store = store
         store.refresh()
-        self._eligible = eligible or transitions_between
+        self._options = transitions
         self._thread_lock, self._pid = threading.Lock(), os.getpid()
         self._tree = PriorityTree(alpha)
         self._first = self._end = store.step_span()[0]
@@ -188,10 +166,13 @@ class StreamPriorities:
     def _follow(self) -> None:
         first, end = self.store.step_span()
         if end > self._end:
-            begin = max(self._end, first)
-            mask, decided = self._eligible(self.store, begin, end)
+            found = self.store.transition_ids(**self._options)
+            begin, decided = max(self._end, found.first), end - found.pending
             if decided > begin:
-                self._add(begin, decided, np.flatnonzero(~mask[: decided - begin]) + begin)
+                ids = np.arange(begin, decided)
+                self._add(begin, decided, ids[~found.are_valid(ids)])
+        if first:  # of what is kept, the oldest steps have no frames before them
+            first = min(first + self._options.get("stack", 1) - 1, end)
         if first > self._first + self._cleared:
             self._forget(first)
 

@@ -184,6 +184,13 @@ class StreamStore(DatasetConversions, ExperienceReads, kernels.Appender):
         """
         self._writer().append_columns(steps, columns)
 
+    def end_episode(self) -> None:
+        """End the episode that goes on: nothing crosses from its last step to the next one (a *break*).
+
+        An episode whose last step says so, as ``done`` does, ends by itself.
+        """
+        self._writer().end_episode()
+
     def commit(self) -> int:
         """Make everything appended so far survive a power cut; the number of the commit, for ``open(at=...)``."""
         return self._writer().commit().seq

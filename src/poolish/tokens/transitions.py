@@ -2,8 +2,9 @@
 
     step t, not an end    next_obs is the observation of step t + 1
     step t ends           next_obs is the *final* observation, recorded with step t; of step t + 1 it would be the next
-    episode's successor lost        no transition: the newest step of a recorder that was killed (a break), or the
-    newest so far
+                          episode's
+    step t is given up    the same: it has a final observation without a flag, and a break behind it; it is truncated
+    successor lost        no transition: the newest step of a recorder that was killed (a break), or the newest so far
 
 A stream knows nothing of actions or rewards. Which field plays which role is an argument; where it is left out, the
 names in ``CONVENTIONS`` are looked for among the fields. A role may be several fields: "obs" stands for "obs.position"
@@ -122,6 +123,9 @@ def _group(ids: Mapping[str, int], role: str, given: str | None) -> Group:
     return next((found for name in CONVENTIONS[role] if (found := group_of(ids, name))), {})
 
 
+_NOT_LOOKED: Bools = np.empty((0, 2), np.bool_)
+
+
 class TransitionIds:
     """The steps that are transitions: numbered without gaps, ``n`` of them.
 
@@ -129,20 +133,34 @@ class TransitionIds:
     newest step if its successor may still come, and ``cut`` those whose earlier frames were trimmed.
     """
 
-    def __init__(self, reader: StepReader, roles: Roles, stack: int = 1) -> None:
+    def __init__(self, reader: StepReader, roles: Roles, stack: int = 1, before: TransitionIds | None = None) -> None:
+        """``before`` is what was known when the stream was looked at last: breaks that it knows are not read again."""
         self._reader, self._roles = reader, roles
         self.first, last = reader.span
         self.end = max(self.first, reader.complete_end(roles.needed))
-        breaks = reader.view.breaks()
-        candidates = np.unique(np.concatenate([breaks - 1, [self.end - 1]]))
-        candidates = candidates[(candidates >= self.first) & (candidates < self.end)]
-        lost = candidates[~self.have_successors(candidates)]
+        self._broken = reader.view.breaks() - 1
+        known = before._known_of(self._broken) if before is not None else _NOT_LOOKED
+        self._looked = np.concatenate([known, self._look(self._broken[len(known) :])])
+        steps, looked = self._broken, self._looked
+        if self.end > self.first and not (len(steps) and steps[-1] == self.end - 1):
+            newest = np.array([self.end - 1])
+            steps, looked = np.concatenate([steps, newest]), np.concatenate([looked, self._look(newest)])
+        has_end, has_final = looked.T
+        #: Steps that end their episode by their final observation alone.
+        self.cuts = steps[has_final & ~has_end]
         self.cut = min(stack - 1, self.end - self.first) if self.first else 0
-        lost = lost[lost >= self.first + self.cut]
+        has_next = has_end | has_final | bool(roles.next_obs)
+        lost = steps[~has_next & (steps >= self.first + self.cut) & (steps < self.end)]
         self._gaps = lost - self.first - self.cut
-        self.pending = int(len(lost) > 0 and lost[-1] == self.end - 1) + last - self.end
-        self.lost = len(lost) - int(len(lost) > 0 and lost[-1] == self.end - 1)
+        is_pending = int(len(lost) > 0 and lost[-1] == self.end - 1)
+        self.pending, self.lost = is_pending + last - self.end, len(lost) - is_pending
         self.n = self.end - self.first - self.cut - len(lost)
+
+    def _known_of(self, broken: Int64) -> Bools:
+        """What was found of the first of these steps."""
+        n = len(self._broken)
+        is_same = n <= len(broken) and np.array_equal(self._broken, broken[:n])
+        return self._looked if is_same else _NOT_LOOKED
 
     def select(self, numbers: Any) -> Int64:
         """The ids of transitions, given by their numbers from 0 to ``n``."""
@@ -157,8 +175,8 @@ class TransitionIds:
     def are_valid(self, ids: Any) -> Bools:
         """Which of some ids are transitions."""
         asked = np.asarray(ids, np.int64)
-        is_inside = (asked >= self.first + self.cut) & (asked < self.end)
-        return is_inside & ~np.isin(asked - self.first - self.cut, self._gaps)
+        is_inside: Bools = (asked >= self.first + self.cut) & (asked < self.end)
+        return is_inside & ~np.isin(asked - self.first - self.cut, self._gaps) if len(self._gaps) else is_inside
 
     def check(self, ids: Int64) -> None:
         """Refuse ids that are no transitions."""
@@ -172,12 +190,22 @@ class TransitionIds:
             raise IndexError(f"step {wrong:,} is none of {self.first:,} to {self.end - 1:,}, which this stream holds")
 
     def have_successors(self, ids: Int64) -> Bools:
+        """Whether something was seen behind steps that may be the last of their episodes."""
         if self._roles.next_obs:
             return np.ones(len(ids), np.bool_)
-        found = self._reader.read(Steps.single(ids), self._roles.ends)
-        names = [self._reader.fields[type_].name for type_ in self._roles.ends]
-        ends: Bools = np.any([found[name][:, 0].reshape(len(ids), -1).any(-1) for name in names], axis=0)
-        return ends
+        found: Bools = np.any(self._look(ids), axis=1)
+        return found
+
+    def _look(self, ids: Int64) -> Bools:
+        """Whether steps say that their episode ends, and whether they have a final observation, as [n, 2]."""
+        roles, fields = self._roles, self._reader.fields
+        finals = list(roles.final_obs.values())[:1]
+        if not len(ids):
+            return _NOT_LOOKED
+        found = self._reader.read(Steps.single(ids), [*roles.ends, *finals], finals)
+        ends = [found[fields[type_].name][:, 0].reshape(len(ids), -1).any(-1) for type_ in roles.ends]
+        present = [found["present"][fields[type_].name][:, 0] for type_ in finals] or [np.zeros(len(ids), np.bool_)]
+        return np.stack([np.any(ends, axis=0), present[0]], axis=1)
 
 
 class KnownTransitions:
@@ -185,7 +213,7 @@ class KnownTransitions:
 
     def __init__(self) -> None:
         self._roles: dict[Any, Roles] = {}
-        self._ids: tuple[Any, TransitionIds | None] = None, None
+        self._ids: dict[tuple[int, int], tuple[Any, TransitionIds]] = {}
 
     def roles(self, ids: Mapping[str, int], given: Mapping[str, str | None], repeats_final: bool) -> Roles:
         """The roles that fields play."""
@@ -196,11 +224,11 @@ class KnownTransitions:
 
     def ids(self, reader: StepReader, roles: Roles, stack: int) -> TransitionIds:
         """The steps that are transitions now."""
-        key = reader.view.reach, reader.view.branches.n_records, id(roles), stack
-        known, ids = self._ids
-        if ids is None or known != key:
-            ids = TransitionIds(reader, roles, stack)
-            self._ids = key, ids
+        reach = reader.view.reach, reader.view.branches.n_records
+        known, ids = self._ids.get((id(roles), stack), (None, None))
+        if ids is None or known != reach:
+            ids = TransitionIds(reader, roles, stack, ids)
+            self._ids[id(roles), stack] = reach, ids
         return ids
 
 
@@ -268,16 +296,20 @@ class Transitions:
     def _outcomes(self, ids: Int64, first: Batch) -> tuple[NDArray[Any], Bools, Bools, Int64]:
         """Rewards and ends of ``n_step`` steps from each on, and how many of them count."""
         roles, n_step = self.roles, self.target.n_step
-        counts, found = np.ones(len(ids), np.int64), first
+        counts = window = np.ones(len(ids), np.int64)
+        found = first
         if n_step > 1:
             limits = self._limits(ids)
-            counts = np.minimum(n_step, limits - ids)
-            steps = Steps(ids, counts, np.zeros(len(ids), np.int64), n_step)
+            counts = window = np.minimum(n_step, limits - ids)
+            steps = Steps(ids, window, np.zeros(len(ids), np.int64), n_step)
             found = self.reader.read(steps, [roles.reward, *roles.ends])
             counts = np.minimum(counts, limits - ids - (0 if roles.next_obs else 1))
         rewards = self._named(found, roles.reward)
         terminated = self._named(found, roles.terminated) != 0
         truncated = np.zeros_like(terminated) if roles.truncated is None else self._named(found, roles.truncated) != 0
+        if len(self.ids.cuts):
+            is_cut = np.isin(ids + window - 1, self.ids.cuts)
+            truncated[is_cut, window[is_cut] - 1] = True
         ended = terminated | truncated
         return rewards, terminated, truncated, np.where(ended.any(1), ended.argmax(1) + 1, counts)
 

@@ -328,6 +328,13 @@ class Writer:
         self.recorder.is_held = False
         self._hold = None
 
+    def end_episode(self) -> None:
+        """Record a break before the next step; nothing is written until then."""
+        with self._alone() as recorder:
+            if recorder.n_rows > recorder.first_row:
+                self._is_branched = self._continues_episode = False
+                self._opened_at = recorder.n_rows
+
     # Branches ---------------------------------------------------------------------------------------------------------
 
     def _branch(self, rows: int, breaks: Iterable[int] = ()) -> None:
