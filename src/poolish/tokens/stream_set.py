@@ -51,6 +51,9 @@ By = str | Mapping[str, float] | Callable[[Sequence[Member]], Sequence[float]]
 
 _LOW = (1 << ID_BITS) - 1
 
+#: How often a batch is drawn again whose steps left while it was read.
+_ATTEMPTS = 5
+
 
 class StreamSet:
     """Streams that several processes record, read as one while they appear, grow, are trimmed and go.
@@ -105,6 +108,8 @@ class StreamSet:
         """Read one more stream with those of a list; its ordinal, or None while it is not there yet."""
         if not isinstance(self._sources, StreamList):
             raise ConfigError(f"{self!r}: finds its members by a pattern; record into a directory that matches it")
+        if isinstance(stream, StreamStore) and any(stream.uuid == member.uuid for member in self.members):
+            raise ConfigError(f"{stream!r}: is read already; pass each stream once")
         name = self._sources.add(stream)
         self.refresh()
         return next((member.ordinal for member in self.members if member.name == name), None)
@@ -125,6 +130,11 @@ class StreamSet:
         uuid = self._membership.ordinals.uuid
         tail = self._sources.tail if isinstance(self._sources, FolderPattern) else ""
         return checksum_hex(f"{uuid}/{tail}".encode()) if uuid else ""
+
+    @property
+    def has_record(self) -> bool:
+        """Whether ordinals are recorded; else they follow the list."""
+        return isinstance(self._membership.ordinals, RecordedOrdinals)
 
     @property
     def is_shared(self) -> bool:
@@ -221,21 +231,38 @@ class StreamSet:
         device: Any,
     ) -> Batch:
         check_output(output, device)
-        members = self.members
-        found = [find(member.store) for member in members]
+        chosen = self._generator(rng)
+        for _ in range(_ATTEMPTS):
+            members = self.members
+            found = [find(member.store) for member in members]
+            try:
+                return as_output(self._drawn(n, chosen, found, by, half_life, members), output, device)
+            except IndexError as error:  # a recorder that trims its stream took a step between the draw and the read
+                trimmed = error
+        raise trimmed
+
+    def _drawn(
+        self,
+        n: int,
+        rng: np.random.Generator,
+        found: list[Drawable],
+        by: By,
+        half_life: float,
+        members: Sequence[Member],
+    ) -> Batch:
         counts = np.array([each.n for each in found], np.int64)
-        choice = _choice(self._generator(rng), counts, n, by, half_life, members) if counts.any() else None
-        if choice is None:
+        if not counts.any():
             if len(found) == 1:
                 raise found[0].nothing()
             raise ConfigError(f"{self!r}: nothing to draw in any member; record more, or ask for less")
+        choice = _choice(rng, counts, n, by, half_life, members)
         parts = []
         for owner in np.unique(choice.owners).tolist():
             places = np.flatnonzero(choice.owners == owner)
             part = found[owner].read(choice.numbers[places])
             part["id"] = _outer(members[owner].ordinal, part["id"])
             parts.append((places, part))
-        return as_output(self._whole(parts or [(np.empty(0, np.int64), self._empty(found))], n), output, device)
+        return self._whole(parts or [(np.empty(0, np.int64), self._empty(found))], n)
 
     @staticmethod
     def _empty(found: list[Drawable]) -> Batch:
