@@ -152,4 +152,5 @@ def _unpacked(branch: str) -> list[tuple[int, int, int]]:
         plane = raw[offset : offset + n * size].reshape(size, n).T
         lanes[name] = np.ascontiguousarray(plane).view(_KEPT[name]).reshape(-1)
         offset += n * size
-    return [(int(ordinal), int(row), int(name)) for ordinal, row, name in lanes]
+    ordinals, rows, names = (lanes[name].tolist() for name in _KEPT.names or ())
+    return list(zip(ordinals, rows, names, strict=True))

@@ -315,7 +315,8 @@ class Membership:
             self._looked_at = time.monotonic()
 
     def _is_recent(self) -> bool:
-        return time.monotonic() - self._looked_at < LOOK_S
+        # Without any member each look counts: a limiter may have admitted a draw because the first one has begun.
+        return bool(self.present.members) and time.monotonic() - self._looked_at < LOOK_S
 
     def _kept(self, member: Member) -> Member:
         """The same object as before, while it is the same member."""
