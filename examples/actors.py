@@ -1,12 +1,9 @@
 """Four actors record, one learner trains, one actor is killed: nothing that was recorded is lost.
 
-Each actor is a process that plays CartPole with the newest weights and records into a stream of its own. The learner
-draws from all streams by priority while they grow, and a limiter keeps it at 8 samples for each recorded step, in
-counts that the processes share through a directory. In the middle one actor is killed; its steps stay, the episode it
-was in ends there, and its successor continues in the same stream.
-
-    python examples/actors.py              # about half a minute
-    python examples/actors.py --smoke      # a few seconds
+Each actor is a process that plays CartPole with the newest weights and records a stream of its own. The learner reads
+them as one, a ``StreamSet``, and draws by priority while they come and grow; a limiter keeps it at 8 samples for each
+recorded step. In the middle one actor is killed: its steps stay, the episode it was in ends there, and its successor
+continues in the same stream. ``--smoke`` takes seconds instead of half a minute.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import gymnasium
@@ -25,7 +21,7 @@ import torch
 from dqn import learn
 from torch import nn
 
-from poolish import StreamStore
+from poolish import StreamSet
 from poolish.integrations.gymnasium import Record
 from poolish.replay import Prioritized, SampleToInsertRatio, TransitionSampler
 
@@ -38,13 +34,13 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 
 
-def act(folder: Path, number: int) -> None:
+def act(folder: Path, name: str) -> None:
     """Play and record until the process is ended."""
-    env = Record(gymnasium.make("CartPole-v1"), folder / f"actor-{number}")
-    paced = LIMITER.attach(folder / "pacing", recorder=f"actor-{number}", count=env.store.n_steps)
+    env = Record(gymnasium.make("CartPole-v1"), folder / "actors" / name)
+    paced = LIMITER.attach(folder / "pacing", recorder=name, count=env.store.n_steps)
     q, rng, seen_ns = network(), np.random.default_rng(env.store.n_steps), 0
     weights = folder / "weights.npz"
-    obs, _ = env.reset(seed=number)
+    obs, _ = env.reset(seed=int(name[-1]))
     while True:
         if weights.exists() and (now_ns := weights.stat().st_mtime_ns) != seen_ns:
             seen_ns = now_ns
@@ -64,29 +60,14 @@ def publish(q: nn.Module, folder: Path) -> None:
     os.replace(partial, folder / "weights.npz")
 
 
-def start(folder: Path, number: int) -> subprocess.Popen[bytes]:
-    """An actor in a process of its own."""
-    return subprocess.Popen([sys.executable, __file__, "--actor", str(folder), str(number)])
-
-
-def opened(path: Path) -> StreamStore:
-    """The stream of an actor, as soon as there is one."""
-    while True:
-        try:
-            return StreamStore.open(path)
-        except FileNotFoundError:
-            time.sleep(0.02)
-
-
 def train(folder: Path, n_batches: int) -> None:
     """Learn from all actors, and kill one on the way."""
-    actors = [start(folder, number) for number in range(N_ACTORS)]
+    start = lambda name: subprocess.Popen([sys.executable, __file__, "--actor", str(folder), name])  # noqa: E731
+    actors = {name: start(name) for name in (f"actor-{number}" for number in range(N_ACTORS))}
     try:
-        streams = [opened(folder / f"actor-{number}") for number in range(N_ACTORS)]
+        streams = StreamSet(folder / "actors" / "*")
         paced = LIMITER.attach(folder / "pacing", sampler="learner")
-        sampler = TransitionSampler(
-            streams, Prioritized(), limiter=paced, timeout_s=60, path=folder / "priorities", gamma=0.99
-        )
+        sampler = TransitionSampler(streams, Prioritized(), limiter=paced, timeout_s=60, path=folder / "priorities")
         q = network()
         target, optimizer = copy.deepcopy(q), torch.optim.Adam(q.parameters(), lr=1e-3)
         for number in range(n_batches):
@@ -96,16 +77,19 @@ def train(folder: Path, n_batches: int) -> None:
             if number % 50 == 0:
                 publish(q, folder)
             if number == n_batches // 2:
-                actors[1].kill()
-                actors[1].wait()
-                streams[1].refresh()
-                before = streams[1].n_steps
-                actors[1] = start(folder, 1)
-        print(f"{n_batches} batches from {[stream.n_steps for stream in streams]} steps of {N_ACTORS} actors")
+                killed = streams.members[0]
+                actors[killed.name].kill()
+                actors[killed.name].wait()
+                streams.refresh()
+                before = killed.n_steps
+                actors[killed.name] = start(killed.name)
+        print(
+            f"{n_batches} batches from {[member.n_steps for member in streams]} steps of {len(streams.members)} actors"
+        )
         print(f"{paced.samples:,} samples of {paced.inserts:,} steps: {paced.samples / paced.inserts:.1f} for each")
-        print(f"the killed actor had recorded {before:,} steps; {streams[1].verify()}")
+        print(f"the killed actor had recorded {before:,} steps; {killed.store.verify()}")
     finally:
-        for actor in actors:
+        for actor in actors.values():
             actor.terminate()
             actor.wait()
 
@@ -115,8 +99,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if "--actor" in sys.argv:
-        act(Path(sys.argv[2]), int(sys.argv[3]))
+        act(Path(sys.argv[2]), sys.argv[3])
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "actors").mkdir()
         train(Path(folder), 60 if "--smoke" in sys.argv else 2_000)
 
 

@@ -5,6 +5,7 @@ Those that are of use to others are in ``poolish.testing.faults``, and can be im
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import select
@@ -37,6 +38,7 @@ __all__ = [
     "in_own_process",
     "interrupted_at_line",
     "kill",
+    "read_only_story",
     "signals",
     "small_disk",
     "some_kill_points",
@@ -161,3 +163,21 @@ def wait_until(is_so: Callable[[], object], what: str = "it") -> None:
     while not is_so():
         assert time.monotonic() < end, f"{what} did not happen"
         time.sleep(0.001)
+
+
+def read_only_story(folder: Path, story: Callable[[], object]) -> Callable[[], None]:
+    """A function for a child, in which a folder is mounted read-only for that child alone."""
+
+    def child() -> None:
+        new_namespace, private = 0x20000, 1 << 18 | 1 << 14
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
+            os._exit(77)
+        for options in (["--bind", str(folder), str(folder)], ["-o", "remount,ro,bind", str(folder)]):
+            if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+                os._exit(77)
+        with pytest.raises(OSError, match="Read-only"):
+            (folder / "probe").touch()
+        story()
+
+    return child

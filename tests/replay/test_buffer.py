@@ -281,7 +281,7 @@ def test_streams_of_other_processes_are_drawn_from_as_they_grow(tmp_path: Path):
 
     assert len(sampler) == 25
     assert set(batch["obs"][:, 0].tolist()) == {0.0, 1.0, 7.0}
-    assert ((batch["id"] >> 44) == (batch["obs"][:, 0] == 1)).all()
+    assert ((batch["id"] >> 48) == (batch["obs"][:, 0] == 1)).all()
     with pytest.raises(ConfigError, match="already"):
         sampler.add_stream(readers[0])
 

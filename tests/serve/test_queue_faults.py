@@ -5,7 +5,6 @@ Each of them ends in an error that says so, or in nothing at all; and when the f
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import logging
@@ -41,7 +40,18 @@ from poolish.files import Partial
 from poolish.serve import purge_queue, queue_status, verify_queue
 from poolish.transports.log import DirectoryLog
 from tests.effort import IS_SOAK, times
-from tests.faults import children, ended, fill, fork, in_child, kill, signals, small_disk, wait_until
+from tests.faults import (
+    children,
+    ended,
+    fill,
+    fork,
+    in_child,
+    kill,
+    read_only_story,
+    signals,
+    small_disk,
+    wait_until,
+)
 from tests.serve.damage import (
     Counting,
     consumer,
@@ -716,24 +726,6 @@ def test_a_listing_would_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # -- a directory that is read-only
-
-
-def read_only_story(folder: Path, story: Callable[[], object]) -> Callable[[], None]:
-    """A function for a child, in which a folder is mounted read-only for that child alone."""
-
-    def child() -> None:
-        new_namespace, private = 0x20000, 1 << 18 | 1 << 14
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
-            os._exit(77)
-        for options in (["--bind", str(folder), str(folder)], ["-o", "remount,ro,bind", str(folder)]):
-            if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
-                os._exit(77)
-        with pytest.raises(OSError, match="Read-only"):
-            (folder / "probe").touch()
-        story()
-
-    return child
 
 
 def test_a_read_only_queue_can_be_looked_at(tmp_path: Path):

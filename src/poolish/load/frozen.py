@@ -117,12 +117,14 @@ def snapshot_rows(dataset: Any) -> FrozenRows:
 
 
 def _member_rows(dataset: StreamSet | MemberWindows) -> MemberRows:
+    streams = dataset if isinstance(dataset, StreamSet) else dataset.streams
+    present, changes = streams.present(), SHARED if streams.is_shared else LOCAL
+    members = Members(present.n_given)
     if isinstance(dataset, StreamSet):
-        steps = {member.ordinal: StepRows(member.store) for member in dataset.members}
-        return MemberRows(dataset.uuid, steps, Members(dataset.n_given), SHARED if dataset.is_shared else LOCAL)
-    windows = {ordinal: WindowRows(part) for ordinal, part in dataset.parts().items()}
-    streams = dataset.streams
-    return MemberWindowRows(dataset.uuid, windows, Members(streams.n_given), SHARED if streams.is_shared else LOCAL)
+        steps = {ordinal: StepRows(member.store) for ordinal, member in present.members.items()}
+        return MemberRows(dataset.uuid, steps, members, changes)
+    windows = {ordinal: WindowRows(part) for ordinal, part in dataset.parts(present).items()}
+    return MemberWindowRows(dataset.uuid, windows, members, changes, width=dataset.width)
 
 
 def ids_of(dataset: Any, numbers: Sequence[int] | Int64) -> Int64:
@@ -336,12 +338,16 @@ class StepRows:
 
     def alive(self, ids: Int64) -> Mask | None:
         """The oldest leave a bounded stream."""
-        first = self._store.step_span()[0]
+        first = self._first_kept()
         return None if not len(ids) or ids.min() >= first else ids >= first
 
     def has_all(self, first: int, end: int) -> bool:
         """As long as nothing has left a bounded stream."""
-        return first >= self._store.step_span()[0] and end <= self._end
+        return first >= self._first_kept() and end <= self._end
+
+    def _first_kept(self) -> int:
+        self._store.refresh()  # a reader learns only so what has been trimmed
+        return self._store.step_span()[0]
 
     def branch_below(self, ends: Sequence[int]) -> str:
         """The branches of the stream that wrote them."""

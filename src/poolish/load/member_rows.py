@@ -112,16 +112,20 @@ class MemberRows:
 
 
 class MemberWindowRows(MemberRows):
-    """Windows of members, which all have one width."""
+    """Windows of members, ``width`` tokens each."""
+
+    def __init__(
+        self, uuid: str, parts: Mapping[int, FrozenRows], members: Members, changes: str, *, width: int
+    ) -> None:
+        super().__init__(uuid, parts, members, changes)
+        self._width = width
 
     def columns(self, ids: Int64) -> dict[str, NDArray[np.int64]]:
         """The windows as columns, a row for each."""
-        whole: dict[str, NDArray[np.int64]] = {}
+        whole = {name: np.empty((len(ids), self._width), np.int64) for name in ("types", "values")}
         for ordinal, where, own in self._split(ids):
             part: Any = self._part(ordinal)
             for name, values in part.columns(own).items():
-                if name not in whole:
-                    whole[name] = np.empty((len(ids), *values.shape[1:]), values.dtype)
                 whole[name][where] = values
         return whole
 
@@ -131,7 +135,7 @@ def _name(uuid: str, branch: str) -> int:
 
 
 def _planes(column: NDArray[Any]) -> bytes:
-    return np.ascontiguousarray(column).view(np.uint8).reshape(len(column), -1).T.tobytes()
+    return np.ascontiguousarray(column).view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
 
 
 def _unpacked(branch: str) -> list[tuple[int, int, int]]:
@@ -148,4 +152,5 @@ def _unpacked(branch: str) -> list[tuple[int, int, int]]:
         plane = raw[offset : offset + n * size].reshape(size, n).T
         lanes[name] = np.ascontiguousarray(plane).view(_KEPT[name]).reshape(-1)
         offset += n * size
-    return [(int(ordinal), int(row), int(name)) for ordinal, row, name in lanes]
+    ordinals, rows, names = (lanes[name].tolist() for name in _KEPT.names or ())
+    return list(zip(ordinals, rows, names, strict=True))

@@ -2,8 +2,8 @@
 
     streams (recorded by any processes) --refresh--> ids that are transitions --draw--> transitions_at --> one batch
 
-An id of several streams is the number of the stream in the upper bits and the id of the step in the lower 44; of one
-stream alone it is the id of the step. A stream keeps its number, so ids stay valid when others are added.
+The streams are those of a ``StreamSet``, and so are the ids: the ordinal of the stream in the upper bits, the id of the
+step below. They stay valid when streams come and go.
 """
 
 from __future__ import annotations
@@ -12,27 +12,29 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError, ResumeError
+from poolish.files.membership import ID_BITS
 from poolish.priorities import check_exponents
 from poolish.replay.pacing import RateLimiter
 from poolish.replay.stream_priorities import StreamPriorities
 from poolish.seeds import generator
+from poolish.tokens.drawing import assembled, draw_uniformly
 from poolish.tokens.steps import as_output, check_output
 from poolish.tokens.store import StreamStore
+from poolish.tokens.stream_set import StreamSet
 from poolish.tokens.transitions import CONVENTIONS
 from poolish.torch_bridge import on_host
 
 Int64 = NDArray[np.int64]
 Batch = dict[str, Any]
 
-#: Where the number of the stream begins in an id.
-STREAM_BIT = 44
+_LOW = (1 << ID_BITS) - 1
 
 STATE_VERSION = 1
 
@@ -55,9 +57,19 @@ class Prioritized:
         check_exponents(self.alpha, self.beta)
 
 
+class _Drawn(NamedTuple):
+    """What is drawn from one stream: its places in the batch, the ids there, and the columns of the draw."""
+
+    ordinal: int
+    places: Int64
+    ids: Int64
+    extra: Batch
+
+
 class TransitionSampler:
     """Batches of transitions from streams that other processes may be recording.
 
+    ``streams`` is a ``StreamSet``, whose new members are drawn from as they appear, or a list of streams.
     ``sampler`` is ``"uniform"`` or ``Prioritized()``; the priorities of a stream lie in ``path``, a folder, and survive
     kills, or without a path in memory. Each call looks at what was recorded meanwhile. A ``limiter`` makes ``sample``
     wait for recorders, for ``timeout_s`` at most. ``transitions`` are options of ``store.transitions_at``: ``n_step``,
@@ -78,7 +90,7 @@ class TransitionSampler:
 
     def __init__(
         self,
-        streams: Sequence[StreamStore],
+        streams: StreamSet | Sequence[StreamStore],
         sampler: str | Prioritized = "uniform",
         *,
         limiter: RateLimiter | None = None,
@@ -94,21 +106,17 @@ class TransitionSampler:
         self._rng = generator(seed, "sample transitions")
         self._limiter, self._timeout_s = limiter, timeout_s
         self._options = transitions
-        self.streams: list[StreamStore] = []
-        self._priorities: list[StreamPriorities] = []
+        self.streams = streams if isinstance(streams, StreamSet) else StreamSet(streams)
+        self._priorities: dict[int, StreamPriorities] = {}
         self.n_sampled = 0
-        for stream in streams:
-            self.add_stream(stream)
+        self._refresh()
 
     def add_stream(self, stream: StreamStore) -> int:
-        """Draw from one more stream; its number."""
-        if any(stream.uuid == other.uuid for other in self.streams):
-            raise ConfigError(f"{stream!r}: is drawn from already; pass each stream once")
-        if self._prioritized is not None:
-            path = None if self._path is None else self._path / f"{stream.uuid}.priorities"
-            self._priorities.append(StreamPriorities(stream, path, alpha=self._prioritized.alpha, **self._roles()))
-        self.streams.append(stream)
-        return len(self.streams) - 1
+        """Draw from one more stream of a list; its ordinal."""
+        ordinal = self.streams.add(stream)
+        assert ordinal is not None
+        self._refresh()
+        return ordinal
 
     @property
     def is_prioritized(self) -> bool:
@@ -117,8 +125,10 @@ class TransitionSampler:
 
     def __len__(self) -> int:
         """How many transitions there are to draw from."""
-        self._refresh()
-        return sum(self._counts())
+        stores = self._refresh()
+        if self._prioritized is not None:
+            return sum(priorities.refresh() for priorities in self._priorities.values())
+        return sum(store.transition_ids(**self._roles()).n for store in stores.values())
 
     def __bool__(self) -> bool:
         return True
@@ -150,65 +160,60 @@ class TransitionSampler:
 
     def _sampled(self, n: int, rng: np.random.Generator, beta: float | None, output: str | None, device: Any) -> Batch:
         for _ in range(_ATTEMPTS):
-            self._refresh()
+            stores = self._refresh()
+            drawn = self._drawn_uniformly(stores, n, rng) if self._prioritized is None else self._drawn(n, rng, beta)
             try:
-                parts = [self._read(*drawn, rng) for drawn in self._draw(n, rng, beta)]
+                parts = [(each.places, self._read(stores[each.ordinal], each, rng)) for each in drawn]
                 break
             except IndexError as error:  # a recorder that trims its stream took a step between the draw and the read
                 trimmed = error
         else:
             raise trimmed
         self.n_sampled += n
-        return as_output(_joined(parts), output, device)
+        return as_output(parts[0][1] if len(parts) == 1 else assembled(parts, n), output, device)
 
-    def _read(self, number: int, ids: Int64, extra: Batch, rng: np.random.Generator) -> Batch:
-        batch = self.streams[number].transitions_at(ids, rng=rng, **self._options)
-        return {**batch, "id": ids + (number << STREAM_BIT), **extra}
+    def _read(self, store: StreamStore, drawn: _Drawn, rng: np.random.Generator) -> Batch:
+        batch = store.transitions_at(drawn.ids, rng=rng, **self._options)
+        return {**batch, "id": drawn.ids | (drawn.ordinal << ID_BITS), **drawn.extra}
 
-    def _draw(self, n: int, rng: np.random.Generator, beta: float | None) -> list[tuple[int, Int64, Batch]]:
-        """For each stream that has any: its number, the ids of its steps, and the columns of the draw."""
-        if self._prioritized is None:
-            return self._draw_uniformly(n, rng)
-        return self._draw_by_priority(n, rng, self._prioritized.beta if beta is None else beta)
-
-    def _draw_uniformly(self, n: int, rng: np.random.Generator) -> list[tuple[int, Int64, Batch]]:
-        indexes = [stream.transition_ids(**self._roles()) for stream in self.streams]
-        ends = np.cumsum([index.n for index in indexes])
-        if not len(ends) or not ends[-1]:
+    def _drawn_uniformly(self, stores: Mapping[int, StreamStore], n: int, rng: np.random.Generator) -> list[_Drawn]:
+        indexes = {ordinal: store.transition_ids(**self._roles()) for ordinal, store in stores.items()}
+        ordinals, counts = list(indexes), np.array([index.n for index in indexes.values()], np.int64)
+        if not counts.any():
             raise self._nothing()
-        numbers = rng.integers(ends[-1], size=n)
-        if len(ends) == 1:
-            return [(0, indexes[0].select(numbers), {})]
-        owners = np.searchsorted(ends, numbers, side="right")
-        return [
-            (int(owner), indexes[owner].select(numbers[owners == owner] - (ends[owner] - indexes[owner].n)), {})
-            for owner in np.unique(owners)
-        ]
+        choice, drawn = draw_uniformly(rng, counts, n), []
+        for owner in np.unique(choice.owners).tolist():
+            places, ordinal = np.flatnonzero(choice.owners == owner), ordinals[owner]
+            drawn.append(_Drawn(ordinal, places, indexes[ordinal].select(choice.numbers[places]), {}))
+        return drawn
 
-    def _draw_by_priority(self, n: int, rng: np.random.Generator, beta: float) -> list[tuple[int, Int64, Batch]]:
+    def _drawn(self, n: int, rng: np.random.Generator, beta: float | None) -> list[_Drawn]:
         """Each stream gives its share of the draw, as if all priorities lay in one tree."""
-        totals = np.array([priorities.total for priorities in self._priorities])
-        if not totals.sum() > 0:
+        assert self._prioritized is not None
+        beta = self._prioritized.beta if beta is None else beta
+        each = {ordinal: own for ordinal, own in self._priorities.items() if own.total > 0}
+        if not each:
             raise self._nothing()
-        smallest = min(each.smallest for each, total in zip(self._priorities, totals, strict=True) if total)
-        marks = (rng.random(n) + np.arange(n)) * (totals.sum() / n)
-        shares = np.bincount(np.searchsorted(np.cumsum(totals), marks, side="right").clip(max=len(totals) - 1))
+        totals = np.array([own.total for own in each.values()])
+        smallest, total = min(own.smallest for own in each.values()), totals.sum()
+        marks = (rng.random(n) + np.arange(n)) * (total / n)
+        owners = np.searchsorted(np.cumsum(totals), marks, side="right").clip(max=len(totals) - 1)
         drawn = []
-        for number in np.flatnonzero(shares).tolist():
-            own = self._priorities[number]
-            draw = own.sample(int(shares[number]), rng=rng, beta=beta)
+        for owner in np.unique(owners).tolist():
+            ordinal, places = list(each)[owner], np.flatnonzero(owners == owner)
+            draw = each[ordinal].sample(len(places), rng=rng, beta=beta)
             extra = {
-                "probability": draw.probabilities * (totals[number] / totals.sum()),
-                "weight": draw.weights * (smallest / own.smallest) ** beta,
+                "probability": draw.probabilities * (totals[owner] / total),
+                "weight": draw.weights * (smallest / each[ordinal].smallest) ** beta,
             }
-            drawn.append((number, draw.ids, extra))
+            drawn.append(_Drawn(ordinal, places, draw.ids, extra))
         return drawn
 
     def _nothing(self) -> ConfigError:
-        pending = sum(stream.n_steps for stream in self.streams)
         return ConfigError(
-            f"no transition to draw from in {len(self.streams)} streams with {pending} steps; the newest step of a "
-            "stream becomes one with the step behind it, or when its episode ends: record more, then sample"
+            f"no transition to draw from in {len(self.streams.members)} streams with {len(self.streams)} steps; the "
+            "newest step of a stream becomes one with the step behind it, or when its episode ends: record more, then "
+            "sample"
         )
 
     # Priorities ---------------------------------------------------------------------------------------------------
@@ -219,23 +224,27 @@ class TransitionSampler:
             raise ConfigError("a uniform sampler has no priorities; pass sampler=Prioritized()")
         given = np.atleast_1d(np.asarray(on_host(ids)))
         values = np.broadcast_to(np.asarray(on_host(priorities), np.float64), given.shape)
-        if len(self.streams) == 1:
-            return self._priorities[0].update(given, values)
-        owners = given >> STREAM_BIT
-        if given.size and not 0 <= owners.min() <= owners.max() < len(self.streams):
+        owners, missing = given >> ID_BITS, [np.empty(0, np.int64)]
+        self._refresh()
+        n_given = self.streams.present().n_given
+        if given.size and not 0 <= owners.min() <= owners.max() < n_given:
             raise ConfigError(f"id {given[np.argmax(owners)]}: of a stream that is not drawn from")
-        missing = [
-            self._priorities[owner].update(given[owners == owner] & ((1 << STREAM_BIT) - 1), values[owners == owner])
-            + (owner << STREAM_BIT)
-            for owner in np.unique(owners).tolist()
-        ]
-        return np.concatenate([np.empty(0, np.int64), *missing])
+        for owner in np.unique(owners).tolist():
+            asked, own = given[owners == owner], self._priorities.get(owner)
+            if own is None:  # the stream has left
+                missing.append(asked)
+            else:
+                missing.append(own.update(asked & _LOW, values[owners == owner]) | (owner << ID_BITS))
+        return np.concatenate(missing)
 
     # Keeping ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The random numbers to come and how many were drawn; what the streams and side files hold is kept by them."""
-        streams = [[stream.uuid, stream.branch_below(stream.step_span()[1])] for stream in self.streams]
+        streams = [
+            [member.uuid, member.ordinal, member.store.branch_below(member.store.step_span()[1])]
+            for member in self.streams.members
+        ]
         rng = self._rng.bit_generator.state
         return {"version": STATE_VERSION, "rng": rng, "n_sampled": self.n_sampled, "streams": streams}
 
@@ -243,25 +252,31 @@ class TransitionSampler:
         """Continue behind a state; a ResumeError if a stream has lost steps, or is another one."""
         if state.get("version") != STATE_VERSION:
             raise ResumeError(f"a state of version {state.get('version')!r}; this is version {STATE_VERSION}")
-        self._refresh()
-        held = {stream.uuid: stream for stream in self.streams}
-        for uuid, branch in state["streams"]:
-            if uuid not in held or not held[uuid].has_branch(branch):
+        held = {member.uuid: member for member in self.streams.members}
+        for uuid, ordinal, branch in state["streams"]:
+            if uuid not in held and self.streams.has_record:
+                continue  # it has left the set, which keeps its ordinal
+            if uuid not in held or not held[uuid].store.has_branch(branch):
                 raise ResumeError(
                     f"stream {uuid} is not among the {len(held)} here, or lost steps that the state has seen; "
                     "open the streams that it was taken with"
+                )
+            if held[uuid].ordinal != ordinal:
+                raise ResumeError(
+                    f"{held[uuid]} has the ordinal {held[uuid].ordinal}, when the state was taken it had {ordinal}; "
+                    "pass the streams in the same order, or a StreamSet with record="
                 )
         self._rng.bit_generator.state = state["rng"]
         self.n_sampled = int(state["n_sampled"])
 
     def commit(self) -> None:
         """Make the priorities survive a power cut."""
-        for priorities in self._priorities:
+        for priorities in self._priorities.values():
             priorities.commit()
 
     def close(self) -> None:
         """Commit and close the side files; the streams stay open."""
-        for priorities in self._priorities:
+        for priorities in self._priorities.values():
             priorities.close()
 
     def __enter__(self) -> Self:
@@ -270,30 +285,23 @@ class TransitionSampler:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _refresh(self) -> None:
-        for stream in self.streams:
-            stream.refresh()
+    def _refresh(self) -> dict[int, StreamStore]:
+        """The streams by ordinal as they are now; those that came have priorities, those that left have none."""
+        stores = {ordinal: member.store for ordinal, member in self.streams.present().members.items()}
+        if self._prioritized is not None:
+            for ordinal in self._priorities.keys() - stores.keys():
+                self._priorities.pop(ordinal).close()
+            for ordinal in stores.keys() - self._priorities.keys():
+                self._priorities[ordinal] = self._priorities_of(stores[ordinal], self._prioritized.alpha)
+        return stores
+
+    def _priorities_of(self, store: StreamStore, alpha: float) -> StreamPriorities:
+        path = None if self._path is None else self._path / f"{store.uuid}.priorities"
+        return StreamPriorities(store, path, alpha=alpha, **self._roles())
 
     def _roles(self) -> dict[str, Any]:
         """The options that decide which steps are transitions."""
         return {name: value for name, value in self._options.items() if name in _ROLES}
 
-    def _counts(self) -> list[int]:
-        if self._prioritized is not None:
-            return [priorities.refresh() for priorities in self._priorities]
-        return [stream.transition_ids(**self._roles()).n for stream in self.streams]
-
 
 _ROLES = {*CONVENTIONS, "stack", "repeat_final"}
-
-
-def _joined(parts: list[Batch]) -> Batch:
-    """The batches of several streams as one."""
-    if len(parts) == 1:
-        return parts[0]
-    return {
-        name: _joined([part[name] for part in parts])
-        if isinstance(values, Mapping)
-        else np.concatenate([part[name] for part in parts])
-        for name, values in parts[0].items()
-    }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from poolish.tokens.members import Member
+from poolish.tokens.members import Member, Present
 from poolish.tokens.window_dataset import Batch, WindowDataset
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class MemberWindows:
         self._made: dict[int, tuple[Member, WindowDataset]] = {}
         self.parts()  # what is wrong with the arguments is wrong now
 
-    def parts(self) -> dict[int, WindowDataset]:
-        """The windows of each member there is now, by ordinal."""
-        members = self.streams.members
+    def parts(self, present: Present | None = None) -> dict[int, WindowDataset]:
+        """The windows of each member there is now, by ordinal; or of those that were ``present``."""
+        members = (present or self.streams.present()).members.values()
         for member in members:
             if self._made.get(member.ordinal, (None,))[0] is not member:
                 windows = WindowDataset(member.store, self.width, self.stride, self.within)

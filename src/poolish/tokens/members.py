@@ -16,11 +16,11 @@ import glob
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from poolish.errors import ConfigError, CorruptDataError, PoolishError, SchemaError
 from poolish.files import checksum_hex, local_path
@@ -271,47 +271,56 @@ class _Open:
     uuid: str
 
 
+class Present(NamedTuple):
+    """The members by ordinal as one look found them, and what it knew of those that were not there."""
+
+    members: Mapping[int, Member]
+    n_given: int
+    waiting: tuple[str, ...]
+
+
 class Membership:
     """The members of a set at the moment of the last look. Safe to use from threads."""
 
     def __init__(self, sources: Sources, ordinals: Ordinals) -> None:
         self.sources, self.ordinals = sources, ordinals
-        self.members: dict[int, Member] = {}
-        self.waiting: tuple[str, ...] = ()
-        self.n_given = 0
+        self.present = Present({}, 0, ())
         self._fields: tuple[str, tuple[TokenField, ...]] | None = None
         self._open: dict[str, _Open] = {}
         self._looked_at = float("-inf")
         self._lock, self._pid = threading.Lock(), os.getpid()
 
-    def look(self, at_most_every: float = 0.0) -> None:
-        """Find what has come and what has left, unless that was done less than so many seconds ago."""
-        if self._is_recent(at_most_every):
+    def look(self, *, is_due: bool) -> None:
+        """Find what has come and what has left, if that is due or was not done for ``LOOK_S``."""
+        if not is_due and self._is_recent():
             return
         if self._pid != os.getpid():  # the thread that held it stayed in the process that this one was forked from
             self._lock, self._pid = threading.Lock(), os.getpid()
         with self._lock:
-            if self._is_recent(at_most_every):  # another thread has looked while we waited
+            if not is_due and self._is_recent():  # another thread has looked while we waited
                 return
             while True:
                 recorded = self.ordinals.unseen(())
                 found, waiting = self._found()
                 ordinals = self.ordinals.assign([(name, each.uuid) for name, each in found.items()])
+                n_given = self.ordinals.n_given()
                 # A member that another process recorded meanwhile has not left: it may have come behind our look.
                 if not self.ordinals.unseen({*recorded, *(each.uuid for each in found.values())}):
                     break
             pairs = zip(found.items(), ordinals, strict=True)
             members = [Member(name, ordinal, each.store) for (name, each), ordinal in pairs]
-            self.n_given, self.waiting, self._open = self.ordinals.n_given(), waiting, found
-            self.members = {member.ordinal: self._kept(member) for member in sorted(members, key=lambda m: m.ordinal)}
+            kept = {member.ordinal: self._kept(member) for member in sorted(members, key=lambda m: m.ordinal)}
+            # In one assignment: an ordinal below n_given that is not among the members has left, for every thread.
+            self.present, self._open = Present(kept, n_given, waiting), found
             self._looked_at = time.monotonic()
 
-    def _is_recent(self, at_most_every: float) -> bool:
-        return at_most_every > 0 and time.monotonic() - self._looked_at < at_most_every
+    def _is_recent(self) -> bool:
+        # Without any member each look counts: a limiter may have admitted a draw because the first one has begun.
+        return bool(self.present.members) and time.monotonic() - self._looked_at < LOOK_S
 
     def _kept(self, member: Member) -> Member:
         """The same object as before, while it is the same member."""
-        before = self.members.get(member.ordinal)
+        before = self.present.members.get(member.ordinal)
         return before if before == member else member
 
     def _found(self) -> tuple[dict[str, _Open], tuple[str, ...]]:
@@ -371,7 +380,7 @@ class Membership:
 
     def refresh_members(self) -> None:
         """See what members have appended."""
-        for member in self.members.values():
+        for member in self.present.members.values():
             try:
                 member.store.refresh()
             except PoolishError as error:
@@ -383,7 +392,7 @@ class Membership:
         for each in self._open.values():
             if each.stamp is not None:
                 each.store.close()
-        self.members, self._open = {}, {}
+        self.present, self._open = Present({}, 0, ()), {}
 
 
 def _stamp(path: Path) -> Stamp | None:

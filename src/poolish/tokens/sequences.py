@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poolish import kernels
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError
 from poolish.tokens.sampling import Coverage, Episodes, with_room

@@ -31,12 +31,12 @@ from poolish.tokens.drawing import (
 )
 from poolish.tokens.member_windows import MemberWindows
 from poolish.tokens.members import (
-    LOOK_S,
     RECORD,
     FolderPattern,
     ListedOrdinals,
     Member,
     Membership,
+    Present,
     RecordedOrdinals,
     Sources,
     StreamList,
@@ -50,6 +50,9 @@ Batch = dict[str, Any]
 By = str | Mapping[str, float] | Callable[[Sequence[Member]], Sequence[float]]
 
 _LOW = (1 << ID_BITS) - 1
+
+#: How often a batch is drawn again whose steps left while it was read.
+_ATTEMPTS = 5
 
 
 class StreamSet:
@@ -105,6 +108,8 @@ class StreamSet:
         """Read one more stream with those of a list; its ordinal, or None while it is not there yet."""
         if not isinstance(self._sources, StreamList):
             raise ConfigError(f"{self!r}: finds its members by a pattern; record into a directory that matches it")
+        if isinstance(stream, StreamStore) and any(stream.uuid == member.uuid for member in self.members):
+            raise ConfigError(f"{stream!r}: is read already; pass each stream once")
         name = self._sources.add(stream)
         self.refresh()
         return next((member.ordinal for member in self.members if member.name == name), None)
@@ -114,13 +119,7 @@ class StreamSet:
     @property
     def members(self) -> tuple[Member, ...]:
         """Those there are now, by ordinal."""
-        return tuple(self._now().values())
-
-    @property
-    def n_given(self) -> int:
-        """Below it each ordinal belongs to a member that is there or has left."""
-        self._now()
-        return self._membership.n_given
+        return tuple(self.present().members.values())
 
     @property
     def uuid(self) -> str:
@@ -133,31 +132,38 @@ class StreamSet:
         return checksum_hex(f"{uuid}/{tail}".encode()) if uuid else ""
 
     @property
+    def has_record(self) -> bool:
+        """Whether ordinals are recorded; else they follow the list."""
+        return isinstance(self._membership.ordinals, RecordedOrdinals)
+
+    @property
     def is_shared(self) -> bool:
         """Whether other processes may append: to all but streams without a path."""
         return self._sources.is_shared
 
     def refresh(self) -> int:
         """Look for members that came or went, and for what was appended since; how many steps are new."""
-        before = {ordinal: member.store.step_span()[1] for ordinal, member in self._membership.members.items()}
-        self._look(0.0)
-        now = {ordinal: member.store.step_span()[1] for ordinal, member in self._membership.members.items()}
-        return sum(end - before.get(ordinal, 0) for ordinal, end in now.items())
+        before = self._ends()
+        self._look(is_due=True)
+        return sum(end - before.get(ordinal, 0) for ordinal, end in self._ends().items())
 
-    def _now(self) -> dict[int, Member]:
-        """The members by ordinal, with all that they have appended."""
-        self._look(LOOK_S)
-        return self._membership.members
+    def _ends(self) -> dict[int, int]:
+        return {ordinal: member.store.step_span()[1] for ordinal, member in self._membership.present.members.items()}
 
-    def _look(self, at_most_every: float) -> None:
+    def present(self) -> Present:
+        """The members by ordinal, with all that they have appended, and how many ordinals were given out."""
+        self._look()
+        return self._membership.present
+
+    def _look(self, *, is_due: bool = False) -> None:
         if self._is_closed:
             raise ConfigError("this StreamSet is closed; make another")
-        self._membership.look(at_most_every)
+        self._membership.look(is_due=is_due)
         self._membership.refresh_members()
 
     def __len__(self) -> int:
         """How many steps all members hold together."""
-        return sum(member.n_steps for member in self._now().values())
+        return sum(member.n_steps for member in self.present().members.values())
 
     def __bool__(self) -> bool:
         return True
@@ -225,21 +231,38 @@ class StreamSet:
         device: Any,
     ) -> Batch:
         check_output(output, device)
-        members = self.members
-        found = [find(member.store) for member in members]
+        chosen = self._generator(rng)
+        for _ in range(_ATTEMPTS):
+            members = self.members
+            found = [find(member.store) for member in members]
+            try:
+                return as_output(self._drawn(n, chosen, found, by, half_life, members), output, device)
+            except IndexError as error:  # a recorder that trims its stream took a step between the draw and the read
+                trimmed = error
+        raise trimmed
+
+    def _drawn(
+        self,
+        n: int,
+        rng: np.random.Generator,
+        found: list[Drawable],
+        by: By,
+        half_life: float,
+        members: Sequence[Member],
+    ) -> Batch:
         counts = np.array([each.n for each in found], np.int64)
-        choice = _choice(self._generator(rng), counts, n, by, half_life, members) if counts.any() else None
-        if choice is None:
+        if not counts.any():
             if len(found) == 1:
                 raise found[0].nothing()
             raise ConfigError(f"{self!r}: nothing to draw in any member; record more, or ask for less")
+        choice = _choice(rng, counts, n, by, half_life, members)
         parts = []
         for owner in np.unique(choice.owners).tolist():
             places = np.flatnonzero(choice.owners == owner)
             part = found[owner].read(choice.numbers[places])
             part["id"] = _outer(members[owner].ordinal, part["id"])
             parts.append((places, part))
-        return as_output(self._whole(parts or [(np.empty(0, np.int64), self._empty(found))], n), output, device)
+        return self._whole(parts or [(np.empty(0, np.int64), self._empty(found))], n)
 
     @staticmethod
     def _empty(found: list[Drawable]) -> Batch:
@@ -308,7 +331,7 @@ class StreamSet:
 
     def _read(self, ids: Int64, read: Callable[[StreamStore, Int64], Batch]) -> Batch:
         """One batch of what each member reads."""
-        members, owners = self._now(), ids >> ID_BITS
+        members, owners = self.present().members, ids >> ID_BITS
         if not ids.size:
             if not members:
                 raise ConfigError(f"{self!r}: no member whose fields could be read; wait for one")
@@ -329,11 +352,11 @@ class StreamSet:
         return self._whole(parts, len(ids))
 
     def _absent(self, ordinal: int, id_: int) -> IndexError:
-        if 0 <= ordinal < self._membership.n_given:
+        if 0 <= ordinal < self._membership.present.n_given:
             return IndexError(f"id {id_}: member {ordinal} of this StreamSet has left it, or is not in it")
         return IndexError(
-            f"id {id_}: of member {ordinal}, and this StreamSet has {self._membership.n_given}; refresh(), or read "
-            "with the record that the id was given out by"
+            f"id {id_}: of member {ordinal}, and this StreamSet has {self._membership.present.n_given}; refresh(), or "
+            "read with the record that the id was given out by"
         )
 
     # Around -------------------------------------------------------------------------------------------------------
@@ -353,7 +376,7 @@ class StreamSet:
             return Health((Problem(str(error), None, "; ".join(getattr(error, "__notes__", [])) or "see there"),))
         found = Health.joined({member.name: member.store.health() for member in members})
         figures = {"members": len(members), "steps": sum(member.n_steps for member in members)}
-        return Health(found.problems, {**figures, "waiting": list(self._membership.waiting)})
+        return Health(found.problems, {**figures, "waiting": list(self._membership.present.waiting)})
 
     def close(self) -> None:
         """Close the streams that the set has opened; those that were passed open stay open."""
@@ -369,9 +392,9 @@ class StreamSet:
     def __repr__(self) -> str:
         if self._is_closed:
             return "<StreamSet, closed>"
-        members = self._membership.members.values()
+        members = self._membership.present.members.values()
         n_steps = sum(member.n_steps for member in members)
-        waiting = f", waiting for {len(self._membership.waiting)}" if self._membership.waiting else ""
+        waiting = f", waiting for {len(self._membership.present.waiting)}" if self._membership.present.waiting else ""
         where = f", at {self._sources}" if isinstance(self._sources, FolderPattern) else ""
         return printable(f"<StreamSet of {len(members)} streams, {n_steps:,} steps{waiting}{where}>")
 
