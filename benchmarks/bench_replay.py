@@ -12,7 +12,9 @@ trees of priorities scale is in bench_priorities.py.
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Measure, compare, per_call
-from benchmarks.token_peers import around, scratch
+from benchmarks.token_peers import Peer, around, scratch
+from poolish import StreamSet, StreamStore
 from poolish.replay import Prioritized, ReplayBuffer, StreamPriorities
 
 BATCH, CALLS, EPISODE = 256, 100, 200
@@ -33,7 +36,7 @@ rng = np.random.default_rng(7)
 
 def main(chosen: list[str]) -> None:
     """All figures, or those that are named."""
-    parts = {"recording": recording, "transitions": transitions, "pair": pair}
+    parts = {"recording": recording, "transitions": transitions, "pair": pair, "growth": growth, "actors": actors}
     for name, part in parts.items():
         if not chosen or name in chosen:
             part()
@@ -283,6 +286,116 @@ def pair_torchrl(data: ModuleType, given: dict[str, np.ndarray], values: np.ndar
         seen.update(info=held.sample(return_info=True)[1], n=seen["n"] + 1)
 
     return batches(run)
+
+
+# Many recorders -------------------------------------------------------------------------------------------------
+
+ACTORS, STEPS, DRAWS = 8, 2_000, 200
+
+
+def actors() -> None:
+    """8 processes record 2,000 steps each while a learner draws 200 batches of 256; ms until all are done.
+
+    Processes are started, and have opened what they record into, before the clock runs. TorchRL's actors share one
+    buffer in memory, as its documentation shows; theirs add a step at a time as ours do, or 50 at once, made outside
+    the time.
+    """
+    peers = {
+        "torchrl, shared buffer, a step at a time": actors_torchrl(1),
+        "torchrl, shared buffer, 50 steps at a time": actors_torchrl(50),
+    }
+    compare("replay.actors, 8 record and 1 draws", "ms", actors_poolish, peers, rounds=3)
+
+
+def actors_poolish() -> float:
+    """A stream for each actor, one StreamSet for the learner."""
+    folder, given = Path(scratch(), f"actors-{time.monotonic_ns()}"), columns(STEPS)
+    fields = {**{name: SPEC.get(name, "float32") for name in given}, "next_obs": SPEC["obs"], "terminated": "bool"}
+    ready = [{name: column[i] for name, column in given.items()} for i in range(STEPS)]
+    folder.mkdir()
+
+    def act(number: int, start: Callable[[], None]) -> None:
+        store = StreamStore(folder / str(number), fields)
+        start()
+        for i, step in enumerate(ready):
+            store.append(i, step)
+
+    def learn(is_over: Callable[[], bool]) -> None:
+        streams, draws, n = StreamSet(folder / "*"), np.random.default_rng(0), 0
+        while len(streams) < BATCH:
+            pass
+        while n < DRAWS or not is_over():
+            if n < DRAWS:
+                streams.transitions(BATCH, rng=draws, output="torch")
+                n += 1
+            else:
+                time.sleep(0.001)
+        assert len(streams) == ACTORS * STEPS
+
+    return together(act, learn)
+
+
+@around("torchrl.data")
+def actors_torchrl(data: ModuleType, at_once: int) -> Measure:
+    """One buffer in shared memory, which all processes extend and the learner samples from."""
+    torch, tensordict = map(importlib.import_module, ("torch", "tensordict"))
+    tensors = {name: torch.from_numpy(column) for name, column in columns(STEPS).items()}
+    steps = tensordict.TensorDict(tensors, batch_size=[STEPS])
+    ready = [steps[i : i + at_once].clone() for i in range(0, STEPS, at_once)]
+
+    def measure() -> float:
+        storage = data.LazyMemmapStorage((ACTORS + 1) * STEPS)
+        held = data.ReplayBuffer(storage=storage, batch_size=BATCH, shared=True)
+        held.extend(steps)  # made before the processes are, so that they share it
+
+        def act(number: int, start: Callable[[], None]) -> None:
+            start()
+            for part in ready:
+                held.extend(part)
+
+        def learn(is_over: Callable[[], bool]) -> None:
+            for _ in range(DRAWS):
+                held.sample()
+            while not is_over():
+                time.sleep(0.001)
+
+        return together(act, learn)
+
+    return measure
+
+
+def together(act: Callable[[int, Callable[[], None]], None], learn: Callable[[Callable[[], bool]], None]) -> float:
+    """How long actors in processes of their own and a learner here take, in ms."""
+    fork = multiprocessing.get_context("fork")
+    barrier = fork.Barrier(ACTORS + 1)
+    processes = [fork.Process(target=act, args=(number, barrier.wait)) for number in range(ACTORS)]
+    for process in processes:
+        process.start()
+    barrier.wait(60)
+    began = time.perf_counter()
+    learn(lambda: not any(process.is_alive() for process in processes))
+    took = time.perf_counter() - began
+    for process in processes:
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"an actor ended with {process.exitcode}")
+    return took * 1e3
+
+
+# Growth ---------------------------------------------------------------------------------------------------------
+
+
+def growth() -> None:
+    """The pair without rows over 10^4 to 10^7 transitions: logarithmic, in us."""
+    values = rng.random((64, BATCH)) + 1e-3
+    small: Peer | None = None
+    for power in (4, 5, 6, 7):
+        buffer = buffer_of(10**power, sampler=Prioritized())
+        measure = batches(drawn(buffer, values))
+        small = small or measure
+        compare(f"replay.update(256) + ids of 256, 10^{power}", "us", measure, {"the same of 10^4": small}, rounds=5)
+        if power > 4:
+            buffer.close()
 
 
 if __name__ == "__main__":
