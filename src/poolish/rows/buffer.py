@@ -47,6 +47,7 @@ from poolish.schema.types import unsliced
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard, Rejected
+    from poolish.guards.checks.one_row import RowTest
 
 #: Rows appended one by one wait until there are this many, or until they are read.
 PENDING_ROWS = 1024
@@ -97,6 +98,7 @@ class DatasetBuffer(SampledRows):
         self._lock = threading.RLock()
         self._may_be_missing: frozenset[str] = frozenset()
         self._rejected: Rejected | None = None
+        self._row_test: tuple[Guard, RowCodec, RowTest | None] | None = None
         self._state = BufferState(seeds.generator(seed, "rows", "retain"), self.uuid, ((self.uuid, 0),))
         self._shown: tuple[BufferState, Snapshot] | None = None
         self._row_states: dict[str, RowValues] = {}
@@ -243,13 +245,23 @@ class DatasetBuffer(SampledRows):
             codec = state.codec
             assert codec is not None
             frozen = codec.validate_and_copy(row)
-            if state.guard is not None and not (state.row_test is not None and state.row_test(frozen)):
+            if state.guard is not None and not self._passes_alone(state.guard, codec, frozen):
                 return False
             if len(state.pending) >= PENDING_ROWS * codec.n_columns:
                 state = self._flushed()
                 self._publish(state)  # first: if it fails, this row has not come yet
             state.pending.extend(frozen)
             return True
+
+    def _passes_alone(self, guard: Guard, codec: RowCodec, cells: list[Any]) -> bool:
+        """Whether the guard has a test of single rows, compiled once for each schema, and the row passes it."""
+        known = self._row_test
+        if known is None or known[0] is not guard or known[1] is not codec:
+            from poolish.guards.checks.suite import Suite  # only here: a buffer without a guard loads no checks
+
+            test = guard.row_test(codec.schema.to_arrow()) if isinstance(guard, Suite) else None
+            known = self._row_test = guard, codec, test
+        return known[2] is not None and known[2](cells)
 
     def _publish(self, state: BufferState) -> None:
         """The moment of a change. What was shown is forgotten only to free its memory: it belongs to its state."""

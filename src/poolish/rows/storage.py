@@ -47,7 +47,6 @@ from poolish.schema import Schema
 
 if TYPE_CHECKING:
     from poolish.guards.checks.guard import Guard
-    from poolish.guards.checks.one_row import RowTest
 
 
 Int64 = NDArray[np.int64]
@@ -346,7 +345,6 @@ class BufferState:
     kind: str | None = None
     codec: RowCodec | None = None
     guard: Guard | None = None
-    row_test: RowTest | None = None
     pending: list[Any] = dataclasses.field(default_factory=list)
     patches: tuple[Patch, ...] = ()
     takes_rows: bool = False
@@ -358,9 +356,7 @@ class BufferState:
         known = dict(zip(_FIELDS, _values_of(self), strict=True))
         known.update(changes)
         is_settled = known["kind"] == ROWS and known["codec"] is not None and known["codec"].is_resolved
-        if any(known[name] is not getattr(self, name) for name in ("guard", "codec", "kind")):
-            known["row_test"] = _row_test(known["guard"], known["codec"].schema) if is_settled else None
-        known["takes_rows"] = is_settled and (known["guard"] is None or known["row_test"] is not None)
+        known["takes_rows"] = is_settled
         return BufferState(**known)
 
     def counting(self, reason: str, n_rows: int) -> Mapping[str, int]:
@@ -404,15 +400,6 @@ def check_counts(evicted: Any) -> dict[str, int]:
     if not isinstance(evicted, dict) or not all(type(n) is int and n > 0 for n in evicted.values()):
         raise TypeError(f"evicted: counts by reason, got {evicted!r:.100}")
     return evicted
-
-
-def _row_test(guard: Guard | None, schema: Schema) -> RowTest | None:
-    """The guard's test of single rows, if it has one."""
-    if guard is None:
-        return None
-    from poolish.guards.checks.suite import Suite  # only here: a buffer without a guard loads no checks
-
-    return guard.row_test(schema.to_arrow()) if isinstance(guard, Suite) else None
 
 
 # Twice as fast as dataclasses.replace.

@@ -418,9 +418,18 @@ def no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def empty_array(type_: pa.DataType) -> pa.Array:
-    """No values of a type, of any extension type too."""
+    """No values of a type, of any extension type too, also inside of lists and structs.
+
+    >>> len(empty_array(pa.large_list(tensor_type("float32", (2,)))))
+    0
+    """
     if isinstance(type_, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(type_, empty_array(type_.storage_type))
+    if kinds.is_list(type_) or kinds.is_large_list(type_):
+        return pa.Array.from_buffers(type_, 0, [None, pa.py_buffer(bytes(8))], children=[empty_array(type_.value_type)])
+    if kinds.is_struct(type_) or kinds.is_fixed_size_list(type_):
+        parts = [field.type for field in type_] if kinds.is_struct(type_) else [type_.value_type]
+        return pa.Array.from_buffers(type_, 0, [None], children=[empty_array(part) for part in parts])
     return pa.array([], type_)
 
 

@@ -30,6 +30,7 @@ SCHEMA = Schema(
         Field("brain", "bfloat16", shape=(2,), nullable=True),
         Field("ragged", "float32", shape=(None,), nullable=True),
         Field("nothing", "null", nullable=True),
+        Field("tensors", pa.large_list(pa.fixed_shape_tensor(pa.float32(), (2,))), nullable=True),
     ]
 )
 INTS = [0, 1, -1, 5, 100, 2**53 + 1, 2**63 - 1, -(2**63)]
@@ -68,6 +69,7 @@ VALUES: dict[str, st.SearchStrategy] = {
     "brain": st.just(np.array([1.0, 2.0], np.float32)),
     "ragged": st.lists(st.sampled_from(FLOATS[:4]), max_size=3).map(lambda v: np.array(v, np.float32)),
     "nothing": st.none(),
+    "tensors": st.just([np.zeros(2, np.float32)]),
 }
 rows = st.fixed_dictionaries({name: st.one_of(*[value] * 6, st.none()) for name, value in VALUES.items()})
 
@@ -139,7 +141,7 @@ GOOD = {
     "binary": b"rye",
     "vector": np.array([0, 0.5, 1], np.float32),
     "matrix": np.ones((2, 2), np.int16),
-    **dict.fromkeys(("int8", "uint64", "float16", "moment", "list", "struct", "brain", "ragged", "nothing")),
+    **dict.fromkeys(("int8", "uint64", "float16", "moment", "list", "struct", "brain", "ragged", "nothing", "tensors")),
 }
 
 
