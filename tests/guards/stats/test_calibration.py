@@ -13,7 +13,17 @@ import pytest
 import scipy.stats
 
 from benchmarks.drift_peers import PEERS
-from benchmarks.drift_rates import ALPHA, COLUMNS, alarms, methods_for, pairs, profiled, written
+from benchmarks.drift_rates import (
+    ALPHA,
+    COLUMNS,
+    PAGE,
+    alarms,
+    contenders,
+    methods_for,
+    pairs,
+    profiled,
+    written,
+)
 from poolish.guards import Profile, ks, psi, wasserstein
 from poolish.guards.stats.distances import DISTANCES
 from poolish.guards.stats.permutation import calibrate, draw
@@ -282,6 +292,20 @@ def test_a_value_that_fills_bins_has_one_of_its_own():
     assert psi(known, rarely(5_000, 0.02)).verdict == "drift"
     assert psi(known, rarely(5_000, 0.01)).verdict == "ok"
     assert Bins.of_quantiles(np.array([1e308] * 9 + [math.inf]), 4).edges is not None
+
+
+def test_the_page_has_the_tables_that_the_benchmark_writes():
+    """Every column, method and library has its figures in docs/guards.md."""
+    page = PAGE.read_text()
+    for name, lines in (
+        ("drift rates", [column.name for column in COLUMNS]),
+        ("drift power", [column.name for column in COLUMNS]),
+        ("drift peers", list(contenders())),
+    ):
+        part = page.split(f"<!-- {name} -->")[1].split("<!-- end -->")[0]
+        found = [line.split(" | ")[0].removeprefix("| ") for line in part.strip().splitlines()[2:]]
+
+        assert found == lines
 
 
 def test_the_tables_of_the_page_are_replaced_between_their_marks():

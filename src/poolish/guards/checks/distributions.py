@@ -194,7 +194,7 @@ class DriftCheck:
             too_small = f"significant, too small to be worth an alarm: {found.effect}" if found.significant else ""
             return replace(draft, detail=too_small, measured=measured)
         effect = [] if found.effect is None else [str(found.effect)]
-        details = "; ".join([*effect, *(str(test) for test in found.tests.values())])
+        details = "; ".join([*(str(test) for test in found.tests.values()), *effect])
         if found.missing_p is not None and found.missing_p < self.alpha:
             details += f"; {100 * found.missing[0]:.2g} % were missing, now {100 * found.missing[1]:.2g} %"
         if found.verdict == "drift":
