@@ -293,6 +293,16 @@ def test_bars_are_as_long_as_their_values():
     assert texts == ["a", "4", "b", "2", "c", "-1", "d", "nan"]
 
 
+def test_a_bin_of_one_frequent_value_leaves_the_others_visible():
+    """However narrow it is: 700 zeros beside 300 other numbers are seven times as high as 100 of those."""
+    for above_zero in (5e-324, 1e-9):
+        drawn = str(histogram([100, 700, 200], [-1.0, 0.0, above_zero, 2.0], height=114))
+
+        heights = [float(each) for each in re.findall(r'<rect[^>]* height="([\d.]+)"', drawn)]
+
+        assert heights == [14.29, 100.0, 14.29]
+
+
 def test_histogram_bars_stand_between_their_edges():
     """A bin of twice the width is drawn twice as wide and, with twice the values, as high; the ends are named."""
     parts = drawing(histogram([1, 2], [0, 1, 3], width=300, height=64))

@@ -159,7 +159,7 @@ def histogram(
     if len(edges) != len(counts) + 1:
         raise ValueError(f"{len(counts)} counts need {len(counts) + 1} edges, got {len(edges)}")
     places = _scaled(edges)
-    heights = _shares(_densities(counts, places))
+    heights = _shares(_densities(counts, places, narrow=1 / width))
     floor = height - 14
     bars = [
         _bar(left * width, floor * (1 - share), max((right - left) * width - 0.5, 0.5), floor * share)
@@ -278,11 +278,16 @@ def _shares(values: Iterable[float]) -> list[float]:
     return [number / most if most else 0.0 for number in numbers]
 
 
-def _densities(counts: Sequence[float], places: Sequence[float | None]) -> list[float]:
-    """Counts by the width of their bins; without a width a bin keeps its count."""
-    widths = [None if left is None or right is None else right - left for left, right in pairwise(places)]
+def _densities(counts: Sequence[float], places: Sequence[float | None], *, narrow: float) -> list[float]:
+    """Counts by the width of their bins, as shares of the range.
+
+    A bin ``narrow`` or less, of one value that is frequent, counts as wide as the average: its density would leave
+    nothing to see of the others.
+    """
+    usual = 1 / max(len(counts), 1)
+    widths = [usual if left is None or right is None else right - left for left, right in pairwise(places)]
     numbers = [_finite(count) or 0.0 for count in counts]
-    return [number / width if width else number for number, width in zip(numbers, widths, strict=True)]
+    return [number / (width if width > narrow else usual) for number, width in zip(numbers, widths, strict=True)]
 
 
 def _finite(value: float | None) -> float | None:
