@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish import kernels
-from poolish.tokens.fields import TokenField
+from poolish.tokens.fields import TokenField, as_numbers
 
 if TYPE_CHECKING:
     from poolish.tokens.steps import StepReader
@@ -65,11 +65,11 @@ class PairLayout:
         return values, first, second, final
 
     def decode(self, values: Int64, type_: int, offset: int = 0) -> NDArray[Any]:
-        """A field of the windows, as [n, *shape]."""
+        """A field of the windows, as [n, *shape]; inside an ``np.errstate``, for other tokens may be among them."""
         field = self.fields[type_]
         begin, end = (self.final_places if type_ in self.finals else self.places)[type_]
         tokens = np.ascontiguousarray(values[:, offset + begin : offset + end])
-        numbers = field.decode(tokens)
+        numbers = as_numbers(tokens, field.dtype)
         return numbers.reshape(len(values), *(size or 0 for size in field.shape or ()))
 
 

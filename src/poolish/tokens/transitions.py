@@ -259,7 +259,10 @@ class Transitions:
         """The transitions of these steps."""
         self.ids.check(ids)
         layout = self._pair_layout()
-        return self._read_generally(ids, rng) if layout is None else self._read_pairs(ids, layout, rng)
+        if layout is None:
+            return self._read_generally(ids, rng)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._read_pairs(ids, layout) or self._read_generally(ids, rng)
 
     def _pair_layout(self) -> PairLayout | None:
         """How a step and the next one lie side by side, if they are all that is needed and all steps are alike."""
@@ -269,7 +272,8 @@ class Transitions:
         layout = self.ids.layout
         return layout if layout.is_usable else None
 
-    def _read_pairs(self, ids: Int64, layout: PairLayout, rng: np.random.Generator) -> Batch:
+    def _read_pairs(self, ids: Int64, layout: PairLayout) -> Batch | None:
+        """The transitions, if the steps are laid out as expected."""
         roles, width = self.roles, layout.width
         values, first, second, final = layout.windows(self.reader, ids)
         terminated = layout.decode(values, roles.terminated) != 0
@@ -280,7 +284,7 @@ class Transitions:
             truncated = truncated | np.isin(ids, self.ids.cuts)
         stops = terminated | truncated
         if stops.ndim > 1 or not (first & np.where(stops, final, second)).all():
-            return self._read_generally(ids, rng)
+            return None
         obs = {path: layout.decode(values, type_) for path, type_ in roles.obs.items()}
         next_obs = {path: layout.decode(values, type_, width) for path, type_ in roles.obs.items()}
         if stops.any():
