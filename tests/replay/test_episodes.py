@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from poolish import StreamStore
 from poolish.errors import ConfigError, SchemaError
 from poolish.replay import EpisodeWriter
 from poolish.replay.recordings import episodes
+from tests.effort import times
 
 FIELDS = {
     "obs": ("float32", (2,)),
@@ -125,3 +128,37 @@ def test_writer_refuses_what_would_not_be_an_episode():
             writer.step(at(0, 1), action=[0], reward=0.0, extra={name: 1.0})
 
     assert store.n_steps == 0
+
+
+@settings(max_examples=times(100, push=25))
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.booleans()), min_size=1, max_size=12),
+    lacks_value=st.booleans(),
+    max_tokens=st.sampled_from([None, 60]),
+)
+def test_transitions_read_in_pairs_are_those_read_field_by_field(lengths, lacks_value, max_tokens):
+    """Whatever ends episodes, whichever fields are missing, trimmed or not."""
+    store = StreamStore(fields=FIELDS, max_tokens=max_tokens)
+    writer = EpisodeWriter(store)
+    for number, (length, terminates, is_flagged) in enumerate(lengths):
+        writer.begin(at(number, 0))
+        for t in range(length):
+            is_last = is_flagged and t == length - 1
+            extra = {} if lacks_value and t == 1 else {"value": 0.5}
+            flags = {"terminated": is_last and terminates, "truncated": is_last and not terminates}
+            writer.step(at(number, t + 1), action=[t], reward=float(t), extra=extra, **flags)
+    writer.end()
+    ids = store.transition_ids()
+    chosen = ids.select(np.arange(ids.n))
+
+    # One at a time: a batch with one step that is laid out otherwise is read field by field as a whole.
+    in_pairs = [store.transitions_at([id_]) for id_ in chosen]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("poolish.tokens.transitions.Transitions._pair_layout", lambda self: None)
+        by_field = [store.transitions_at([id_]) for id_ in chosen]
+
+    for one, other in zip(in_pairs, by_field, strict=True):
+        assert one.keys() == other.keys()
+        for name, column in other.items():
+            assert np.array_equal(one[name], column), name
+            assert one[name].dtype == column.dtype, name
