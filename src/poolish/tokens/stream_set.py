@@ -425,8 +425,8 @@ def _ids(ids: ArrayLike) -> Int64:
 
 
 def _outer(ordinal: int, ids: Int64) -> Int64:
-    """Ids in the set of ids in a member; -1 stands for no step, and stays."""
-    return np.where(ids < 0, ids, ids | (ordinal << ID_BITS))
+    """Ids in the set of ids in a member; -1, which stands for no step, has all bits and stays."""
+    return ids | (ordinal << ID_BITS)
 
 
 def _choice(
