@@ -1020,9 +1020,12 @@ def episodes(draw: Any) -> tuple[list[list[int]], int, int]:
 
 
 @each_kind
-@given(episodes(), st.integers(1, 3))
-def test_starts_are_numbered_through_all_episodes(kernels, episodes, stride):
-    """Every step of every episode, the open one at the end too; or tokens that lie ``stride`` apart in each."""
+@given(episodes(), st.integers(1, 3), st.booleans())
+def test_starts_are_numbered_through_all_episodes(kernels, episodes, stride, is_sized):
+    """Every step of every episode, the open one at the end too; or tokens that lie ``stride`` apart in each.
+
+    Where all steps of an episode have as many tokens, the index need not be asked.
+    """
     each, base_token, base_ordinal = episodes
     begins = (base_token + np.cumsum([0, *[length for steps in each for length in steps]])).tolist()
     n_steps = np.cumsum([0, *map(len, each)]).tolist()
@@ -1039,9 +1042,11 @@ def test_starts_are_numbered_through_all_episodes(kernels, episodes, stride):
     ):
         out = np.full(len(expected) + 1, -7)
         chosen = np.arange(len(expected))[::-1].copy()
+        alike = [min(steps) if min(steps) == max(steps) else 0 for steps in each]
+        sizes = numbers(alike) * is_sized
 
         kernels.select_starts(
-            numbers(totals), ends, base_token, base_ordinal, stride, table, 1, len(begins), chosen, out[:-1]
+            numbers(totals), ends, base_token, base_ordinal, stride, table, sizes, 1, len(begins), chosen, out[:-1]
         )
 
         assert out.tolist() == [*expected[::-1], -7]
@@ -1054,7 +1059,7 @@ def test_starts_from_garbage_come_from_the_index(kernels, totals, rows, chosen):
     index, ends = numbers(rows).reshape(8, 3), numbers([3] * 10)
     out = np.full(len(chosen), -7)
 
-    kernels.select_starts(numbers(totals), ends, 0, 0, 1, index, 2, 7, numbers(chosen), out)
+    kernels.select_starts(numbers(totals), ends, 0, 0, 1, index, np.zeros(9, np.int64), 2, 7, numbers(chosen), out)
 
     assert set(out.tolist()) <= set(index[2:, 0].tolist())
 
@@ -1064,13 +1069,25 @@ def test_starts_outside_of_the_index_are_refused(kernels):
     """Too few rows, none at all, no room for the answers, episodes without an end."""
     index, ends, out = np.zeros((8, 3), np.int64), numbers([[3, 1]]), np.full(4, GUARD)
     for call in (
-        lambda: kernels.select_starts(numbers([1]), ends, 0, 0, 1, index, 0, 8, numbers([0, 1]), out[:2]),
-        lambda: kernels.select_starts(numbers([1]), ends, 0, 0, 1, index, -1, 7, numbers([0, 1]), out[:2]),
-        lambda: kernels.select_starts(numbers([1]), ends, 0, 0, 1, index, 5, 4, numbers([0, 1]), out[:2]),
-        lambda: kernels.select_starts(numbers([1]), ends, 0, 0, 1, index, 4, 4, numbers([0, 1]), out[:2]),
-        lambda: kernels.select_starts(numbers([1]), ends, 0, 0, 1, index, 0, 2**62, numbers([0, 1]), out[:2]),
-        lambda: kernels.select_starts(numbers([1, 2]), ends, 0, 0, 1, index, 0, 7, numbers([0, 1]), out[:2]),
-        lambda: kernels.select_starts(numbers([1]), ends, 0, 0, 1, None, 0, 0, numbers([0, 1]), out[:1]),
+        lambda: kernels.select_starts(
+            numbers([1]), ends, 0, 0, 1, index, numbers([0, 0]), 0, 8, numbers([0, 1]), out[:2]
+        ),
+        lambda: kernels.select_starts(
+            numbers([1]), ends, 0, 0, 1, index, numbers([0, 0]), -1, 7, numbers([0, 1]), out[:2]
+        ),
+        lambda: kernels.select_starts(
+            numbers([1]), ends, 0, 0, 1, index, numbers([0, 0]), 5, 4, numbers([0, 1]), out[:2]
+        ),
+        lambda: kernels.select_starts(
+            numbers([1]), ends, 0, 0, 1, index, numbers([0, 0]), 4, 4, numbers([0, 1]), out[:2]
+        ),
+        lambda: kernels.select_starts(
+            numbers([1]), ends, 0, 0, 1, index, numbers([0, 0]), 0, 2**62, numbers([0, 1]), out[:2]
+        ),
+        lambda: kernels.select_starts(
+            numbers([1, 2]), ends, 0, 0, 1, index, numbers([0, 0]), 0, 7, numbers([0, 1]), out[:2]
+        ),
+        lambda: kernels.select_starts(numbers([1]), ends, 0, 0, 1, None, None, 0, 0, numbers([0, 1]), out[:1]),
     ):
         with pytest.raises(IndexError):
             call()
@@ -1160,6 +1177,37 @@ def test_the_first_step_without_a_field_of_the_width_is_named(kernels, steps, wi
         if len(steps[i + t].get(type_, [])) != width
     ]
     assert (bad in faults) if faults else bad == -1
+
+
+@each_kind
+@given(recorded_steps(), st.integers(0, 3), st.data())
+def test_sizes_are_those_of_steps_that_are_all_alike(kernels, steps, first, data):
+    """As many tokens as a loop finds in each, where all have the same fields and lengths; else 0."""
+    _, types, index = laid_out(steps, first)
+    begins = 1 + np.cumsum([0, *map(len, steps)])
+    ranges = [sorted(data.draw(st.lists(st.integers(0, len(steps)), min_size=2, max_size=2))) for _ in range(4)]
+    out = np.full(5, GUARD)
+
+    kernels.step_sizes(types, index, 1, len(index) - 1, begins[numbers(ranges)].ravel(), out[:4])
+
+    for (low, high), size in zip(ranges, out[:4].tolist(), strict=True):
+        shapes = [{type_: len(each) for type_, each in step.items()} for step in steps[low:high]]
+        is_even = bool(shapes) and all(shape == shapes[0] for shape in shapes)
+        is_clear = is_even and len(shapes[0]) > 1 and all(shapes[0].values())
+        assert size == (sum(shapes[0].values()) if is_clear else 0)
+    assert out[4] == GUARD
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("first", "end", "edges"),
+    [(1, 7, [0, 7]), (1, 7, [1, 8]), (1, 7, [5, 4]), (1, 9, [1, 2]), (-1, 7, [1, 2]), (1, 7, [1])],
+)
+def test_sizes_of_rows_outside_of_the_index_are_refused(kernels, first, end, edges):
+    """Before anything is read."""
+    _, types, index = laid_out([{0: [1], 1: [2, 3]}] * 3, 0)
+    with pytest.raises(IndexError):
+        kernels.step_sizes(types, index, first, end, numbers(edges), np.zeros(1, np.int64))
 
 
 @each_kind
@@ -1307,7 +1355,7 @@ def test_scans_outside_of_the_lanes_are_refused(kernels, begin, end, n_types):
 def test_both_have_the_same_token_kernels():
     """What one half offers the other has, too."""
     names = ("Recorder", "load_word", "store_word", "windows", "take", "search", "search_one")
-    names += ("select_starts", "gather_steps", "draw", "find_nonzero")
+    names += ("select_starts", "step_sizes", "gather_steps", "draw", "find_nonzero")
     methods = ("attach", "detach", "set_kind", "append", "record", "record_columns", "let_out")
     for kernels in IMPLEMENTATIONS:
         assert all(callable(getattr(kernels, name)) for name in names)

@@ -67,6 +67,7 @@ take = _tokens.take
 search = _tokens.search
 search_one = _tokens.search_one
 select_starts = _tokens.select_starts
+step_sizes = _tokens.step_sizes
 find_nonzero = _tokens.find_nonzero
 gather_steps = _tokens.gather_steps
 draw = _tokens.draw

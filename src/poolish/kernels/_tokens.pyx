@@ -1041,7 +1041,7 @@ def search_one(table, int64_t n_columns, int64_t column, int64_t low, int64_t hi
     return first_not_below(values, n_columns, low, high, key, guess(values, n_columns, low, high, key))
 
 
-def select_starts(totals, ends, int64_t base_token, int64_t base_ordinal, int64_t stride, index, int64_t first_row,
+def select_starts(totals, ends, int64_t base_token, int64_t base_ordinal, int64_t stride, index, sizes, int64_t first_row,
                   int64_t n_rows, numbers, out):
     cdef Views views = Views()
     cdef const int64_t *total = <const int64_t *>views.read(totals)
@@ -1049,6 +1049,7 @@ def select_starts(totals, ends, int64_t base_token, int64_t base_ordinal, int64_
     cdef const int64_t *number = <const int64_t *>views.read(numbers)
     cdef int64_t *found = <int64_t *>views.write(out)
     cdef const int64_t *rows = NULL
+    cdef const int64_t *size = NULL
     cdef int64_t n_episodes = views.size(0) // 8, n = views.size(2) // 8, i, episode, inside
     cdef bint at_steps = index is not None
     if views.size(1) < n_episodes * 16 or views.size(3) < n * 8:
@@ -1058,6 +1059,9 @@ def select_starts(totals, ends, int64_t base_token, int64_t base_ordinal, int64_
         check_table(views.size(4) // 8, 3, 1, first_row, n_rows + 1)
         if first_row >= n_rows:
             raise IndexError("no rows")
+        size = <const int64_t *>views.read(sizes)
+        if views.size(5) < n_episodes * 8:
+            raise IndexError("out is too small")
     cdef double scale = 0
     with nogil:
         if n_episodes and total[n_episodes - 1] > 0:
@@ -1068,7 +1072,9 @@ def select_starts(totals, ends, int64_t base_token, int64_t base_ordinal, int64_
                 episode = within(0, n_episodes - 1, <double>number[i] * scale)
                 episode = first_not_below(total, 1, 0, n_episodes, number[i] + 1, episode)
             inside = number[i] - (total[episode - 1] if episode else 0)
-            if at_steps:
+            if at_steps and episode < n_episodes and size[episode] > 0:
+                found[i] = ((end[2 * episode - 2] if episode else base_token) + inside * size[episode]) << 1 | 1
+            elif at_steps:
                 found[i] = ((end[2 * episode - 1] if episode else base_ordinal) + inside) << 8
             else:
                 found[i] = (end[2 * episode - 2] if episode else base_token) + inside * stride
@@ -1077,7 +1083,7 @@ def select_starts(totals, ends, int64_t base_token, int64_t base_ordinal, int64_
 
 
 cdef void find_starts(const int64_t *rows, int64_t first_row, int64_t n_rows, int64_t n, int64_t *found) noexcept nogil:
-    """Where steps begin, in place of their numbers; eight guesses are fetched ahead.
+    """Where steps begin, in place of their keys; eight guesses are fetched ahead. An odd key is a place that is known.
 
     The guess takes all steps to have equally many rows, and is exact where they have.
     """
@@ -1086,12 +1092,14 @@ cdef void find_starts(const int64_t *rows, int64_t first_row, int64_t n_rows, in
     cdef int64_t first = rows[3 * first_row + 1] >> 8 << 8, last = ((rows[3 * n_rows - 2] >> 8) + 1) << 8
     cdef double scale = <double>(n_rows - first_row) / <double>(last - first) if last > first else 0
     for i in range(n + 8):
-        if i >= 8:
+        if i >= 8 and found[i - 8] & 1:
+            found[i - 8] >>= 1
+        elif i >= 8:
             key, row = found[i - 8], guesses[i & 7]
             if rows[3 * row + 1] < key or (row > first_row and rows[3 * row - 2] >= key):
                 row = first_not_below(rows + 1, 3, first_row, n_rows, key, row)
             found[i - 8] = rows[3 * row]
-        if i < n:
+        if i < n and not found[i] & 1:
             guesses[i & 7] = within(first_row, n_rows - 1, first_row + <double>(found[i] - first) * scale)
             poolish_prefetch(rows + 3 * guesses[i & 7])
 
@@ -1306,6 +1314,33 @@ cdef inline void copy_fields(Wanted wanted, int64_t c, const int64_t *source, in
             wanted.lengths[c][at + i] = length
     if wanted.present[c] != NULL:
         memset(wanted.present[c] + at, 1, n)
+
+
+def step_sizes(types, index, int64_t first_row, int64_t n_rows, edges, out):
+    cdef Views views = Views()
+    cdef const uint8_t *type_source = <const uint8_t *>views.read(types)
+    cdef const int64_t *rows = <const int64_t *>views.read(index)
+    cdef const int64_t *edge = <const int64_t *>views.read(edges)
+    cdef int64_t *size = <int64_t *>views.write(out)
+    cdef int64_t n = views.size(3) // 8, n_tokens = views.size(0), i, row, r, count, n_each, period
+    check_table(views.size(1) // 8, 3, 1, first_row, n_rows + 1)
+    if views.size(2) < n * 16:
+        raise IndexError("out is too small")
+    for i in range(n):
+        if not first_row <= edge[2 * i] <= edge[2 * i + 1] <= n_rows:
+            raise IndexError("outside of the table")
+    with nogil:
+        for i in range(n):
+            size[i] = 0
+            row, r = edge[2 * i], edge[2 * i]
+            while r < edge[2 * i + 1] and rows[3 * r + 1] >> 8 == rows[3 * row + 1] >> 8:
+                r += 1
+            if r == row or (edge[2 * i + 1] - row) % (r - row):
+                continue
+            n_each, count, period = r - row, (edge[2 * i + 1] - row) // (r - row), rows[3 * r] - rows[3 * row]
+            if (0 <= rows[3 * row] <= n_tokens and 0 < period <= (n_tokens - rows[3 * row]) // count
+                    and are_alike(type_source + rows[3 * row], rows, row, n_each, n_rows, count)):
+                size[i] = period
 
 
 def draw(generator, int64_t low, int64_t high, n):

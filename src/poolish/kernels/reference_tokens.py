@@ -334,6 +334,7 @@ def select_starts(
     base_ordinal: int,
     stride: int,
     index: Int64 | None,
+    sizes: Int64 | None,
     first_row: int,
     n_rows: int,
     numbers: Int64,
@@ -343,7 +344,8 @@ def select_starts(
 
     ``totals`` counts the starts up to the end of each episode, ``ends`` has the token and the step behind each end;
     the first one begins at the base, and what is behind the last end belongs to one that is still open. With an index
-    starts are beginnings of steps, without one they are ``stride`` tokens apart.
+    starts are beginnings of steps, without one they are ``stride`` tokens apart. ``sizes`` is how many tokens each step
+    of an episode has, 0 where the index must be asked.
     """
     if ends.size < 2 * len(totals) or len(out) < len(numbers):
         raise IndexError("out is too small")
@@ -357,9 +359,35 @@ def select_starts(
     if index is None:
         out[: len(numbers)] = begins[:, 0] + inside * stride
         return
+    if sizes is None or len(sizes) < len(totals):
+        raise IndexError("out is too small")
     found = np.empty(len(numbers), np.int64)
     search(index, 3, 1, first_row, n_rows, (begins[:, 1] + inside) << 8, found)
-    out[: len(numbers)] = index.reshape(-1, 3)[found, 0]
+    each = np.append(sizes[: len(totals)], 0)[episodes]
+    out[: len(numbers)] = np.where(each > 0, begins[:, 0] + inside * each, index.reshape(-1, 3)[found, 0])
+
+
+def step_sizes(types: Bytes, index: Int64, first_row: int, n_rows: int, edges: Int64, out: Int64) -> None:
+    """How many tokens each step has in ranges of index rows, 0 where steps differ in their fields or lengths.
+
+    Also 0 where that cannot be seen by types: in steps of one field, or with fields without tokens.
+    """
+    if first_row < 0 or n_rows + 1 > index.size // 3 or edges.size < 2 * len(out):
+        raise IndexError("outside of the table")
+    pairs, rows = edges.reshape(-1, 2)[: len(out)], index.reshape(-1, 3)
+    if len(out) and not (
+        first_row <= pairs[:, 0].min() and pairs[:, 1].max() <= n_rows and (np.diff(pairs) >= 0).all()
+    ):
+        raise IndexError("outside of the table")
+    for i, (low, high) in enumerate(pairs.tolist()):
+        out[i] = 0
+        ordinals, lengths = rows[low:high, 1] >> 8, np.diff(rows[low : high + 1, 0])
+        n_each = int(np.count_nonzero(ordinals == ordinals[:1]))
+        if n_each < 2 or len(ordinals) % n_each or lengths.min() <= 0:
+            continue
+        writes = np.stack([rows[low:high, 1] & 0xFF, lengths], axis=1).reshape(-1, n_each, 2)
+        if (writes == writes[0]).all() and (np.diff(ordinals.reshape(-1, n_each)) == 0).all():
+            out[i] = int(lengths[:n_each].sum())
 
 
 def gather_steps(

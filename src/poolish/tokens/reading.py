@@ -160,8 +160,11 @@ class StreamReads:
     def _starts_of(self, view: View, width: int, start: str, within: Within | None) -> Starts:
         return self._starts.of(view, width, start, None if within is None else self._ending(within))
 
-    def _ending(self, within: Within) -> dict[int, TokenField]:
+    def _ending(self, within: Within) -> Mapping[int, TokenField]:
         """The fields that end an episode, by their types."""
+        return self._starts.ending(within, lambda: self._fields_named(within))
+
+    def _fields_named(self, within: Within) -> Mapping[int, TokenField]:
         names = within if isinstance(within, (list, tuple)) else (within,)
         return {type_: self._fields[type_] for type_ in sorted(map(self._type_of, names))}
 

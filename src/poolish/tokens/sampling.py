@@ -10,7 +10,7 @@ a search in a table with an entry for each, which grows at its end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from poolish import kernels
 from poolish.arguments import is_whole
 from poolish.errors import ConfigError
 from poolish.tokens.fields import TokenField
-from poolish.tokens.stream_files import START, STEP, View
+from poolish.tokens.stream_files import START, STEP, TYPE, View
 
 Int64 = NDArray[np.int64]
 
@@ -194,6 +194,7 @@ class InEpisodes:
         self._episodes, self._at_steps = episodes, at_steps
         self._n = 0
         self._totals = np.empty(64, np.int64)  # starts up to the end of each episode
+        self._sizes = np.zeros(64, np.int64)  # tokens of each step of an episode but the last, 0 where they differ
         self._known: tuple[Any, tuple[int, int]] = None, (0, 0)  # how far the stream reached, and its bounds then
 
     def bounds(self, view: View) -> tuple[int, int]:
@@ -224,9 +225,9 @@ class InEpisodes:
     def select(self, view: View, numbers: Int64) -> Int64:
         """The positions of starts."""
         found = np.empty(len(numbers), np.int64)
-        index = view.lanes.index.room if self._at_steps else None
+        index, sizes = (view.lanes.index.room, self._sizes) if self._at_steps else (None, None)
         table, base = self._episodes.table, self._episodes.base
-        args = self._totals[: self._n], table, *base, self.stride, index, view.first_row, view.rows
+        args = self._totals[: self._n], table, *base, self.stride, index, sizes, view.first_row, view.rows
         kernels.select_starts(*args, numbers, found)
         return found
 
@@ -262,7 +263,21 @@ class InEpisodes:
         counts = self._counts(view, begins, self._episodes.table[low:high])
         self._totals = with_room(self._totals, low, high)
         self._totals[low:high] = np.cumsum(counts) + self._before(low)
+        if self._at_steps:
+            self._sizes = with_room(self._sizes, low, high)
+            self._sizes[low:high] = self._step_sizes(view, begins, self._episodes.table[low:high])
         self._n = high
+
+    def _step_sizes(self, view: View, begins: Int64, ends: Int64) -> Int64:
+        """The tokens of each step of an episode, where all are alike: then no index is asked where a step begins.
+
+        The last one may differ, as where it holds the final observation: none begins behind it.
+        """
+        sizes = np.zeros(len(begins), np.int64)
+        edges = view.rows_not_below(TYPE, np.stack([begins[:, 1], ends[:, 1] - 1], axis=1).reshape(-1) << 8)
+        lanes = view.lanes
+        kernels.step_sizes(lanes.types.room, lanes.index.room, view.first_row, view.rows, edges, sizes)
+        return np.where(view.starts_of(edges[::2]) == begins[:, 0], sizes, 0)
 
     def _counts(self, view: View, begins: Int64, ends: Int64) -> Int64:
         spare = ends[:, 0] - begins[:, 0] - self.width
@@ -280,6 +295,17 @@ class KnownStarts:
     def __init__(self) -> None:
         self._episodes: dict[tuple[int, ...], Episodes] = {}
         self._inside: dict[tuple[tuple[int, ...], int, str], InEpisodes] = {}
+        self._ending: dict[Any, Mapping[int, TokenField]] = {}
+
+    def ending(self, within: Any, find: Callable[[], Mapping[int, TokenField]]) -> Mapping[int, TokenField]:
+        """The fields that end episodes, which are looked for once."""
+        key = tuple(within) if isinstance(within, list) else within
+        try:
+            if key not in self._ending:
+                self._ending[key] = find()
+        except TypeError:  # no name at all: the search says so
+            return find()
+        return self._ending[key]
 
     def of(self, view: View, width: int, start: str, fields: Mapping[int, TokenField] | None) -> Starts:
         """The starts of windows that may lie anywhere, or within the episodes that ``fields`` end."""

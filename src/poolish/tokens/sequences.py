@@ -101,7 +101,7 @@ class Sequences:
         """The steps of sequences, given by their numbers."""
         ids, base = np.empty(len(numbers), np.int64), self.episodes.base[1]
         table = self._totals[: self._n], self._ends, base, base
-        kernels.select_starts(*table, self.shape.stride, None, 0, 0, numbers, ids)
+        kernels.select_starts(*table, self.shape.stride, None, None, 0, 0, numbers, ids)
         if not (self.shape.is_padded or self.shape.burn_in):
             n_steps = self.shape.n_steps
             return Steps(ids, np.full(len(ids), n_steps), np.zeros(len(ids), np.int64), n_steps)
