@@ -2,7 +2,8 @@
 
 A transition is obs (float32[4]), action (int), reward, next_obs, terminated; batches are 256. Everybody holds the same
 number of them in memory and is asked for one batch after the other, its arrays included. TorchRL and SB3 give tensors,
-cpprb and flashbax arrays of their own; poolish gives NumPy arrays, and tensors where it is compared on that.
+cpprb and flashbax arrays of their own; poolish gives NumPy arrays, and tensors where it is compared on that. How the
+trees of priorities scale is in bench_priorities.py.
 
     python -m benchmarks.bench_replay                     # everything
     python -m benchmarks.bench_replay transitions pair    # only these
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Measure, compare, per_call
-from benchmarks.token_peers import Peer, around, scratch
+from benchmarks.token_peers import around, scratch
 from poolish import StreamSet, StreamStore
 from poolish.replay import Prioritized, ReplayBuffer, StreamPriorities
 
@@ -35,7 +36,7 @@ rng = np.random.default_rng(7)
 
 def main(chosen: list[str]) -> None:
     """All figures, or those that are named."""
-    parts = {"recording": recording, "transitions": transitions, "pair": pair, "growth": growth, "actors": actors}
+    parts = {"recording": recording, "transitions": transitions, "pair": pair, "actors": actors}
     for name, part in parts.items():
         if not chosen or name in chosen:
             part()
@@ -379,22 +380,6 @@ def together(act: Callable[..., None], learn: Callable[[Callable[[], bool]], Non
     for process in processes:
         process.join()
     return took * 1e3
-
-
-# Growth ---------------------------------------------------------------------------------------------------------
-
-
-def growth() -> None:
-    """The pair without rows over 10^4 to 10^7 transitions: logarithmic, in us."""
-    values = rng.random((64, BATCH)) + 1e-3
-    small: Peer | None = None
-    for power in (4, 5, 6, 7):
-        buffer = buffer_of(10**power, sampler=Prioritized())
-        measure = batches(drawn(buffer, values))
-        small = small or measure
-        compare(f"replay.update(256) + ids of 256, 10^{power}", "us", measure, {"the same of 10^4": small}, rounds=5)
-        if power > 4:
-            buffer.close()
 
 
 if __name__ == "__main__":

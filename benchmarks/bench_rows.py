@@ -51,6 +51,7 @@ def main(sizes: Iterable[int]) -> None:
         address_order(stage)
         get_one(stage)
         look_back(stage)
+        evict_lowest(stage)
         snapshot(stage)
         to_torch(stage)
         memory(stage)
@@ -316,6 +317,15 @@ def get_one(stage: Stage) -> None:
         "datasets": needs("datasets", hf),
     }
     compare(stage.name("one random row"), "us", each(buffer.__getitem__, stage.numbers), peers)
+
+
+def evict_lowest(stage: Stage) -> None:
+    """A row at a time into a full buffer that drops the lowest label, against one that drops the oldest."""
+    low, old = (stage.buffer(max_size=stage.n, drop_strategy=name) for name in ("lowest:label", "oldest"))
+    labels = rng.integers(0, CHUNK, 4096).tolist()
+    some = [{**row, "label": label} for row, label in zip(stage.dicts[:4096], labels, strict=True)]
+    peers: dict[str, Measure | Missing] = {"drop the oldest": each(old.append, some)}
+    compare(stage.name("append one row when full, lowest"), "us", each(low.append, some), peers, rounds=9)
 
 
 def look_back(stage: Stage) -> None:

@@ -362,8 +362,8 @@ MUTANTS = (
     _queue(
         "Q9",
         "transports/log",
-        "self._consumed.write(value, durable=self._is_durable)",
-        "self._consumed.write(value, durable=False)",
+        'self._consumed.write(value, after={"turn": consumed.turn}, durable=self._is_durable)',
+        'self._consumed.write(value, after={"turn": consumed.turn}, durable=False)',
         "durability.py::test_what_is_done_is_on_the_disk_before_anything_is_deleted",
     ),
     _queue(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from poolish import StreamStore
 from poolish.errors import ConfigError, PacingTimeout, ResumeError, SchemaError
 from poolish.replay import MinSize, Prioritized, ReplayBuffer, SampleToInsertRatio, TransitionSampler
+from poolish.tokens import Hindsight
 from tests.effort import times
 
 SPEC = {"obs": ("float32", (2,)), "action": "int64"}
@@ -367,3 +368,28 @@ def test_limiter_counts_what_an_earlier_process_added(tmp_path: Path):
     again.load_state_dict(state)
 
     assert (again._limiter.inserts, again._limiter.samples) == (8, 3)
+
+
+def test_hindsight_relabels_goals_when_a_batch_is_read():
+    """Goals are what was reached later in the same episode; the rewards are those of the new goals."""
+    spec = {
+        "obs": {"achieved_goal": ("float32", (1,)), "desired_goal": ("float32", (1,)), "seen": "float32"},
+        "action": "int64",
+    }
+    her = Hindsight(lambda reached, goal: (reached == goal).all(-1).astype(np.float32) - 1, ratio=0.5)
+    buffer = ReplayBuffer(1_000, spec, her=her)
+    for number in range(5):
+        for t in range(6):
+            seen, after = (
+                {"achieved_goal": [10.0 * number + i], "desired_goal": [-1.0], "seen": float(i)} for i in (t, t + 1)
+            )
+            buffer.add(obs=seen, action=0, reward=-1.0, next_obs=after, terminated=False, truncated=t == 5)
+
+    batch = buffer.sample(2_000, rng=np.random.default_rng(0))
+
+    goal, reached = batch["obs"]["desired_goal"][:, 0], batch["next_obs"]["achieved_goal"][:, 0]
+    is_new = goal >= 0
+    assert 0.45 < is_new.mean() < 0.55
+    assert (goal[is_new] // 10 == reached[is_new] // 10).all()
+    assert (goal[is_new] >= reached[is_new]).all()
+    assert np.array_equal(batch["reward"], np.where(goal == reached, 0.0, -1.0).astype(np.float32))

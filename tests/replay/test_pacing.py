@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from poolish import PacingTimeout, PoolishError
 from poolish.errors import ConfigError, CorruptDataError, ResumeError
-from poolish.replay import MinSize, Queue, RateLimiter, SampleToInsertRatio, counts, pacing
+from poolish.replay import MinSize, Queue, RateLimiter, SampleToInsertRatio, pacing, shared_counts
 from tests.effort import times
-from tests.faults import PATIENCE_S, children, every_kill_point, fork, in_child, kill, wait_until
+from tests.faults import PATIENCE_S, children, fork, in_child, kill, some_kill_points, wait_until
 
 RATIO = SampleToInsertRatio(4, min_size_to_sample=10, error_buffer=20)
 
@@ -232,9 +232,10 @@ def test_more_at_once_than_the_buffer_allows_is_refused():
     limiter = SampleToInsertRatio(4, min_size_to_sample=10, error_buffer=20)
     limiter.inserted(15)
 
-    with pytest.raises(ConfigError, match=r"1 inserts at once and 256 samples at once .* use error_buffer=130"):
+    with pytest.raises(ConfigError, match=r"1 insert at once and 256 samples at once .* use error_buffer=130"):
         sample(limiter, 256)
 
+    assert "at once can block each other" in (limiter.why_blocked(256) or "")
     wider = SampleToInsertRatio(4, min_size_to_sample=10, error_buffer=130)
     for _ in range(500):
         if wider.can_insert():
@@ -301,10 +302,10 @@ def test_a_wait_is_reported_in_the_log(caplog: pytest.LogCaptureFixture, monkeyp
     ("n_inserts", "n_samples", "why"),
     [
         (9, 0, r"waiting for inserts: 9 of 10 rows are there \(min_size_to_sample\)"),
-        (15, 0, "waiting for samples: 0 were taken of 15 inserts, 1 more inserts need 4 more samples"),
+        (15, 0, r"waiting for samples: 0 samples of 15 inserts \(ratio 4\); 1 more need 4 samples first"),
         (15, 4, None),
         (10, 19, None),
-        (10, 20, "waiting for inserts: 20 samples were taken of 10 inserts, 1 more need 1 more inserts"),
+        (10, 20, r"waiting for inserts: 20 samples of 10 inserts \(ratio 4\); 1 more need 1 insert first"),
     ],
 )
 def test_why_a_side_is_blocked(n_inserts: int, n_samples: int, why: str | None):
@@ -362,6 +363,7 @@ def test_counts_survive_a_restart(sides, tmp_path: Path):
         insert(again, 2)
 
     assert recorder.inserts == sampler.inserts == 9
+    assert sampler._counts.read().insert.pending == 0
 
 
 def test_what_a_killed_process_had_pending_blocks_nobody(sides, tmp_path: Path):
@@ -381,26 +383,23 @@ def test_what_a_killed_process_had_pending_blocks_nobody(sides, tmp_path: Path):
 
 
 def test_a_kill_anywhere_counts_an_insert_whole_or_not_at_all(tmp_path: Path):
-    """Before every system call of attaching, inserting and closing; the next process needs no repair."""
-    path = tmp_path / "pacing"
+    """Before every system call of attaching, inserting and closing; those that run see it at once, without a repair."""
+    with Queue(1_000).attach(tmp_path, sampler="learner") as sampler:
 
-    def scenario() -> None:
-        with Queue(8).attach(path, recorder="actor") as recorder:
-            insert(recorder, 3)
+        def scenario() -> None:
+            with Queue(1_000).attach(tmp_path, recorder="actor") as recorder:
+                insert(recorder, 3)
 
-    def check() -> None:
-        if not path.exists():
-            return
-        with Queue(8).attach(path, sampler="learner") as sampler, Queue(8).attach(path, recorder="actor") as recorder:
-            totals = sampler._counts.read()
-            assert totals.insert.done in (0, 3)
-            assert totals.insert.done == recorder.state_dict()["inserts"]
-            assert totals.insert.pending == totals.sample.pending == 0
-            insert(recorder, 3 if totals.insert.done == 0 else 1, timeout_s=0)
-            sample(sampler, recorder.inserts, timeout_s=0)
-        shutil.rmtree(path)
+        def check() -> None:
+            counted = sampler.inserts
+            sampler._counts.sweep()
+            assert sampler._counts.read().insert.pending == 0
+            with Queue(1_000).attach(tmp_path, recorder="actor") as recorder:
+                assert recorder.state_dict()["inserts"] == counted == sampler.inserts
+            assert counted % 3 == 0
 
-    assert every_kill_point(scenario, check) > 15
+        assert some_kill_points(scenario, check) > 15
+        assert sampler.inserts > 3
 
 
 def test_actors_and_learner_are_killed_at_random(tmp_path: Path):
@@ -528,7 +527,7 @@ def test_a_forked_child_does_not_count_for_its_parent(sides, is_shared: bool):
 
 def test_a_name_is_one_process(sides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two of one name would overwrite each other's counts."""
-    monkeypatch.setattr(counts, "_TAKE_OVER_S", 0.0)
+    monkeypatch.setattr(shared_counts, "_TAKE_OVER_S", 0.0)
     sides(RATIO)
 
     with pytest.raises(ConfigError, match=r"a recorder named 'actor' is attached .* give this one another name"):

@@ -240,6 +240,8 @@ def test_priorities_of_another_stream_or_of_steps_it_lost_are_refused(tmp_path: 
         StreamPriorities(copy, tmp_path / "td")
 
 
+# Frameworks that other tests of this process have loaded warn of forks.
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_one_learner_owns_a_side_file_and_each_may_have_its_own(tmp_path: Path):
     """A second one is refused while the first lives, and so is the child of a fork."""
     store = stream()

@@ -25,7 +25,9 @@ from typing import Any, Self
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError, PacingTimeout, ResumeError
 from poolish.files import local_path
-from poolish.replay.counts import ROLES, Counts, DirectoryCounts, Kind, MemoryCounts, Owner, Totals
+from poolish.printable import counted
+from poolish.replay.counts import ROLES, Counts, Kind, MemoryCounts, Owner, Totals
+from poolish.replay.shared_counts import DirectoryCounts
 
 _LOOK_AROUND_S = 0.5  # how often a wait looks for what killed processes left
 _SAY_S = 10.0
@@ -275,9 +277,10 @@ class RateLimiter:
         # Both are blocked where the difference is above max_diff - inserts x ratio and below min_diff + samples.
         needed = n_inserts * self.samples_per_insert + n_samples - self._unit()
         if self.max_diff - self.min_diff < needed:
+            both = f"{counted(n_inserts, 'insert')} at once and {counted(n_samples, 'sample')} at once"
             raise ConfigError(
-                f"{self!r}: {n_inserts:,} inserts at once and {n_samples:,} samples at once can block each other for "
-                f"ever; use {self._wider(needed)}, or insert and sample fewer at once"
+                f"{self!r}: {both} can block each other for ever; use {self._wider(needed)}, or insert and sample "
+                "fewer at once"
             )
 
     def _unit(self) -> int:
@@ -291,10 +294,16 @@ class RateLimiter:
 
     def why_blocked(self, n: int = 1) -> str | None:
         """What this side waits for with ``n`` rows, and who could bring it; None if nothing blocks it."""
-        counts = self._usable()
+        counts, n = self._usable(), check_whole(n, "n", unit="rows")
         totals = counts.read()
-        blocked = [kind for kind in counts.kinds if not self._may(kind, totals, check_whole(n, "n", unit="rows"))]
-        return self._why(blocked[0], n, totals) if blocked else None
+        for kind in counts.kinds:
+            if not self._may(kind, totals, n):
+                try:
+                    self._check_possible(kind, n, totals)
+                except ConfigError as error:
+                    return str(error)
+                return self._why(kind, n, totals)
+        return None
 
     def _why(self, kind: Kind, n: int, totals: Totals) -> str:
         place = f"{self._counts.place}: " if self._counts.place else ""
@@ -310,18 +319,14 @@ class RateLimiter:
             return f"waiting for inserts: {totals.size:,} of {least:,} rows are there{gone} (min_size_to_sample)"
         ratio, taken = self.samples_per_insert, totals.sample.done + totals.sample.pending
         missing = math.ceil((self.min_diff + n + taken - totals.insert.done * ratio) / ratio)
-        return (
-            f"waiting for inserts: {taken:,} samples were taken of {totals.insert.done:,} inserts, {n:,} more need "
-            f"{missing:,} more inserts (samples_per_insert={ratio:g})"
-        )
+        so_far = f"{counted(taken, 'sample')} of {counted(totals.insert.done, 'insert')} (ratio {ratio:g})"
+        return f"waiting for inserts: {so_far}; {n:,} more need {counted(missing, 'insert')} first"
 
     def _insert_waits(self, n: int, totals: Totals) -> str:
         ratio, inserts = self.samples_per_insert, totals.insert.done + totals.insert.pending
         missing = math.ceil((inserts + n) * ratio - totals.sample.done - self.max_diff)
-        return (
-            f"waiting for samples: {totals.sample.done:,} were taken of {inserts:,} inserts, {n:,} more inserts need "
-            f"{missing:,} more samples (samples_per_insert={ratio:g})"
-        )
+        so_far = f"{counted(totals.sample.done, 'sample')} of {counted(inserts, 'insert')} (ratio {ratio:g})"
+        return f"waiting for samples: {so_far}; {n:,} more need {counted(missing, 'sample')} first"
 
     def __repr__(self) -> str:
         where = f" of {self._counts.place}" if self._counts.place else ""

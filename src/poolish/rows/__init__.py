@@ -2,7 +2,8 @@
 
 from poolish.rows.buffer import DatasetBuffer
 from poolish.rows.normalizers import register_normalizer
+from poolish.rows.sampling import Sample
 from poolish.rows.snapshot import Found, Snapshot
 from poolish.rows.validate import Limits
 
-__all__ = ["DatasetBuffer", "Found", "Limits", "Snapshot", "register_normalizer"]
+__all__ = ["DatasetBuffer", "Found", "Limits", "Sample", "Snapshot", "register_normalizer"]

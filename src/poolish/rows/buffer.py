@@ -289,8 +289,8 @@ class DatasetBuffer(SampledRows):
         n_before = len(rows)
         if self._max_size is not None and self._drop_policy.is_random:
             rows = rows.evicted_one_by_one(n, self._max_size, self._evict_key)
-        state = state.replace(rows=rows, loaded=None, pending=[]).on_own_branch(n)
-        return self._sized(state.evicting("max_size", n_before - len(rows)))
+        evicted = state.counting("max_size", n_before - len(rows))
+        return self._sized(state.replace(rows=rows, loaded=None, pending=[], evicted=evicted).on_own_branch(n))
 
     @property
     def guard(self) -> Guard | None:
@@ -338,19 +338,20 @@ class DatasetBuffer(SampledRows):
         if state.rows is None or self._max_size is None or n_rows <= self._max_size:
             return state
         n_dropped = n_rows - self._max_size
+        evicted = state.counting("max_size", n_dropped)
         if self._drop_policy.column is not None and n_dropped <= n_rows // 8:
             places = self._ranking.lowest(state.rows, n_dropped, state.ranking_serial)
             rows, serial = state.rows.dropping_places(places), self._ranking.serial
-            return state.replace(rows=rows, ranking_serial=serial).evicting("max_size", n_dropped)
+            return state.replace(rows=rows, ranking_serial=serial, evicted=evicted)
         rng = self._drop_policy.drawing(state.rng)
         dropped = self._drop_policy.pick(n_rows, n_dropped, rng, state.rows.column)
-        return state.replace(rows=state.rows.dropping(dropped), rng=rng).evicting("max_size", len(dropped))
+        return state.replace(rows=state.rows.dropping(dropped), rng=rng, evicted=evicted)
 
     def delete(self, ids: ArrayLike) -> NDArray[np.int64]:
         """Drop the rows with these ids; which of the ids were gone already.
 
-        Loaders that are in the middle of an epoch leave them out from their next block on, and deliver a shorter batch
-        where such a row was to be in this one.
+        A loader that follows the buffer leaves them out from its next block on; one that does not delivers the rows of
+        the moment at which its epoch began. Snapshots keep what they show.
 
         >>> buffer = DatasetBuffer(max_size=3)
         >>> buffer.append([{"x": i} for i in range(5)])
@@ -362,12 +363,13 @@ class DatasetBuffer(SampledRows):
             return self._drop_ids(rows, checked_ids(ids, rows.next_id), "deleted")
 
     def _drop_ids(self, rows: Snapshot, ids: NDArray[np.int64], reason: str) -> NDArray[np.int64]:
-        numbers, found = rows.numbers_of(ids)
-        dropped = np.unique(numbers)
+        places, found = rows.places_of(ids)
+        dropped = np.unique(places)
         if len(dropped):
             state = self._state
-            stored = state.own_rows(rows.schema).dropping(dropped)
-            self._publish(state.replace(rows=stored, loaded=None).evicting(reason, len(dropped)))
+            stored = state.own_rows(rows.schema).dropping_places(dropped)  # a loaded row has its number for a place
+            evicted = state.counting(reason, len(dropped))
+            self._publish(state.replace(rows=stored, loaded=None, evicted=evicted))
         return ids[~found]
 
     @property
@@ -686,5 +688,5 @@ def _thinned(state: BufferState, n_new: int, retention: Retention) -> BufferStat
     assert state.schema is not None
     rows, rng = state.own_rows(state.schema), retention.policy.drawing(state.rng)
     kept = retention.policy.pick(n_prior, n_left, rng, rows.column)
-    thinned = state.replace(rows=rows.keeping(kept, n_prior), loaded=None, rng=rng)
-    return thinned.evicting("retention", n_prior - n_left)
+    evicted = state.counting("retention", n_prior - n_left)
+    return state.replace(rows=rows.keeping(kept, n_prior), loaded=None, rng=rng, evicted=evicted)

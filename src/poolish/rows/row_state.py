@@ -191,16 +191,16 @@ class RowPriorities:
     def follow(self, snapshot: Snapshot) -> PriorityTree:
         """The tree over the places of this snapshot: O(log n) for each row that came or left since the last."""
         ids, first, last, live = snapshot.window
+        self._largest = self.tree.largest or self._largest
         if snapshot.layout is not self._layout:
             self._move(snapshot)
         elif (last, first) != (self._last, self._first) or live is not self._live:
             tree, was_last = self.tree, self._last
-            before = tree.largest or self._largest
             tree.clear(self._first, min(first, was_last))
             if live is not None and live is not self._live:
                 killed = live.killed_since(self._live, was_last)
                 tree.update(killed, 0.0)
-            self._largest = tree.largest or before
+            self._largest = tree.largest or self._largest
             tree.extend(last - was_last, self._largest)
             new = np.arange(was_last, last)
             dead = new < first if live is None else (new < first) | ~live.alive(new)
@@ -214,7 +214,7 @@ class RowPriorities:
         places, ids = snapshot.live_places(), snapshot.ids
         is_known = ids < self._next_id
         known = self.tree.priorities[np.searchsorted(self._ids[: self._last], ids[is_known])]
-        self._largest = float(known.max(initial=0.0)) or self.tree.largest or self._largest
+        self._largest = float(known.max(initial=0.0)) or self._largest
         values = np.zeros(snapshot.window[2])
         values[places] = self._largest
         values[places[is_known]] = known

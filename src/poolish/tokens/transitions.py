@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolish.errors import SchemaError, UnknownColumn
+from poolish.tokens.pairs import PairLayout
 from poolish.tokens.sampling import Episodes
 from poolish.tokens.sequences import bounds_of
 from poolish.tokens.steps import Batch, StepReader, Steps, nested, padded
@@ -136,6 +137,9 @@ class TransitionIds:
     def __init__(self, reader: StepReader, roles: Roles, stack: int = 1, before: TransitionIds | None = None) -> None:
         """``before`` is what was known when the stream was looked at last: breaks that it knows are not read again."""
         self._reader, self._roles = reader, roles
+        self.layout: PairLayout = (
+            PairLayout(reader.fields, [*roles.final_obs.values()]) if before is None else before.layout
+        )
         self.first, last = reader.span
         self.end = max(self.first, reader.complete_end(roles.needed))
         self._broken = reader.view.breaks() - 1
@@ -254,6 +258,54 @@ class Transitions:
     def read(self, ids: Int64, rng: np.random.Generator) -> Batch:
         """The transitions of these steps."""
         self.ids.check(ids)
+        layout = self._pair_layout()
+        if layout is None:
+            return self._read_generally(ids, rng)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._read_pairs(ids, layout) or self._read_generally(ids, rng)
+
+    def _pair_layout(self) -> PairLayout | None:
+        """How a step and the next one lie side by side, if they are all that is needed and all steps are alike."""
+        roles, target = self.roles, self.target
+        if target.n_step > 1 or target.stack > 1 or target.hindsight or roles.next_obs or not roles.final_obs:
+            return None
+        layout = self.ids.layout
+        return layout if layout.is_usable else None
+
+    def _read_pairs(self, ids: Int64, layout: PairLayout) -> Batch | None:
+        """The transitions, if the steps are laid out as expected."""
+        roles, width = self.roles, layout.width
+        values, first, second, final = layout.windows(self.reader, ids)
+        terminated = layout.decode(values, roles.terminated) != 0
+        truncated = np.zeros_like(terminated)
+        if roles.truncated is not None:
+            truncated = layout.decode(values, roles.truncated) != 0
+        if len(self.ids.cuts):
+            truncated = truncated | np.isin(ids, self.ids.cuts)
+        stops = terminated | truncated
+        if stops.ndim > 1 or not (first & np.where(stops, final, second)).all():
+            return None
+        obs = {path: layout.decode(values, type_) for path, type_ in roles.obs.items()}
+        next_obs = {path: layout.decode(values, type_, width) for path, type_ in roles.obs.items()}
+        if stops.any():
+            ended = values[stops]
+            for path, type_ in roles.final_obs.items():
+                next_obs[path][stops] = layout.decode(ended, type_, width)
+        action = {path: layout.decode(values, type_) for path, type_ in roles.action.items()}
+        reward = layout.decode(values, roles.reward)
+        dtype = reward.dtype if reward.dtype.kind == "f" else np.dtype(np.float64)
+        return {
+            "id": ids,
+            "obs": self._value(roles.obs, obs)[0],
+            "action": self._value(roles.action, action)[0],
+            "next_obs": self._value(roles.obs, next_obs)[0],
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "discount": np.where(terminated, 0, self.target.gamma).astype(dtype),
+        }
+
+    def _read_generally(self, ids: Int64, rng: np.random.Generator) -> Batch:
         roles, target = self.roles, self.target
         # One look at the steps for all that is read of them alone: each costs 20 us, whatever it reads.
         first = self.reader.read(Steps.single(ids), self._of_one_step())

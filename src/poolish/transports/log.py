@@ -220,7 +220,8 @@ class DirectoryLog(Log):
             return Consumed()
         try:
             counters = {name: _number(k) for name, k in value["counters"].items()}
-            return Consumed(_number(value["watermark"]), counters, bool(value.get("moved", False)))
+            has_moved = bool(value.get("moved", False))
+            return Consumed(_number(value["watermark"]), counters, has_moved, turn=value["turn"])
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptDataError(
                 f"{self._consumed.path}: no watermark in it ({error!r}); restore it, or purge the queue"
@@ -234,7 +235,7 @@ class DirectoryLog(Log):
             kept = self.providers.store_counters(counters, durable=self._is_durable)
         has_moved = consumed.has_moved or len(kept) < len(counters)
         value = {"watermark": watermark, "counters": kept, **({"moved": True} if has_moved else {})}
-        self._consumed.write(value, durable=self._is_durable)
+        self._consumed.write(value, after={"turn": consumed.turn}, durable=self._is_durable)
 
     def removed(self) -> range:
         """The numbers from the watermark to ``next``, if not one of their files is left: a purge by hand.

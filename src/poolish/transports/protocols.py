@@ -33,7 +33,7 @@ import mmap
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from poolish.errors import CorruptDataError, StaleSchema
@@ -51,12 +51,14 @@ logger = logging.getLogger("poolish.serve")
 class Consumed:
     """Every number below ``watermark`` is done; ``counters`` are the highest that were deleted, by provider.
 
-    ``has_moved``: those of some providers that have ended are in their records instead.
+    ``has_moved``: those of some providers that have ended are in their records instead. ``turn`` counts how often this
+    was written, where a transport needs it.
     """
 
     watermark: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
     has_moved: bool = False
+    turn: int = field(default=0, compare=False)
 
     def counters_with(self, batches: Iterable[BatchMetadata | None]) -> dict[str, int]:
         """The highest counter of each provider, with those of more batches."""
@@ -222,7 +224,7 @@ class Watermark(Protocol):
 
     @abstractmethod
     def write_consumed(self, consumed: Consumed) -> None:
-        """Replace them, after raising what ``next_number`` returns to the watermark. The lock is held."""
+        """Replace what was read, after raising ``next_number`` to the watermark. The lock is held since it was read."""
 
     @abstractmethod
     def delete(self, numbers: Iterable[int]) -> None:
@@ -363,7 +365,7 @@ class Log(Batches, Watermark, Storage, Repairs, Protocol):
             self.check_published(watermark)
             done, known = range(before.watermark, watermark), known or {}
             counters = before.counters_with(known.get(n) or self.metadata(n) for n in done)
-            self.write_consumed(Consumed(watermark, counters, before.has_moved))
+            self.write_consumed(replace(before, watermark=watermark, counters=counters))
         return done
 
     def delete_done(self) -> None:
@@ -390,7 +392,7 @@ class Log(Batches, Watermark, Storage, Repairs, Protocol):
             removed = self.removed()
             if removed:
                 before = self.consumed()
-                self.write_consumed(Consumed(removed.stop, before.counters, before.has_moved))
+                self.write_consumed(replace(before, watermark=removed.stop))
                 logger.warning(
                     "%s: all %s waiting batches, %d to %d, were removed by hand; continuing with batch %d",
                     *(self.place, f"{len(removed):,}", removed.start, removed.stop - 1, removed.stop),
