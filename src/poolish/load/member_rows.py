@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from poolish.errors import ResumeError
 from poolish.files import checksum
 from poolish.files.membership import ID_BITS
+from poolish.tokens.drawing import by_owner
 
 if TYPE_CHECKING:
     from poolish.load.frozen import FrozenRows, Int64, Mask, Members, Span
@@ -103,12 +104,7 @@ class MemberRows:
 
     def _split(self, ids: Int64) -> list[tuple[int, Int64, Int64]]:
         """For each member: its ordinal, the places of its ids, and what they are there."""
-        owners = ids >> ID_BITS
-        found = []
-        for ordinal in np.unique(owners).tolist():
-            where = np.flatnonzero(owners == ordinal)
-            found.append((ordinal, where, ids[where] & _LOW))
-        return found
+        return [(ordinal, where, ids[where] & _LOW) for ordinal, where in by_owner(ids >> ID_BITS)]
 
 
 class MemberWindowRows(MemberRows):

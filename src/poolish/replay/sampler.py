@@ -24,7 +24,7 @@ from poolish.priorities import check_exponents
 from poolish.replay.pacing import RateLimiter
 from poolish.replay.stream_priorities import StreamPriorities
 from poolish.seeds import generator
-from poolish.tokens.drawing import assembled, draw_uniformly
+from poolish.tokens.drawing import assembled, by_owner, draw_uniformly
 from poolish.tokens.steps import as_output, check_output
 from poolish.tokens.store import StreamStore
 from poolish.tokens.stream_set import StreamSet
@@ -170,7 +170,7 @@ class TransitionSampler:
         else:
             raise trimmed
         self.n_sampled += n
-        return as_output(parts[0][1] if len(parts) == 1 else assembled(parts, n), output, device)
+        return as_output(parts[0][1] if len(parts) == 1 else assembled(parts), output, device)
 
     def _read(self, store: StreamStore, drawn: _Drawn, rng: np.random.Generator) -> Batch:
         batch = store.transitions_at(drawn.ids, rng=rng, **self._options)
@@ -182,8 +182,8 @@ class TransitionSampler:
         if not counts.any():
             raise self._nothing()
         choice, drawn = draw_uniformly(rng, counts, n), []
-        for owner in np.unique(choice.owners).tolist():
-            places, ordinal = np.flatnonzero(choice.owners == owner), ordinals[owner]
+        for owner, places in by_owner(choice.owners):
+            ordinal = ordinals[owner]
             drawn.append(_Drawn(ordinal, places, indexes[ordinal].select(choice.numbers[places]), {}))
         return drawn
 
@@ -199,8 +199,8 @@ class TransitionSampler:
         marks = (rng.random(n) + np.arange(n)) * (total / n)
         owners = np.searchsorted(np.cumsum(totals), marks, side="right").clip(max=len(totals) - 1)
         drawn = []
-        for owner in np.unique(owners).tolist():
-            ordinal, places = list(each)[owner], np.flatnonzero(owners == owner)
+        for owner, places in by_owner(owners):
+            ordinal = list(each)[owner]
             draw = each[ordinal].sample(len(places), rng=rng, beta=beta)
             extra = {
                 "probability": draw.probabilities * (totals[owner] / total),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from poolish import kernels
 from poolish.errors import SchemaError
+from poolish.tokens.steps import padded
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -78,29 +79,42 @@ def _draw_owners(rng: np.random.Generator, mass: Floats, n: int) -> Int64:
     return owners
 
 
+def by_owner(owners: Int64) -> list[tuple[int, Int64]]:
+    """Each owner with its places.
+
+    >>> by_owner(np.array([2, 0, 2]))
+    [(0, array([1])), (2, array([0, 2]))]
+    """
+    order = np.argsort(owners, kind="stable")
+    found, firsts = np.unique(owners[order], return_index=True)
+    return list(zip(found.tolist(), np.split(order, firsts[1:]), strict=True)) if len(owners) else []
+
+
 # Several batches as one ---------------------------------------------------------------------------------------------
 
 
-def assembled(parts: list[tuple[Int64, Any]], n: int) -> Any:
-    """One batch of ``n`` rows; each part is the places of its rows and a batch of them, of arrays in mappings.
+def assembled(parts: list[tuple[Int64, Any]]) -> Any:
+    """One batch; each part is the places of its rows in it, and a batch of them, of arrays in mappings.
 
     What is padded is padded to the longest of all parts.
 
     >>> ragged = [(np.array([0, 2]), {"x": np.array([[1], [3]])}), (np.array([1]), {"x": np.array([[7, 8]])})]
-    >>> assembled(ragged, 3)["x"].tolist()
+    >>> assembled(ragged)["x"].tolist()
     [[1, 0], [7, 8], [3, 0]]
     """
-    first = parts[0][1]
+    order = np.argsort(np.concatenate([places for places, _ in parts]))
+    return _joined([batch for _, batch in parts], order)
+
+
+def _joined(parts: list[Any], order: Int64) -> Any:
+    first = parts[0]
     if isinstance(first, dict):
-        return {name: assembled([(places, part[name]) for places, part in parts], n) for name in first}
-    if len({part.ndim for _, part in parts}) > 1:
+        return {name: _joined([part[name] for part in parts], order) for name in first}
+    if len({part.ndim for part in parts}) > 1:
         raise SchemaError(
             "the streams recorded a field once as numbers and once as sequences; declare its shape with fields="
         )
-    shape = tuple(np.max([part.shape[1:] for _, part in parts], axis=0).tolist()) if first.ndim > 1 else ()
-    is_covered = all(part.shape[1:] == shape for _, part in parts)
-    whole = (np.empty if is_covered else np.zeros)((n, *shape), first.dtype)
-    for places, part in parts:
-        inside: tuple[Any, ...] = (places, *map(slice, part.shape[1:]))
-        whole[inside] = part
-    return whole
+    if len({part.shape[1:] for part in parts}) > 1:
+        shape = tuple(np.max([part.shape[1:] for part in parts], axis=0).tolist())
+        parts = [padded(part, shape) for part in parts]
+    return np.concatenate(parts)[order]

@@ -1,4 +1,4 @@
-"""The streams that are read as one: found as they appear, told apart by their uuid, numbered for ever.
+"""The streams that are read as one: found as they appear, identified by uuid, numbered for ever.
 
     no directory, or one without store.json    waited for: its recorder has not made it yet
     a stream                                   a member, from the first look that finds it; its ordinal is permanent

@@ -252,3 +252,8 @@ def check_free(names: Sequence[str], taken: Sequence[str]) -> None:
                 "fields=, "
                 "and read it with fields_at"
             )
+
+
+def padded(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Rows with zeros behind them, as far as they are shorter than ``shape``."""
+    return np.pad(values, [(0, 0), *((0, n - m) for n, m in zip(shape, values.shape[1:], strict=True))])

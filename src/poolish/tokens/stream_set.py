@@ -25,6 +25,7 @@ from poolish.tokens.drawing import (
     Choice,
     Drawable,
     assembled,
+    by_owner,
     draw_by_recency,
     draw_by_weight,
     draw_uniformly,
@@ -257,22 +258,21 @@ class StreamSet:
             raise ConfigError(f"{self!r}: nothing to draw in any member; record more, or ask for less")
         choice = _choice(rng, counts, n, by, half_life, members)
         parts = []
-        for owner in np.unique(choice.owners).tolist():
-            places = np.flatnonzero(choice.owners == owner)
+        for owner, places in by_owner(choice.owners):
             part = found[owner].read(choice.numbers[places])
             part["id"] = _outer(members[owner].ordinal, part["id"])
             parts.append((places, part))
-        return self._whole(parts or [(np.empty(0, np.int64), self._empty(found))], n)
+        return self._whole(parts or [(np.empty(0, np.int64), self._empty(found))])
 
     @staticmethod
     def _empty(found: list[Drawable]) -> Batch:
         return found[0].read(np.empty(0, np.int64))
 
     @staticmethod
-    def _whole(parts: list[tuple[Int64, Batch]], n: int) -> Batch:
+    def _whole(parts: list[tuple[Int64, Batch]]) -> Batch:
         if len(parts) == 1:
             return parts[0][1]
-        whole: Batch = assembled(parts, n)
+        whole: Batch = assembled(parts)
         return whole
 
     # Reads by id --------------------------------------------------------------------------------------------------
@@ -337,10 +337,9 @@ class StreamSet:
                 raise ConfigError(f"{self!r}: no member whose fields could be read; wait for one")
             return read(next(iter(members.values())).store, ids)
         parts = []
-        for owner in np.unique(owners).tolist():
+        for owner, places in by_owner(owners):
             if owner not in members:
-                raise self._absent(owner, int(ids[owners == owner][0]))
-            places = np.flatnonzero(owners == owner)
+                raise self._absent(owner, int(ids[places[0]]))
             try:
                 part = read(members[owner].store, ids[places] & _LOW)
             except IndexError as error:
@@ -349,7 +348,7 @@ class StreamSet:
             if "id" in part:
                 part["id"] = _outer(owner, part["id"])
             parts.append((places, part))
-        return self._whole(parts, len(ids))
+        return self._whole(parts)
 
     def _absent(self, ordinal: int, id_: int) -> IndexError:
         if 0 <= ordinal < self._membership.present.n_given:
@@ -425,8 +424,8 @@ def _ids(ids: ArrayLike) -> Int64:
 
 
 def _outer(ordinal: int, ids: Int64) -> Int64:
-    """Ids in the set of ids in a member; -1 stands for no step, and stays."""
-    return np.where(ids < 0, ids, ids | (ordinal << ID_BITS))
+    """Ids in the set of ids in a member; -1, which stands for no step, has all bits and stays."""
+    return ids | (ordinal << ID_BITS)
 
 
 def _choice(

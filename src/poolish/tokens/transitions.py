@@ -24,7 +24,7 @@ from poolish.errors import SchemaError, UnknownColumn
 from poolish.tokens.pairs import PairLayout
 from poolish.tokens.sampling import Episodes
 from poolish.tokens.sequences import bounds_of
-from poolish.tokens.steps import Batch, StepReader, Steps, nested
+from poolish.tokens.steps import Batch, StepReader, Steps, nested, padded
 from poolish.tokens.transforms import Hindsight, goal_steps, n_step_returns, stack_ids
 
 Int64 = NDArray[np.int64]
@@ -504,11 +504,6 @@ def _put(values: NDArray[Any], where: Bools, new: NDArray[Any]) -> NDArray[Any]:
     if values.shape[1:] == shape == new.shape[1:]:
         values[where] = new
         return values
-    wide = _padded(values, shape)
-    wide[where] = _padded(new, shape)
+    wide = padded(values, shape)
+    wide[where] = padded(new, shape)
     return wide
-
-
-def _padded(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Rows with zeros behind them, as far as they are shorter than ``shape``."""
-    return np.pad(values, [(0, 0), *((0, n - m) for n, m in zip(shape, values.shape[1:], strict=True))])
