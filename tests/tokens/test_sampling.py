@@ -485,3 +485,26 @@ def test_an_unknown_field_is_named_with_those_there_are():
 def test_whole_numbers_of_numpy_are_whole_numbers():
     """n and width often come out of arrays."""
     assert numbered().sample(np.int32(2), np.uint8(3))["values"].shape == (2, 3)
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), st.sampled_from(["alike", "final", "odd"])), min_size=1, max_size=6))
+def test_windows_begin_at_steps_whether_or_not_they_are_alike(episodes):
+    """In episodes of equal steps, of equal ones but for the last, and of others: at all that fit, and nowhere else."""
+    store = StreamStore(fields={"x": ("int64", (2,)), "y": "int64", "done": "bool", "final": "int64", "odd": "int64"})
+    expected, width = set(), 5
+    for length, kind in episodes:
+        starts = []
+        for t in range(length):
+            starts.append(store.end)
+            step = {"x": [t, t], "y": t, "done": t == length - 1}
+            step |= {"final": 9} if kind == "final" and step["done"] else {}
+            step |= {"odd": 9} if kind == "odd" and t % 2 else {}
+            store.append(store.last_step + 1, step)
+        expected |= {start for start in starts if start + width <= store.end}
+    if not expected:
+        return
+
+    drawn = store.sample_starts(400, width, rng=np.random.default_rng(0), start="step", within="done")
+
+    assert set(drawn.tolist()) <= expected
+    assert len(expected) > 12 or set(drawn.tolist()) == expected

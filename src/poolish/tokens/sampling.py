@@ -194,7 +194,7 @@ class InEpisodes:
         self._episodes, self._at_steps = episodes, at_steps
         self._n = 0
         self._totals = np.empty(64, np.int64)  # starts up to the end of each episode
-        self._sizes = np.zeros(64, np.int64)  # tokens of each step of an episode, 0 where they differ
+        self._sizes = np.zeros(64, np.int64)  # tokens of each step of an episode but the last, 0 where they differ
         self._known: tuple[Any, tuple[int, int]] = None, (0, 0)  # how far the stream reached, and its bounds then
 
     def bounds(self, view: View) -> tuple[int, int]:
@@ -269,13 +269,15 @@ class InEpisodes:
         self._n = high
 
     def _step_sizes(self, view: View, begins: Int64, ends: Int64) -> Int64:
-        """The tokens of each step of an episode, where all are alike: then no index is asked where a step begins."""
+        """The tokens of each step of an episode, where all are alike: then no index is asked where a step begins.
+
+        The last one may differ, as where it holds the final observation: none begins behind it.
+        """
         sizes = np.zeros(len(begins), np.int64)
-        edges = view.rows_not_below(TYPE, np.stack([begins[:, 1], ends[:, 1]], axis=1).reshape(-1) << 8)
+        edges = view.rows_not_below(TYPE, np.stack([begins[:, 1], ends[:, 1] - 1], axis=1).reshape(-1) << 8)
         lanes = view.lanes
         kernels.step_sizes(lanes.types.room, lanes.index.room, view.first_row, view.rows, edges, sizes)
-        starts = view.starts_of(edges).reshape(-1, 2)
-        return np.where((starts[:, 0] == begins[:, 0]) & (starts[:, 1] == ends[:, 0]), sizes, 0)
+        return np.where(view.starts_of(edges[::2]) == begins[:, 0], sizes, 0)
 
     def _counts(self, view: View, begins: Int64, ends: Int64) -> Int64:
         spare = ends[:, 0] - begins[:, 0] - self.width
