@@ -42,12 +42,18 @@ _CARRIERS = {dtype: np.dtype("float64" if dtype == "float16" else dtype) for dty
 
 @dataclass(frozen=True)
 class Steps:
-    """Sequences of steps: ``counts`` of them from ``ids`` on, behind ``skips`` empty places, in ``n_steps`` places."""
+    """Sequences of steps: ``counts`` of them from ``ids`` on, behind ``skips`` empty places, in ``n_steps`` places.
+
+    Where the steps of a sequence are known to be alike, ``places`` is its first token and ``sizes`` the tokens of each;
+    a place of -1 is looked up in the index.
+    """
 
     ids: Int64
     counts: Int64
     skips: Int64
     n_steps: int
+    places: Int64 | None = None
+    sizes: Int64 | None = None
 
     @classmethod
     def single(cls, ids: Int64) -> Steps:
@@ -161,21 +167,22 @@ class StepReader:
         ]
         rows = self.view.first_row, self.view.rows
         which = steps.ids, steps.counts, steps.skips, steps.n_steps
-        bad = kernels.gather_steps(lanes.data.room, lanes.types.room, lanes.index.room, *rows, *which, columns)
-        self.check_kept(steps.ids)
+        room = lanes.data.room, lanes.types.room, lanes.index.room
+        bad = kernels.gather_steps(*room, *rows, *which, columns, steps.places, steps.sizes)
+        self._check_kept(steps)
         if bad >= 0:
             place, column = divmod(bad, len(columns))
             raise self._missing(int(steps.numbers.reshape(-1)[place]), fields[columns[column][0]])
 
-    def check_kept(self, ids: Int64) -> None:
+    def _check_kept(self, steps: Steps) -> None:
         """Refuse steps that were trimmed while they were read: they may be anything."""
         row = self.source.kept_row()
-        if row == self.view.first_row or not len(ids):
+        if row == self.view.first_row or not len(steps.ids):
             return
         kept = self.view.lanes.ordinal(row) if row < self.view.rows else self.span[1]
-        if int(ids.min()) < kept:
+        if int(steps.ids.min()) < kept:
             raise IndexError(
-                f"step {int(ids.min()):,} has left the stream, which is kept from step {kept:,} on; refresh()"
+                f"step {int(steps.ids.min()):,} has left the stream, which is kept from step {kept:,} on; refresh()"
             )
 
     def _missing(self, number: int, field: TokenField) -> SchemaError:
