@@ -169,20 +169,20 @@ class StepReader:
         which = steps.ids, steps.counts, steps.skips, steps.n_steps
         room = lanes.data.room, lanes.types.room, lanes.index.room
         bad = kernels.gather_steps(*room, *rows, *which, columns, steps.places, steps.sizes)
-        self._check_kept(steps)
+        self.check_kept(steps.ids)
         if bad >= 0:
             place, column = divmod(bad, len(columns))
             raise self._missing(int(steps.numbers.reshape(-1)[place]), fields[columns[column][0]])
 
-    def _check_kept(self, steps: Steps) -> None:
+    def check_kept(self, ids: Int64) -> None:
         """Refuse steps that were trimmed while they were read: they may be anything."""
         row = self.source.kept_row()
-        if row == self.view.first_row or not len(steps.ids):
+        if row == self.view.first_row or not len(ids):
             return
         kept = self.view.lanes.ordinal(row) if row < self.view.rows else self.span[1]
-        if int(steps.ids.min()) < kept:
+        if int(ids.min()) < kept:
             raise IndexError(
-                f"step {int(steps.ids.min()):,} has left the stream, which is kept from step {kept:,} on; refresh()"
+                f"step {int(ids.min()):,} has left the stream, which is kept from step {kept:,} on; refresh()"
             )
 
     def _missing(self, number: int, field: TokenField) -> SchemaError:
