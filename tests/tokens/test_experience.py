@@ -102,6 +102,20 @@ def test_sequences_lie_inside_episodes(drawn, n_steps, is_padded, overlap, burn_
                 assert action[t] == (steps[i]["action"] if is_real else 0)
 
 
+@given(st.integers(1, 7), st.integers(1, 5), st.integers(0, 2**32))
+def test_sequences_of_regular_episodes_are_what_the_index_says(length, n_steps, seed):
+    """Where steps are alike their places are computed; read one by one, they are the same."""
+    store = cartpole(5, length)
+    if n_steps > length:
+        return
+    fields = ["reward", "obs", "action"]
+    batch = store.sample(60, n_steps=n_steps, within="terminated", fields=fields, optional=["final_obs"], rng=rng(seed))
+
+    assert same(
+        batch, store.fields_at(batch["id"], fields, optional=["final_obs"]) | {k: batch[k] for k in ("id", "mask")}
+    )
+
+
 def test_every_sequence_has_the_same_chance():
     """Whatever the lengths of the episodes: within 5 standard deviations."""
     steps = plain_steps([(1, "t"), (6, "u"), (3, "x"), (5, "t")])

@@ -489,8 +489,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers():
 
 @given(st.lists(st.tuples(st.integers(1, 7), st.sampled_from(["alike", "final", "odd"])), min_size=1, max_size=6))
 def test_windows_begin_at_steps_whether_or_not_they_are_alike(episodes):
-            more = {"final": 9} if kind == "final" and step["done"] else {}
-            more |= {"odd": 9} if kind == "odd" and t % 2 else {}
+    """In episodes of equal steps, of equal ones but for the last, and of others: at all that fit, and nowhere else."""
     store = StreamStore(fields={"x": ("int64", (2,)), "y": "int64", "done": "bool", "final": "int64", "odd": "int64"})
     expected, width = set(), 5
     for length, kind in episodes:

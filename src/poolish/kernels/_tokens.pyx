@@ -1156,8 +1156,9 @@ cdef class Wanted:
                     raise IndexError("columns that do not add up")
 
 
-def gather_steps(data, types, index, int64_t first_row, int64_t n_rows, ids, counts, skips, int64_t n_steps, columns):
-    cdef Views views = Views()
+def gather_steps(data, types, index, int64_t first_row, int64_t n_rows, ids, counts, skips, int64_t n_steps, columns,
+                 places=None, sizes=None):
+    cdef Views views = Views(), known = Views()
     cdef const int64_t *source = <const int64_t *>views.read(data)
     cdef const uint8_t *type_source = <const uint8_t *>views.read(types)
     cdef const int64_t *rows = <const int64_t *>views.read(index)
@@ -1172,6 +1173,13 @@ def gather_steps(data, types, index, int64_t first_row, int64_t n_rows, ids, cou
     for i in range(n):
         if not (0 <= skip[i] and 0 <= count[i] <= n_steps - skip[i] and 0 <= id_[i] < 2**54):
             raise IndexError("sequences that do not add up")
+    cdef const int64_t *place = NULL
+    cdef const int64_t *size = NULL
+    if places is not None:
+        place = <const int64_t *>known.read(places)
+        size = <const int64_t *>known.read(sizes)
+        if known.size(0) != n * 8 or known.size(1) != n * 8:
+            raise IndexError("sequences that do not add up")
     cdef Wanted wanted = Wanted(columns, n * n_steps)
     if first_row >= n_rows:
         return 0 if wanted.n_columns and n * n_steps else -1
@@ -1185,20 +1193,28 @@ def gather_steps(data, types, index, int64_t first_row, int64_t n_rows, ids, cou
         # Three stages, so that no miss is waited for: a guess of the row and of the row behind the sequence are asked for;
         # eight sequences later the row is found and its tokens are asked for; four later they are read.
         for i in range(n + 12):
-            if i < n:
+            if i < n and (place == NULL or place[i] < 0):
                 row = within(first_row, n_rows - 1, first_row + <double>(id_[i] - first) * scale)
                 at[i & 15] = row
                 ask_for_row(rows, row)
                 poolish_prefetch(rows + 3 * row + 12)
                 ask_for_row(rows, min(row + n_each, n_rows))
-            if 8 <= i < n + 8:
+            if 8 <= i < n + 8 and place != NULL and place[i - 8] >= 0:
+                if place[i - 8] <= n_tokens - width:
+                    ask_for(source, type_source, place[i - 8], width)
+            elif 8 <= i < n + 8:
                 row, key = at[(i - 8) & 15], id_[i - 8] << 8
                 if rows[3 * row + 1] < key or (row > first_row and rows[3 * row - 2] >= key):
                     row = first_not_below(rows + 1, 3, first_row, n_rows, key, row)
                 at[(i - 8) & 15] = row
                 if 0 <= rows[3 * row] <= n_tokens - width:
                     ask_for(source, type_source, rows[3 * row], width)
-            if i >= 12 and count[i - 12] > 0:
+            if i >= 12 and count[i - 12] > 0 and place != NULL and place[i - 12] >= 0:
+                bad = read_alike(wanted, source, type_source, n_tokens, place[i - 12], size[i - 12], count[i - 12],
+                                 (i - 12) * n_steps + skip[i - 12])
+                if bad >= 0:
+                    break
+            elif i >= 12 and count[i - 12] > 0:
                 bad = read_sequence(wanted, source, type_source, n_tokens, rows, at[(i - 12) & 15], n_rows, id_[i - 12],
                                     count[i - 12], (i - 12) * n_steps + skip[i - 12])
                 if bad >= 0:
@@ -1237,6 +1253,38 @@ cdef int64_t read_sequence(Wanted wanted, const int64_t *data, const uint8_t *ty
         if bad >= 0:
             return bad
     return -1
+
+
+cdef int64_t read_alike(Wanted wanted, const int64_t *data, const uint8_t *types, int64_t n_tokens, int64_t start,
+                        int64_t size, int64_t count, int64_t at) noexcept nogil:
+    """The same of steps that are known to be alike, by the types of the first."""
+    cdef int64_t p = start, q, c, n_found = 0
+    if size <= 0 or start > n_tokens or size > (n_tokens - start) // count:
+        return at * wanted.n_columns
+    while p < start + size:
+        q = p + 1
+        while q < start + size and types[q] == types[p]:
+            q += 1
+        c = wanted.column_of[types[p]]
+        if c >= 0:
+            if q - p != wanted.widths[c] and (wanted.lengths[c] == NULL or (wanted.values[c] != NULL and q - p > wanted.widths[c])):
+                return at * wanted.n_columns + c
+            copy_fields(wanted, c, data + p, q - p, count, size, at)
+            n_found += 1
+        p = q
+    if n_found < wanted.n_columns:
+        for c in range(wanted.n_columns):
+            if wanted.present[c] == NULL and not is_among(types + start, size, wanted.types[c]):
+                return at * wanted.n_columns + c
+    return -1
+
+
+cdef bint is_among(const uint8_t *types, int64_t n, int64_t type_) noexcept nogil:
+    cdef int64_t i
+    for i in range(n):
+        if types[i] == type_:
+            return True
+    return False
 
 
 cdef bint are_alike(const uint8_t *types, const int64_t *rows, int64_t row, int64_t n_each, int64_t n_rows,

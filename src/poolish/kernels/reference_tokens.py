@@ -401,6 +401,8 @@ def gather_steps(
     skips: Int64,
     n_steps: int,
     columns: Sequence[WantedTuple],
+    places: Int64 | None = None,
+    sizes: Int64 | None = None,
 ) -> int:
     """Read sequences of steps as decoded columns; the place of a field that is missing or does not fit, or -1.
 
@@ -408,6 +410,9 @@ def gather_steps(
     ``n_steps`` that each column has for it; the others are left as they are. A column is (type, is_float, width, values
     or None, present or None, lengths or None). A field of another length than the width does not fit, unless lengths
     are given: then only a longer one does not. A missing field is no fault where ``present`` is given.
+
+    A sequence whose place is 0 or more begins at that token, and its steps are known to be alike, each of its size: the
+    compiled half then does not look at the index, which says the same.
     """
     n = len(ids)
     if n_steps < 0 or len(counts) != n or len(skips) != n or first_row < 0 or n_rows + 1 > index.size // 3:

@@ -109,6 +109,7 @@ class Episodes:
         self.table = np.empty((64, 2), np.int64)  # token and step behind each end
         self._scanned = view.first_token
         self._seen_rows = -1
+        self._sizes, self._n_sized = np.zeros(64, np.int64), 0
 
     @property
     def ends(self) -> Int64:
@@ -174,6 +175,22 @@ class Episodes:
         self.table[self.n : self.n + len(ends)] = ends
         self.n += len(ends)
 
+    def step_sizes(self, view: View) -> Int64:
+        """The tokens of each step of an episode, 0 where they differ: where not, no index is asked where a step begins.
+
+        The last step may differ, as where it holds the final observation: none begins behind it.
+        """
+        low, high = self._n_sized, self.n
+        if low < high:
+            begins, ends = np.concatenate([[self.begin(low)], self.table[low : high - 1]]), self.table[low:high]
+            edges = view.rows_not_below(TYPE, np.stack([begins[:, 1], ends[:, 1] - 1], axis=1).reshape(-1) << 8)
+            sizes, lanes = np.zeros(high - low, np.int64), view.lanes
+            kernels.step_sizes(lanes.types.room, lanes.index.room, view.first_row, view.rows, edges, sizes)
+            self._sizes = with_room(self._sizes, low, high)
+            self._sizes[low:high] = np.where(view.starts_of(edges[::2]) == begins[:, 0], sizes, 0)
+            self._n_sized = high
+        return self._sizes
+
     def is_behind(self, view: View) -> bool:
         """Whether trimming has passed the scanned range, so episodes can no longer be numbered."""
         return view.first_token > self._scanned
@@ -194,7 +211,6 @@ class InEpisodes:
         self._episodes, self._at_steps = episodes, at_steps
         self._n = 0
         self._totals = np.empty(64, np.int64)  # starts up to the end of each episode
-        self._sizes = np.zeros(64, np.int64)  # tokens of each step of an episode but the last, 0 where they differ
         self._known: tuple[Any, tuple[int, int]] = None, (0, 0)  # how far the stream reached, and its bounds then
 
     def bounds(self, view: View) -> tuple[int, int]:
@@ -225,7 +241,7 @@ class InEpisodes:
     def select(self, view: View, numbers: Int64) -> Int64:
         """The positions of starts."""
         found = np.empty(len(numbers), np.int64)
-        index, sizes = (view.lanes.index.room, self._sizes) if self._at_steps else (None, None)
+        index, sizes = (view.lanes.index.room, self._episodes.step_sizes(view)) if self._at_steps else (None, None)
         table, base = self._episodes.table, self._episodes.base
         args = self._totals[: self._n], table, *base, self.stride, index, sizes, view.first_row, view.rows
         kernels.select_starts(*args, numbers, found)
@@ -263,21 +279,7 @@ class InEpisodes:
         counts = self._counts(view, begins, self._episodes.table[low:high])
         self._totals = with_room(self._totals, low, high)
         self._totals[low:high] = np.cumsum(counts) + self._before(low)
-        if self._at_steps:
-            self._sizes = with_room(self._sizes, low, high)
-            self._sizes[low:high] = self._step_sizes(view, begins, self._episodes.table[low:high])
         self._n = high
-
-    def _step_sizes(self, view: View, begins: Int64, ends: Int64) -> Int64:
-        """The tokens of each step of an episode, where all are alike: then no index is asked where a step begins.
-
-        The last one may differ, as where it holds the final observation: none begins behind it.
-        """
-        sizes = np.zeros(len(begins), np.int64)
-        edges = view.rows_not_below(TYPE, np.stack([begins[:, 1], ends[:, 1] - 1], axis=1).reshape(-1) << 8)
-        lanes = view.lanes
-        kernels.step_sizes(lanes.types.room, lanes.index.room, view.first_row, view.rows, edges, sizes)
-        return np.where(view.starts_of(edges[::2]) == begins[:, 0], sizes, 0)
 
     def _counts(self, view: View, begins: Int64, ends: Int64) -> Int64:
         spare = ends[:, 0] - begins[:, 0] - self.width

@@ -78,6 +78,7 @@ class Sequences:
         self._n = 0
         self._totals = np.empty(64, np.int64)  # sequences up to the end of each episode
         self._ends = np.empty((64, 2), np.int64)  # the step behind each end, twice: as kernels want their tables
+        self._last = np.empty(64, np.int64)  # the same in one piece, which searching a column would make each time
         self._known: tuple[Any, tuple[int, int]] = None, (0, 0)  # how far the stream reached, and the numbers then
 
     def bounds(self, view: View, end: int) -> tuple[int, int]:
@@ -104,9 +105,20 @@ class Sequences:
         kernels.select_starts(*table, self.shape.stride, None, None, 0, 0, numbers, ids)
         if not (self.shape.is_padded or self.shape.burn_in):
             n_steps = self.shape.n_steps
-            return Steps(ids, np.full(len(ids), n_steps), np.zeros(len(ids), np.int64), n_steps)
+            known = self._places(view, ids, n_steps)
+            return Steps(ids, np.full(len(ids), n_steps), np.zeros(len(ids), np.int64), n_steps, *known)
         begins, ends = bounds_of(self.episodes, ids, end)
         return self.shape.steps(ids, np.maximum(begins, view.first_ordinal), ends)
+
+    def _places(self, view: View, ids: Int64, n_steps: int) -> tuple[Int64, Int64]:
+        """The first token of sequences, -1 where it must be looked up, and the tokens of each of their steps."""
+        episodes = self.episodes
+        chosen = np.searchsorted(self._last[: self._n], ids + n_steps, side="right")
+        inside = np.minimum(chosen, max(0, self._n - 1))
+        begins = np.where((chosen > 0)[:, None], episodes.table[np.maximum(chosen - 1, 0)], episodes.base)
+        sizes = np.where(chosen < self._n, episodes.step_sizes(view)[inside], 0)
+        is_known = (sizes > 0) & (ids >= begins[:, 1])
+        return np.where(is_known, begins[:, 0] + (ids - begins[:, 1]) * sizes, -1), sizes
 
     def nothing(self, view: View) -> ConfigError:
         """Why there is no sequence."""
@@ -136,6 +148,8 @@ class Sequences:
             self._totals[low:high] = np.cumsum(self.shape.count(lengths)) + self._before(low)
             self._ends = with_room(self._ends, low, high)
             self._ends[low:high] = self.episodes.ends[low:high, 1:]
+            self._last = with_room(self._last, low, high)
+            self._last[low:high] = self.episodes.ends[low:high, 1]
             self._n = high
 
 

@@ -42,12 +42,18 @@ _CARRIERS = {dtype: np.dtype("float64" if dtype == "float16" else dtype) for dty
 
 @dataclass(frozen=True)
 class Steps:
-    """Sequences of steps: ``counts`` of them from ``ids`` on, behind ``skips`` empty places, in ``n_steps`` places."""
+    """Sequences of steps: ``counts`` of them from ``ids`` on, behind ``skips`` empty places, in ``n_steps`` places.
+
+    Where the steps of a sequence are known to be alike, ``places`` is its first token and ``sizes`` the tokens of each;
+    a place of -1 is looked up in the index.
+    """
 
     ids: Int64
     counts: Int64
     skips: Int64
     n_steps: int
+    places: Int64 | None = None
+    sizes: Int64 | None = None
 
     @classmethod
     def single(cls, ids: Int64) -> Steps:
@@ -161,7 +167,8 @@ class StepReader:
         ]
         rows = self.view.first_row, self.view.rows
         which = steps.ids, steps.counts, steps.skips, steps.n_steps
-        bad = kernels.gather_steps(lanes.data.room, lanes.types.room, lanes.index.room, *rows, *which, columns)
+        room = lanes.data.room, lanes.types.room, lanes.index.room
+        bad = kernels.gather_steps(*room, *rows, *which, columns, steps.places, steps.sizes)
         self.check_kept(steps.ids)
         if bad >= 0:
             place, column = divmod(bad, len(columns))
