@@ -63,7 +63,9 @@ def play(n_steps: int = STEPS, seed: int = 0) -> float:
             learn(q, target, optimizer, env.store.transitions(128, rng=rng, gamma=0.99, output="torch"))
         if best >= SOLVED:
             break
-    print(f"{len(returns)} episodes, {env.store.n_steps:,} steps recorded, best average of 100 returns {best:.0f}")
+    print(f"{len(returns)} episodes, {env.store.n_steps:,} steps recorded, last return {returns[-1]:.0f}")
+    if best:
+        print(f"best average of 100 returns {best:.0f}")
     return best
 
 

@@ -53,7 +53,7 @@ def to_minari(
     first = list(islice(buffers, episodes_at_once))
     if not first:
         raise ConfigError(f"to_minari: no episode with a transition in {streams}; record some first")
-    options = {"jpeg_encoding": False, **options}
+    options = {"jpeg_encoding": False, "eval_env": made, **options}  # without one, Minari warns and takes this one
     dataset = minari.create_dataset_from_buffers(
         dataset_id, first, env=made, observation_space=observation, action_space=action, **options
     )
