@@ -53,7 +53,9 @@ def to_minari(
     first = list(islice(buffers, episodes_at_once))
     if not first:
         raise ConfigError(f"to_minari: no episode with a transition in {streams}; record some first")
-    options = {"jpeg_encoding": False, "eval_env": made, **options}  # without one, Minari warns and takes this one
+    # Without an environment for evaluation Minari warns, and takes this one; one that was not registered it refuses.
+    evaluation = made if getattr(made, "spec", None) is not None else None
+    options = {"jpeg_encoding": False, "eval_env": evaluation, **options}
     dataset = minari.create_dataset_from_buffers(
         dataset_id, first, env=made, observation_space=observation, action_space=action, **options
     )
