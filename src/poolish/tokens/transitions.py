@@ -137,9 +137,8 @@ class TransitionIds:
     def __init__(self, reader: StepReader, roles: Roles, stack: int = 1, before: TransitionIds | None = None) -> None:
         """``before`` is what was known when the stream was looked at last: breaks that it knows are not read again."""
         self._reader, self._roles = reader, roles
-        self.layout: PairLayout = (
-            PairLayout(reader.fields, [*roles.final_obs.values()]) if before is None else before.layout
-        )
+        is_known = before is not None and before.layout.fields == reader.fields
+        self.layout: PairLayout = before.layout if before is not None and is_known else PairLayout(reader.fields, roles)
         self.first, last = reader.span
         self.end = max(self.first, reader.complete_end(roles.needed))
         self._broken = reader.view.breaks() - 1
@@ -156,6 +155,8 @@ class TransitionIds:
         has_next = has_end | has_final | bool(roles.next_obs)
         lost = steps[~has_next & (steps >= self.first + self.cut) & (steps < self.end)]
         self._gaps = lost - self.first - self.cut
+        #: What the ids of transitions lie in, and those in between that are none.
+        self.reach, self.lost_ids = (self.first + self.cut, self.end), lost
         is_pending = int(len(lost) > 0 and lost[-1] == self.end - 1)
         self.pending, self.lost = is_pending + last - self.end, len(lost) - is_pending
         self.n = self.end - self.first - self.cut - len(lost)
@@ -257,52 +258,29 @@ class Transitions:
 
     def read(self, ids: Int64, rng: np.random.Generator) -> Batch:
         """The transitions of these steps."""
+        target, layout = self.target, self.ids.layout
+        if layout.is_usable and target.n_step == 1 and target.stack == 1 and target.hindsight is None:
+            batch = self._read_pairs(ids, layout)
+            if batch is not None:
+                return batch
         self.ids.check(ids)
-        layout = self._pair_layout()
-        if layout is None:
-            return self._read_generally(ids, rng)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self._read_pairs(ids, layout) or self._read_generally(ids, rng)
-
-    def _pair_layout(self) -> PairLayout | None:
-        """How a step and the next one lie side by side, if they are all that is needed and all steps are alike."""
-        roles, target = self.roles, self.target
-        if target.n_step > 1 or target.stack > 1 or target.hindsight or roles.next_obs or not roles.final_obs:
-            return None
-        layout = self.ids.layout
-        return layout if layout.is_usable else None
+        return self._read_generally(ids, rng)
 
     def _read_pairs(self, ids: Int64, layout: PairLayout) -> Batch | None:
-        """The transitions, if the steps are laid out as expected."""
-        roles, width = self.roles, layout.width
-        values, first, second, final = layout.windows(self.reader, ids)
-        terminated = layout.decode(values, roles.terminated) != 0
-        truncated = np.zeros_like(terminated)
-        if roles.truncated is not None:
-            truncated = layout.decode(values, roles.truncated) != 0
-        if len(self.ids.cuts):
-            truncated = truncated | np.isin(ids, self.ids.cuts)
-        stops = terminated | truncated
-        if stops.ndim > 1 or not (first & np.where(stops, final, second)).all():
+        """The transitions, if all are laid out as expected."""
+        found = layout.read(self.reader, self.ids, ids)
+        if found is None:
             return None
-        obs = {path: layout.decode(values, type_) for path, type_ in roles.obs.items()}
-        next_obs = {path: layout.decode(values, type_, width) for path, type_ in roles.obs.items()}
-        if stops.any():
-            ended = values[stops]
-            for path, type_ in roles.final_obs.items():
-                next_obs[path][stops] = layout.decode(ended, type_, width)
-        action = {path: layout.decode(values, type_) for path, type_ in roles.action.items()}
-        reward = layout.decode(values, roles.reward)
-        dtype = reward.dtype if reward.dtype.kind == "f" else np.dtype(np.float64)
+        roles, reward = self.roles, found.now[self.roles.reward]
         return {
             "id": ids,
-            "obs": self._value(roles.obs, obs)[0],
-            "action": self._value(roles.action, action)[0],
-            "next_obs": self._value(roles.obs, next_obs)[0],
+            "obs": _member_values(roles.obs, found.now),
+            "action": _member_values(roles.action, found.now),
+            "next_obs": _member_values(roles.obs, found.behind),
             "reward": reward,
-            "terminated": terminated,
-            "truncated": truncated,
-            "discount": np.where(terminated, 0, self.target.gamma).astype(dtype),
+            "terminated": found.terminated,
+            "truncated": found.truncated,
+            "discount": np.array([self.target.gamma, 0], _dtype_of_returns(reward)).take(found.terminated),
         }
 
     def _read_generally(self, ids: Int64, rng: np.random.Generator) -> Batch:
@@ -326,7 +304,7 @@ class Transitions:
             rewards, batch["relabelled"] = self._relabel(ids, used, ended, rewards, obs, next_obs, rng)
             batch["obs"], _ = self._value(roles.obs, obs)
         batch["next_obs"], next_lengths = self._value(roles.obs, next_obs)
-        dtype = rewards.dtype if rewards.dtype.kind == "f" else np.dtype(np.float64)
+        dtype = _dtype_of_returns(rewards)
         batch["reward"] = rewards[:, 0]
         if target.n_step > 1:
             batch["reward"] = n_step_returns(rewards.astype(np.float64), used, target.gamma).astype(dtype)
@@ -486,6 +464,16 @@ class Transitions:
             "them "
             "with Hindsight(goal=, achieved=)"
         )
+
+
+def _member_values(group: Group, values: Mapping[int, NDArray[Any]]) -> Any:
+    """A role as a user sees it, of the values of its fields."""
+    return values[group[""]] if "" in group else nested({path: values[type_] for path, type_ in group.items()})
+
+
+def _dtype_of_returns(rewards: NDArray[Any]) -> np.dtype[Any]:
+    """The dtype of what is computed of rewards."""
+    return rewards.dtype if rewards.dtype.kind == "f" else np.dtype(np.float64)
 
 
 def _rewards(hindsight: Hindsight, reached: NDArray[Any], goals: NDArray[Any]) -> NDArray[Any]:
