@@ -24,7 +24,7 @@ from poolish.priorities import check_exponents
 from poolish.replay.pacing import RateLimiter
 from poolish.replay.stream_priorities import StreamPriorities
 from poolish.seeds import generator
-from poolish.tokens.drawing import assembled, draw_uniformly
+from poolish.tokens.drawing import assembled, draw_uniformly, places_of
 from poolish.tokens.steps import as_output, check_output
 from poolish.tokens.store import StreamStore
 from poolish.tokens.stream_set import StreamSet
@@ -61,7 +61,7 @@ class _Drawn(NamedTuple):
     """What is drawn from one stream: its places in the batch, the ids there, and the columns of the draw."""
 
     ordinal: int
-    places: Int64
+    places: Int64 | slice
     ids: Int64
     extra: Batch
 
@@ -182,8 +182,8 @@ class TransitionSampler:
         if not counts.any():
             raise self._nothing()
         choice, drawn = draw_uniformly(rng, counts, n), []
-        for owner in np.unique(choice.owners).tolist():
-            places, ordinal = np.flatnonzero(choice.owners == owner), ordinals[owner]
+        for owner, places in places_of(choice.owners):
+            ordinal = ordinals[owner]
             drawn.append(_Drawn(ordinal, places, indexes[ordinal].select(choice.numbers[places]), {}))
         return drawn
 
@@ -191,22 +191,24 @@ class TransitionSampler:
         """Each stream gives its share of the draw, as if all priorities lay in one tree."""
         assert self._prioritized is not None
         beta = self._prioritized.beta if beta is None else beta
-        each = {ordinal: own for ordinal, own in self._priorities.items() if own.total > 0}
+        # Totals of 0 are left out, and each is looked at once: it follows what its stream appended.
+        each = [(ordinal, own, total) for ordinal, own in self._priorities.items() if (total := own.total) > 0]
         if not each:
             raise self._nothing()
-        totals = np.array([own.total for own in each.values()])
-        smallest, total = min(own.smallest for own in each.values()), totals.sum()
+        if len(each) == 1:
+            ordinal, own, _ = each[0]
+            return [_drawn_from(ordinal, slice(None), own, n, rng, beta)]
+        totals = np.array([total for _, _, total in each])
+        smallest, total = min(own.smallest for _, own, _ in each), totals.sum()
         marks = (rng.random(n) + np.arange(n)) * (total / n)
         owners = np.searchsorted(np.cumsum(totals), marks, side="right").clip(max=len(totals) - 1)
         drawn = []
-        for owner in np.unique(owners).tolist():
-            ordinal, places = list(each)[owner], np.flatnonzero(owners == owner)
-            draw = each[ordinal].sample(len(places), rng=rng, beta=beta)
-            extra = {
-                "probability": draw.probabilities * (totals[owner] / total),
-                "weight": draw.weights * (smallest / each[ordinal].smallest) ** beta,
-            }
-            drawn.append(_Drawn(ordinal, places, draw.ids, extra))
+        for owner, places in places_of(owners):
+            ordinal, own, _ = each[owner]
+            part = _drawn_from(ordinal, places, own, int(np.count_nonzero(owners == owner)), rng, beta)
+            part.extra["probability"] *= totals[owner] / total
+            part.extra["weight"] *= (smallest / own.smallest) ** beta
+            drawn.append(part)
         return drawn
 
     def _nothing(self) -> ConfigError:
@@ -223,18 +225,20 @@ class TransitionSampler:
         if self._prioritized is None:
             raise ConfigError("a uniform sampler has no priorities; pass sampler=Prioritized()")
         given = np.atleast_1d(np.asarray(on_host(ids)))
-        values = np.broadcast_to(np.asarray(on_host(priorities), np.float64), given.shape)
+        values = np.asarray(on_host(priorities), np.float64)
+        if values.shape != given.shape:
+            values = np.broadcast_to(values, given.shape)
         owners, missing = given >> ID_BITS, [np.empty(0, np.int64)]
         self._refresh()
         n_given = self.streams.present().n_given
         if given.size and not 0 <= owners.min() <= owners.max() < n_given:
             raise ConfigError(f"id {given[np.argmax(owners)]}: of a stream that is not drawn from")
-        for owner in np.unique(owners).tolist():
-            asked, own = given[owners == owner], self._priorities.get(owner)
+        for owner, places in places_of(owners):
+            asked, own = given[places], self._priorities.get(owner)
             if own is None:  # the stream has left
                 missing.append(asked)
             else:
-                missing.append(own.update(asked & _LOW, values[owners == owner]) | (owner << ID_BITS))
+                missing.append(own.update(asked & _LOW, values[places]) | (owner << ID_BITS))
         return np.concatenate(missing)
 
     # Keeping ------------------------------------------------------------------------------------------------------
@@ -302,6 +306,14 @@ class TransitionSampler:
     def _roles(self) -> dict[str, Any]:
         """The options that decide which steps are transitions."""
         return {name: value for name, value in self._options.items() if name in _ROLES}
+
+
+def _drawn_from(
+    ordinal: int, places: Int64 | slice, own: StreamPriorities, n: int, rng: np.random.Generator, beta: float
+) -> _Drawn:
+    """N transitions of one stream by its own priorities."""
+    draw = own.sample(n, rng=rng, beta=beta)
+    return _Drawn(ordinal, places, draw.ids, {"probability": draw.probabilities, "weight": draw.weights})
 
 
 _ROLES = {*CONVENTIONS, "stack", "repeat_final"}

@@ -8,7 +8,7 @@ recency        a thing that ``half_life`` newer ones of its stream lie behind ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,8 +51,24 @@ def draw_uniformly(rng: np.random.Generator, counts: Int64, n: int) -> Choice:
     """
     ends = np.cumsum(counts)
     drawn = kernels.draw(rng, 0, int(ends[-1]), n)
+    if len(counts) == 1:
+        return Choice(np.zeros(n, np.int64), drawn)
     owners = np.searchsorted(ends, drawn, side="right")
     return Choice(owners, drawn - (ends - counts)[owners])
+
+
+def places_of(owners: Int64) -> list[tuple[int, Int64 | slice]]:
+    """Each stream that has a place in a batch, and its places, which are a slice where it has all.
+
+    >>> places_of(np.array([2, 0, 2]))
+    [(0, array([1])), (2, array([0, 2]))]
+    """
+    if not len(owners):
+        return []
+    low, high = int(owners.min()), int(owners.max())
+    if low == high:  # of many draws from one stream, sorting its name would take a tenth of the time
+        return [(low, slice(None))]
+    return [(owner, np.flatnonzero(owners == owner)) for owner in np.unique(owners).tolist()]
 
 
 def draw_by_weight(rng: np.random.Generator, counts: Int64, n: int, weights: Floats) -> Choice:
@@ -81,7 +97,7 @@ def _draw_owners(rng: np.random.Generator, mass: Floats, n: int) -> Int64:
 # Several batches as one ---------------------------------------------------------------------------------------------
 
 
-def assembled(parts: list[tuple[Int64, Any]], n: int) -> Any:
+def assembled(parts: Sequence[tuple[Int64 | slice, Any]], n: int) -> Any:
     """One batch of ``n`` rows; each part is the places of its rows and a batch of them, of arrays in mappings.
 
     What is padded is padded to the longest of all parts.

@@ -28,6 +28,7 @@ from poolish.tokens.drawing import (
     draw_by_recency,
     draw_by_weight,
     draw_uniformly,
+    places_of,
 )
 from poolish.tokens.member_windows import MemberWindows
 from poolish.tokens.members import (
@@ -257,19 +258,18 @@ class StreamSet:
             raise ConfigError(f"{self!r}: nothing to draw in any member; record more, or ask for less")
         choice = _choice(rng, counts, n, by, half_life, members)
         parts = []
-        for owner in np.unique(choice.owners).tolist():
-            places = np.flatnonzero(choice.owners == owner)
+        for owner, places in places_of(choice.owners):
             part = found[owner].read(choice.numbers[places])
             part["id"] = _outer(members[owner].ordinal, part["id"])
             parts.append((places, part))
-        return self._whole(parts or [(np.empty(0, np.int64), self._empty(found))], n)
+        return self._whole(parts or [(slice(None), self._empty(found))], n)
 
     @staticmethod
     def _empty(found: list[Drawable]) -> Batch:
         return found[0].read(np.empty(0, np.int64))
 
     @staticmethod
-    def _whole(parts: list[tuple[Int64, Batch]], n: int) -> Batch:
+    def _whole(parts: Sequence[tuple[Int64 | slice, Batch]], n: int) -> Batch:
         if len(parts) == 1:
             return parts[0][1]
         whole: Batch = assembled(parts, n)
@@ -337,10 +337,9 @@ class StreamSet:
                 raise ConfigError(f"{self!r}: no member whose fields could be read; wait for one")
             return read(next(iter(members.values())).store, ids)
         parts = []
-        for owner in np.unique(owners).tolist():
+        for owner, places in places_of(owners):
             if owner not in members:
-                raise self._absent(owner, int(ids[owners == owner][0]))
-            places = np.flatnonzero(owners == owner)
+                raise self._absent(owner, int(ids[places][0]))
             try:
                 part = read(members[owner].store, ids[places] & _LOW)
             except IndexError as error:
