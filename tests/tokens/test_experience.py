@@ -101,6 +101,23 @@ def test_sequences_lie_inside_episodes(drawn, n_steps, is_padded, overlap, burn_
                 assert action[t] == (steps[i]["action"] if is_real else 0)
 
 
+def test_sequences_leave_out_final_observations_unless_named():
+    """Last steps alone have them, so that asking for all fields would otherwise find no whole sequence."""
+    store = StreamStore(fields={"obs": "float32", "done": "bool", "final_obs": "float32"})
+    for step in range(6):
+        ends = step % 3 == 2
+        store.append(step, {"obs": step, "done": ends} | ({"final_obs": 9.0} if ends else {}))
+
+    drawn = store.sample(8, n_steps=3, within="done")
+    named = store.sequences_at([0], 3, within="done", optional=["final_obs"])
+
+    assert set(drawn) == {"obs", "done", "mask", "id"}
+    assert set(store.sequences_at([0], 3)) == set(drawn)
+    assert named["final_obs"].tolist() == [[0.0, 0.0, 9.0]]
+    with pytest.raises(SchemaError, match="no field 'final_obs'"):
+        store.sample(8, n_steps=3, fields=["final_obs"])
+
+
 def test_every_sequence_has_the_same_chance():
     """Whatever the lengths of the episodes: within 5 standard deviations."""
     steps = plain_steps([(1, "t"), (6, "u"), (3, "x"), (5, "t")])
@@ -161,7 +178,7 @@ def test_the_newest_step_counts_once_it_is_whole():
         (lambda s: s.sample(2, n_steps=2, fields="obs"), SchemaError, "list of names"),
         (lambda s: s.sample(2, n_steps=2, fields=["no"]), UnknownColumn, "'no'"),
         (lambda s: s.sample(2, n_steps=2, within="no"), UnknownColumn, "'no'"),
-        (lambda s: s.sample(200, n_steps=1), SchemaError, r"no field 'final_obs'.*optional="),
+        (lambda s: s.sample(200, n_steps=1, fields=["final_obs"]), SchemaError, r"no field 'final_obs'.*optional="),
         (lambda s: s.sample(2, n_steps=9, within="terminated"), ConfigError, "no sequence of 9"),
         (lambda s: s.sample(2, n_steps=2, rng=3), ConfigError, "rng=3"),
         (lambda s: s.sample(2, n_steps=2, fields=["obs"], output="list"), ConfigError, "output='list'"),

@@ -25,6 +25,7 @@ from poolish.tokens.pairs import PairLayout
 from poolish.tokens.sampling import Episodes
 from poolish.tokens.sequences import bounds_of
 from poolish.tokens.steps import Batch, StepReader, Steps, nested
+from poolish.tokens.stream_files import View
 from poolish.tokens.transforms import Hindsight, goal_steps, n_step_returns, stack_ids
 
 Int64 = NDArray[np.int64]
@@ -53,6 +54,16 @@ def group_of(ids: Mapping[str, int], name: str) -> Group:
     if name in ids:
         return {"": ids[name]}
     return {field[len(name) + 1 :]: type_ for field, type_ in ids.items() if field.startswith(f"{name}.")}
+
+
+def final_types(ids: Mapping[str, int]) -> set[int]:
+    """The fields that are final observations by convention, where there are observations that they end.
+
+    >>> final_types({"obs": 0, "final_obs": 1}), final_types({"final_obs": 0})
+    ({1}, set())
+    """
+    groups = {role: [group_of(ids, name) for name in CONVENTIONS[role]] for role in ("obs", "final_obs")}
+    return {type_ for group in groups["final_obs"] for type_ in group.values()} if any(groups["obs"]) else set()
 
 
 @dataclass(frozen=True)
@@ -170,12 +181,14 @@ class TransitionIds:
     def select(self, numbers: Any) -> Int64:
         """The ids of transitions, given by their numbers from 0 to ``n``."""
         chosen = np.asarray(numbers, np.int64)
-        if chosen.size and not 0 <= chosen.min() <= chosen.max() < self.n:
+        if chosen.size and int(chosen.view(np.uint64).max()) >= self.n:  # negative ones are the largest
             raise IndexError(
                 f"transitions are numbered 0 to {self.n - 1:,}, got {int(chosen.min())} to {int(chosen.max())}"
             )
-        shifts = np.searchsorted(self._gaps - np.arange(len(self._gaps)), chosen, side="right")
-        return self.first + self.cut + chosen + shifts
+        if len(self._gaps):
+            chosen = chosen + np.searchsorted(self._gaps - np.arange(len(self._gaps)), chosen, side="right")
+        ids: Int64 = chosen + (self.first + self.cut)
+        return ids
 
     def are_valid(self, ids: Any) -> Bools:
         """Which of some ids are transitions."""
@@ -219,6 +232,7 @@ class KnownTransitions:
     def __init__(self) -> None:
         self._roles: dict[Any, Roles] = {}
         self._ids: dict[tuple[int, int], tuple[Any, TransitionIds]] = {}
+        self._reading: tuple[Any, Any, Transitions | None] = None, None, None
 
     def roles(self, ids: Mapping[str, int], given: Mapping[str, str | None], repeats_final: bool) -> Roles:
         """The roles that fields play."""
@@ -227,14 +241,28 @@ class KnownTransitions:
             self._roles[key] = Roles.find(ids, given, repeats_final)
         return self._roles[key]
 
+    def reading(self, reader: StepReader, how: Any, make: Callable[[], Transitions]) -> Transitions:
+        """What ``make`` returned the last time, if it was asked for in the same way, and nothing was appended since."""
+        at = reader.source, _reach(reader.view)
+        known_at, known_how, reading = self._reading
+        if reading is None or known_at != at or known_how != how:
+            reading = make()
+            self._reading = at, how, reading
+        return reading
+
     def ids(self, reader: StepReader, roles: Roles, stack: int) -> TransitionIds:
         """The steps that are transitions now."""
-        reach = reader.view.reach, reader.view.branches.n_records
+        reach = _reach(reader.view)
         known, ids = self._ids.get((id(roles), stack), (None, None))
         if ids is None or known != reach:
             ids = TransitionIds(reader, roles, stack, ids)
             self._ids[id(roles), stack] = reach, ids
         return ids
+
+
+def _reach(view: View) -> tuple[Any, ...]:
+    """How far a stream reaches; it changes when breaks become known, too."""
+    return view.reach, view.branches.n_records
 
 
 @dataclass(frozen=True)
