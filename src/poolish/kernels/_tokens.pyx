@@ -1464,7 +1464,7 @@ def gather_pairs(data, index, int64_t first_row, int64_t n_rows, ids, int64_t lo
                 row = within(first_row, n_rows - 1, first_row + <double>(id_[i] - begin) * scale)
                 at[i & 15] = row
                 poolish_prefetch(rows + 3 * row - 2)
-                for j in range(0, 3 * span + 8, 8):
+                for j in range(0, 3 * span + 3, 8):
                     poolish_prefetch(rows + 3 * row + j)
             if 8 <= i < n + 8:
                 row = at[(i - 8) & 15]
@@ -1475,6 +1475,7 @@ def gather_pairs(data, index, int64_t first_row, int64_t n_rows, ids, int64_t lo
                 at[(i - 8) & 15] = row
                 if 0 <= rows[3 * row] <= n_tokens - wide:
                     ask_for(source, NULL, rows[3 * row], wide)
+                    poolish_prefetch(source + rows[3 * row] + wide - 1)  # where it ends, in a line of its own maybe
             if i >= 12:
                 j = i - 12
                 if not low <= id_[j] < high or is_one_of(id_[j], lost_id, n_lost):

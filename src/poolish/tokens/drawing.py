@@ -51,8 +51,6 @@ def draw_uniformly(rng: np.random.Generator, counts: Int64, n: int) -> Choice:
     """
     ends = np.cumsum(counts)
     drawn = kernels.draw(rng, 0, int(ends[-1]), n)
-    if len(counts) == 1:
-        return Choice(np.zeros(n, np.int64), drawn)
     owners = np.searchsorted(ends, drawn, side="right")
     return Choice(owners, drawn - (ends - counts)[owners])
 
