@@ -101,6 +101,23 @@ def test_sequences_lie_inside_episodes(drawn, n_steps, is_padded, overlap, burn_
                 assert action[t] == (steps[i]["action"] if is_real else 0)
 
 
+def test_transitions_follow_what_is_asked_for_and_what_is_appended():
+    """What one read found out is not taken for the next: another discount, a flag for a number, a step more."""
+    fields = {"obs": "float32", "action": "int64", "reward": "float32", "terminated": "bool", "final_obs": "float32"}
+    store = StreamStore(fields=fields)
+    for step in range(2):
+        store.append(step, {"obs": step, "action": 0, "reward": 1.0, "terminated": False})
+
+    assert store.transitions_at([0], gamma=0.5)["discount"].tolist() == [0.5]
+    assert store.transitions_at([0], gamma=0.25)["discount"].tolist() == [0.25]
+    with pytest.raises(ConfigError, match="n_step"):
+        store.transitions_at([0], gamma=0.25, n_step=True)
+    with pytest.raises(IndexError, match="step 1 has no successor"):
+        store.transitions_at([1], gamma=0.25)
+    store.append(2, {"obs": 2, "action": 0, "reward": 1.0, "terminated": True, "final_obs": 3.0})
+    assert store.transitions_at([1, 2], gamma=0.25)["next_obs"].tolist() == [2.0, 3.0]
+
+
 def test_sequences_leave_out_final_observations_unless_named():
     """Last steps alone have them, so that asking for all fields would otherwise find no whole sequence."""
     store = StreamStore(fields={"obs": "float32", "done": "bool", "final_obs": "float32"})

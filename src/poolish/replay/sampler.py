@@ -183,7 +183,7 @@ class TransitionSampler:
         ordinals, counts = list(indexes), np.array([index.n for index in indexes.values()], np.int64)
         if not counts.any():
             raise self._nothing()
-        if len(ordinals) == 1:  # a third of the time of a batch would go into who has which place
+        if len(ordinals) == 1:  # sorting the places of a batch would take a third of its time
             numbers = kernels.draw(rng, 0, int(counts[0]), n)
             return [_Drawn(ordinals[0], slice(None), indexes[ordinals[0]].select(numbers), {})]
         choice, drawn = draw_uniformly(rng, counts, n), []
