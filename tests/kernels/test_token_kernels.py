@@ -1179,6 +1179,134 @@ def test_the_first_step_without_a_field_of_the_width_is_named(kernels, steps, wi
     assert (bad in faults) if faults else bad == -1
 
 
+# Steps in pairs ---------------------------------------------------------------------------------------------------
+
+#: What a step is asked for: fields 0 (two numbers), 1 and 2 (a flag), then field 3 (two numbers) if its episode ends.
+PLAIN, FINAL = numbers([[0, 0], [1, 2], [2, 3], [0, 4]]), numbers([[3, 0], [0, 2]])
+
+
+@st.composite
+def recorded_episodes(draw: Any) -> list[dict[int, list[int]]]:
+    """Steps as recorders of experience write them, with others among them."""
+    number = iter(range(1, 1000))
+    kinds = st.sampled_from([*["goes on"] * 4, "ends", "ends", "given up", "lacks a field", "is wider", "not final"])
+    steps = []
+    for kind in draw(st.lists(kinds, min_size=1, max_size=12)):
+        step = {0: [next(number), next(number)], 1: [next(number)], 2: [int(kind in ("ends", "not final"))]}
+        if kind in ("ends", "given up"):
+            step[3] = [next(number), next(number)]
+        if kind == "lacks a field":
+            del step[draw(st.sampled_from([0, 1, 2]))]
+        if kind == "is wider":
+            step[1].append(next(number))
+        steps.append(step)
+    return steps
+
+
+def behind(steps: list[dict[int, list[int]]], i: int, is_cut: bool) -> list[int] | None:
+    """What was seen behind a step, or None if it, or what follows, is not laid out as expected."""
+    step, after = steps[i], steps[i + 1] if i + 1 < len(steps) else {}
+    if [len(step.get(type_, [])) for type_ in range(3)] != [2, 1, 1]:
+        return None
+    if step[2] == [1] or is_cut:
+        return step.get(3)
+    return None if 3 in step or len(after.get(0, [])) != 2 else after[0]
+
+
+def pair_arguments(lanes: Any, ids: Any, columns: Any, **changed: Any) -> list[Any]:
+    """Arguments of a gather of pairs, in order."""
+    given = {"lanes": (lanes[0], lanes[2]), "first_row": 1, "n_rows": len(lanes[2]) - 1, "ids": numbers(ids)}
+    given |= {"low": 0, "high": 100, "lost": numbers([]), "cuts": numbers([]), "plain": PLAIN, "final": FINAL}
+    given |= {"n_next": 1, "flags": numbers([3, 0, -1, 0]), "columns": columns}
+    given |= {"terminated": np.zeros(len(ids), np.uint8), "truncated": np.zeros(len(ids), np.uint8)} | changed
+    return [*given.pop("lanes"), *given.values()]
+
+
+@each_kind
+@given(recorded_episodes(), st.integers(0, 3), st.data())
+def test_steps_are_gathered_with_what_was_seen_behind_them(kernels, steps, first, data):
+    """What a loop finds, up to the first that is lost or not laid out as expected, whose place is the answer."""
+    chosen = data.draw(st.lists(st.integers(0, len(steps) - 1), max_size=20))
+    lost, cut = (data.draw(st.sets(st.integers(0, len(steps) - 1), max_size=2)) for _ in range(2))
+    cut |= {i for i, step in enumerate(steps) if 3 in step and step.get(2) == [0] and data.draw(st.booleans())}
+    n = len(chosen)
+    now, after, action = np.zeros((n, 2), np.float64), np.zeros((n, 2), np.int64), np.zeros(n, np.uint16)
+    terminated, truncated = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
+    columns = [(0, -1, 2, True, now), (0, 0, 2, False, after), (2, -1, 1, False, action)]
+    which = {"lost": numbers(sorted(first + i for i in lost)), "cuts": numbers(sorted(first + i for i in cut))}
+    which |= {"terminated": terminated, "truncated": truncated}
+
+    ids = [first + i for i in chosen]
+    bad = kernels.gather_pairs(*pair_arguments(laid_out(steps, first), ids, columns, **which))
+
+    expected = [None if i in lost else behind(steps, i, i in cut) for i in chosen]
+    assert bad == (expected.index(None) if None in expected else -1)
+    for place, i in enumerate(chosen[:bad] if bad >= 0 else chosen):
+        assert now[place].view(np.int64).tolist() == steps[i][0]
+        assert after[place].tolist() == expected[place]
+        assert (action[place], terminated[place]) == (steps[i][1][0], steps[i][2][0])
+        assert truncated[place] == (i in cut)
+
+
+@each_kind
+@pytest.mark.parametrize(("dtype", "kind"), [("int64", 0), ("float64", 1), ("float32", 2)])
+def test_flags_are_compared_as_numbers_of_their_field(kernels, dtype, kind):
+    """-0.0 is not set, NaN is, and what float32 rounds to zero is not."""
+    values = {"int64": [0, 3], "float64": [-0.0, math.nan, 1e-60], "float32": [-0.0, math.nan, 1e-60]}[dtype]
+    tokens = [value if dtype == "int64" else bits(value) for value in values]
+    steps = [{0: [1, 2], 1: [3], 2: [each], 3: [4, 5]} for each in tokens]
+    flags, out = numbers([3, kind, -1, 0]), np.zeros(1, np.uint8)
+
+    for i, value in enumerate(np.array(values).astype(dtype)):
+        ids = {"cuts": numbers([i]), "flags": flags, "terminated": out}
+        assert kernels.gather_pairs(*pair_arguments(laid_out(steps, 0), [i], [], **ids)) == -1
+        assert out[0] == (value != 0)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"first_row": -1},
+        {"n_rows": 99},
+        {"low": -1},
+        {"low": 101},
+        {"high": 2**60},
+        {"plain": PLAIN[-1:]},
+        {"final": FINAL[-1:]},
+        {"n_next": 4},
+        {"flags": numbers([4, 0, -1, 0])},
+        {"flags": numbers([3, 0, 4, 0])},
+        {"flags": numbers([3, 0])},
+        {"terminated": np.zeros(2, np.uint8)},
+        {"truncated": np.zeros(0, np.uint8)},
+        {"columns": [(-1, -1, 1, False, np.zeros(1))]},
+        {"columns": [(3, -1, 2, False, np.zeros(2))]},
+        {"columns": [(1, 0, 2, False, np.zeros(2))]},
+        {"columns": [(0, 1, 2, False, np.zeros(2))]},
+        {"columns": [(0, -1, 2, False, np.zeros(1))]},
+    ],
+)
+def test_pairs_that_do_not_add_up_are_refused(kernels, changed):
+    """Before anything is read or written outside of an array."""
+    lanes, column = laid_out([{0: [1, 2], 1: [3], 2: [0]}] * 3, 0), (0, 0, 2, False, np.zeros((1, 2), np.int64))
+    assert kernels.gather_pairs(*pair_arguments(lanes, [0], [column])) == -1
+    with pytest.raises(IndexError):
+        kernels.gather_pairs(*pair_arguments(lanes, [0], **{"columns": [column], **changed}))
+
+
+@pytest.mark.skipif(not COMPILED, reason="what memory is read is up to the compiled kernels")
+@given(st.lists(int64s | st.integers(0, 700), min_size=24, max_size=24), st.lists(st.integers(0, 99), max_size=9))
+def test_pairs_in_garbage_are_read_from_nothing_but_the_lanes(rows, ids):
+    """In a damaged stream the answer may be anything; what lies beside the lanes stays out of it."""
+    index, out = numbers(rows).reshape(8, 3), np.zeros((len(ids), 2), np.int64)
+    lanes = np.full(16, 5), None, index
+
+    COMPILED[0].gather_pairs(*pair_arguments(lanes, ids, [(0, 0, 2, False, out)], first_row=2, n_rows=7))
+
+    assert set(out.ravel().tolist()) <= {0, 5}
+
+
 @each_kind
 @given(recorded_steps(), st.integers(0, 3), st.data())
 def test_sizes_are_those_of_steps_that_are_all_alike(kernels, steps, first, data):
@@ -1355,7 +1483,7 @@ def test_scans_outside_of_the_lanes_are_refused(kernels, begin, end, n_types):
 def test_both_have_the_same_token_kernels():
     """What one half offers the other has, too."""
     names = ("Recorder", "load_word", "store_word", "windows", "take", "search", "search_one")
-    names += ("select_starts", "step_sizes", "gather_steps", "draw", "find_nonzero")
+    names += ("select_starts", "step_sizes", "gather_steps", "gather_pairs", "draw", "find_nonzero")
     methods = ("attach", "detach", "set_kind", "append", "record", "record_columns", "let_out")
     for kernels in IMPLEMENTATIONS:
         assert all(callable(getattr(kernels, name)) for name in names)

@@ -154,10 +154,11 @@ def test_transitions_read_in_pairs_are_those_read_field_by_field(lengths, lacks_
     # One at a time: a batch with one step that is laid out otherwise is read field by field as a whole.
     in_pairs = [store.transitions_at([id_]) for id_ in chosen]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("poolish.tokens.transitions.Transitions._pair_layout", lambda self: None)
+        patch.setattr("poolish.tokens.pairs.PairLayout.read", lambda *_: None)
         by_field = [store.transitions_at([id_]) for id_ in chosen]
+        together = store.transitions_at(chosen)
 
-    for one, other in zip(in_pairs, by_field, strict=True):
+    for one, other in [*zip(in_pairs, by_field, strict=True), (store.transitions_at(chosen), together)]:
         assert one.keys() == other.keys()
         for name, column in other.items():
             assert np.array_equal(one[name], column), name

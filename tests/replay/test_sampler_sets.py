@@ -115,3 +115,25 @@ def test_a_state_of_recorded_members_goes_on_when_one_has_left(tmp_path):
     resumed.load_state_dict(state)
 
     assert owners(resumed.sample(20)) == {2: 1}
+
+
+def test_ragged_observations_of_several_streams_are_padded_to_the_widest():
+    """Behind their values there are zeros, and the lengths say where."""
+    flags = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
+    stores = []
+    for width in (2, 5):
+        ragged = ("float32", (None,))
+        store = StreamStore(fields={"obs": ragged, "action": "int64", **flags, "final_obs": ragged})
+        writer = EpisodeWriter(store)
+        writer.begin([np.full(width, width)])
+        for t in range(4):
+            writer.step([np.full(width, width)], action=[t], reward=1.0, terminated=t == 3)
+        stores.append(store)
+
+    batch = TransitionSampler(stores).sample(50, rng=np.random.default_rng(0))
+
+    for name in ("obs", "next_obs"):
+        lengths = batch["lengths"][name]
+        assert set(lengths.tolist()) == {2, 5}
+        assert batch[name].shape == (50, 5)
+        assert (batch[name] == np.where(np.arange(5) < lengths[:, None], lengths[:, None], 0)).all()

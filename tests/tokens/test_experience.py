@@ -116,6 +116,40 @@ def test_sequences_of_regular_episodes_are_what_the_index_says(length, n_steps, 
     )
 
 
+def test_transitions_follow_what_is_asked_for_and_what_is_appended():
+    """What one read found out is not taken for the next: another discount, a flag for a number, a step more."""
+    fields = {"obs": "float32", "action": "int64", "reward": "float32", "terminated": "bool", "final_obs": "float32"}
+    store = StreamStore(fields=fields)
+    for step in range(2):
+        store.append(step, {"obs": step, "action": 0, "reward": 1.0, "terminated": False})
+
+    assert store.transitions_at([0], gamma=0.5)["discount"].tolist() == [0.5]
+    assert store.transitions_at([0], gamma=0.25)["discount"].tolist() == [0.25]
+    with pytest.raises(ConfigError, match="n_step"):
+        store.transitions_at([0], gamma=0.25, n_step=True)
+    with pytest.raises(IndexError, match="step 1 has no successor"):
+        store.transitions_at([1], gamma=0.25)
+    store.append(2, {"obs": 2, "action": 0, "reward": 1.0, "terminated": True, "final_obs": 3.0})
+    assert store.transitions_at([1, 2], gamma=0.25)["next_obs"].tolist() == [2.0, 3.0]
+
+
+def test_sequences_leave_out_final_observations_unless_named():
+    """Last steps alone have them, so that asking for all fields would otherwise find no whole sequence."""
+    store = StreamStore(fields={"obs": "float32", "done": "bool", "final_obs": "float32"})
+    for step in range(6):
+        ends = step % 3 == 2
+        store.append(step, {"obs": step, "done": ends} | ({"final_obs": 9.0} if ends else {}))
+
+    drawn = store.sample(8, n_steps=3, within="done")
+    named = store.sequences_at([0], 3, within="done", optional=["final_obs"])
+
+    assert set(drawn) == {"obs", "done", "mask", "id"}
+    assert set(store.sequences_at([0], 3)) == set(drawn)
+    assert named["final_obs"].tolist() == [[0.0, 0.0, 9.0]]
+    with pytest.raises(SchemaError, match="no field 'final_obs'"):
+        store.sample(8, n_steps=3, fields=["final_obs"])
+
+
 def test_every_sequence_has_the_same_chance():
     """Whatever the lengths of the episodes: within 5 standard deviations."""
     steps = plain_steps([(1, "t"), (6, "u"), (3, "x"), (5, "t")])
@@ -176,7 +210,7 @@ def test_the_newest_step_counts_once_it_is_whole():
         (lambda s: s.sample(2, n_steps=2, fields="obs"), SchemaError, "list of names"),
         (lambda s: s.sample(2, n_steps=2, fields=["no"]), UnknownColumn, "'no'"),
         (lambda s: s.sample(2, n_steps=2, within="no"), UnknownColumn, "'no'"),
-        (lambda s: s.sample(200, n_steps=1), SchemaError, r"no field 'final_obs'.*optional="),
+        (lambda s: s.sample(200, n_steps=1, fields=["final_obs"]), SchemaError, r"no field 'final_obs'.*optional="),
         (lambda s: s.sample(2, n_steps=9, within="terminated"), ConfigError, "no sequence of 9"),
         (lambda s: s.sample(2, n_steps=2, rng=3), ConfigError, "rng=3"),
         (lambda s: s.sample(2, n_steps=2, fields=["obs"], output="list"), ConfigError, "output='list'"),

@@ -70,6 +70,7 @@ select_starts = _tokens.select_starts
 step_sizes = _tokens.step_sizes
 find_nonzero = _tokens.find_nonzero
 gather_steps = _tokens.gather_steps
+gather_pairs = _tokens.gather_pairs
 draw = _tokens.draw
 encode = reference_tokens.encode  # vectorised as it is, and only used where exactness matters more than speed
 UNDECIDED, SCALAR, SEQUENCE = reference_tokens.UNDECIDED, reference_tokens.SCALAR, reference_tokens.SEQUENCE

@@ -1364,6 +1364,178 @@ cdef inline void copy_fields(Wanted wanted, int64_t c, const int64_t *source, in
         memset(wanted.present[c] + at, 1, n)
 
 
+cdef class PairColumns:
+    """The columns that ``gather_pairs`` fills, as C sees them."""
+    cdef list views
+    cdef int n_columns
+    cdef int kinds[2 * MAX_FIELDS]
+    cdef int is_float[2 * MAX_FIELDS]
+    cdef int64_t places[2 * MAX_FIELDS]
+    cdef int64_t finals[2 * MAX_FIELDS]
+    cdef int64_t widths[2 * MAX_FIELDS]
+    cdef int64_t sizes[2 * MAX_FIELDS]
+    cdef char *values[2 * MAX_FIELDS]
+
+    def __init__(self, columns, int64_t n, int64_t width, int64_t next_width, int64_t final_width):
+        cdef Views views
+        cdef int c = 0
+        self.views = []
+        self.n_columns = len(columns)
+        if self.n_columns > 2 * MAX_FIELDS:
+            raise IndexError("too many columns")
+        for place, final, size, is_float, values in columns:
+            self.places[c], self.finals[c], self.widths[c], self.is_float[c] = place, final, size, bool(is_float)
+            if place < 0 or size < 0 or final < -1 or place + size > (width if final < 0 else next_width):
+                raise IndexError("columns that do not add up")
+            if final >= 0 and final + size > final_width:
+                raise IndexError("columns that do not add up")
+            self.kinds[c], self.sizes[c] = poolish_array_kind(values), values.itemsize
+            if self.kinds[c] == P_NONE or (self.is_float[c] and self.sizes[c] < 4):
+                raise TypeError("numbers in this machine's byte order are needed, floats of 4 or 8 bytes")
+            views = Views()
+            self.views.append(views)
+            self.values[c] = <char *>views.write(values)
+            if views.size(0) != n * self.widths[c] * self.sizes[c]:
+                raise IndexError("columns that do not add up")
+            c += 1
+
+
+cdef struct Fields:  # consecutive fields of a step: type and place of each; behind them, how many tokens they have
+    const int64_t *each
+    int64_t n
+    int64_t width
+
+
+cdef inline bint are_fields(const int64_t *rows, int64_t row, int64_t n_rows, int64_t key, int64_t start,
+                            Fields fields) noexcept nogil:
+    """Whether the rows from one on are these fields of a step, each as long as there."""
+    cdef int64_t j
+    if fields.n > n_rows - row:
+        return False
+    for j in range(fields.n):
+        if rows[3 * (row + j)] != start + fields.each[2 * j + 1] or rows[3 * (row + j) + 1] != key + fields.each[2 * j]:
+            return False
+    return rows[3 * (row + fields.n)] == start + fields.width
+
+
+cdef inline bint is_one_of(int64_t id_, const int64_t *ids, int64_t n) noexcept nogil:
+    """Whether an id is among some, which ascend."""
+    cdef int64_t low = 0, high = n, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if ids[middle] < id_:
+            low = middle + 1
+        else:
+            high = middle
+    return low < n and ids[low] == id_
+
+
+cdef inline bint is_set(int64_t token, int64_t kind) noexcept nogil:
+    """Whether a flag is not zero, as its field's numbers are compared: 0 whole, 1 float64, 2 float32."""
+    cdef double value
+    if kind == 0:
+        return token != 0
+    memcpy(&value, &token, 8)
+    return value != 0 if kind == 1 else <float>value != 0
+
+
+cdef int64_t read_pair(PairColumns columns, const int64_t *data, int64_t n_tokens, const int64_t *rows, int64_t row,
+                       int64_t n_rows, int64_t id_, Fields plain, Fields next_, Fields final, const int64_t *flags,
+                       bint is_cut, uint8_t *terminated, uint8_t *truncated, int64_t i) noexcept nogil:
+    """One step and what was seen behind it, from a row on, to place ``i``; -1, or ``i`` if it is laid out otherwise."""
+    cdef int64_t start = rows[3 * row], width = plain.width, behind, c
+    cdef const int64_t *source
+    cdef bint stops
+    if start < 0 or width > n_tokens - start or not are_fields(rows, row, n_rows, id_ << 8, start, plain):
+        return i
+    terminated[i] = is_set(data[start + flags[0]], flags[1])
+    truncated[i] = is_cut or (flags[2] >= 0 and is_set(data[start + flags[2]], flags[3]))
+    stops, row, start = terminated[i] or truncated[i], row + plain.n, start + width
+    behind = final.width if stops else next_.width
+    if behind > n_tokens - start:
+        return i
+    if not are_fields(rows, row, n_rows, (id_ if stops else id_ + 1) << 8, start, final if stops else next_):
+        return i
+    for c in range(columns.n_columns):
+        width = columns.widths[c]
+        source = data + start
+        if columns.finals[c] < 0:
+            source += columns.places[c] - plain.width
+        else:
+            source += columns.finals[c] if stops else columns.places[c]
+        poolish_decode(columns.kinds[c], columns.is_float[c], source, 1, width, 0,
+                       columns.values[c] + i * width * columns.sizes[c])
+    return -1
+
+
+def gather_pairs(data, index, int64_t first_row, int64_t n_rows, ids, int64_t low, int64_t high, lost, cuts, plain, final,
+                 int64_t n_next, flags, columns, terminated, truncated):
+    cdef Views views = Views(), more = Views()
+    cdef const int64_t *source = <const int64_t *>views.read(data)
+    cdef const int64_t *rows = <const int64_t *>views.read(index)
+    cdef const int64_t *id_ = <const int64_t *>views.read(ids)
+    cdef const int64_t *lost_id = <const int64_t *>views.read(lost)
+    cdef const int64_t *cut_id = <const int64_t *>views.read(cuts)
+    cdef const int64_t *flag = <const int64_t *>views.read(flags)
+    cdef Fields first, second, last
+    cdef uint8_t *is_terminated = NULL
+    cdef uint8_t *is_truncated = NULL
+    cdef int64_t n_tokens = views.size(0) // 8, n = views.size(2) // 8, n_lost = views.size(3) // 8, i, j, row, bad = -1
+    cdef int64_t n_cuts = views.size(4) // 8, begin, span, wide
+    cdef int64_t at[16]
+    check_table(views.size(1) // 8, 3, 1, first_row, n_rows + 1)
+    first.each = <const int64_t *>more.read(plain)
+    last.each = <const int64_t *>more.read(final)
+    is_terminated, is_truncated = <uint8_t *>more.write(terminated), <uint8_t *>more.write(truncated)
+    # Behind the fields, each table has one more line: no type, and the number of all tokens.
+    first.n, last.n = more.size(0) // 16 - 1, more.size(1) // 16 - 1
+    if first.n < 1 or last.n < 1 or not 0 <= n_next <= first.n or views.size(5) != 32:
+        raise IndexError("steps that do not add up")
+    if more.size(2) != n or more.size(3) != n or not 0 <= low <= high < 2**54:
+        raise IndexError("steps that do not add up")
+    first.width, last.width = first.each[2 * first.n + 1], last.each[2 * last.n + 1]
+    second.each, second.n, second.width = first.each, n_next, first.each[2 * n_next + 1]
+    if not (0 <= second.width <= first.width < 2**40 and 0 <= last.width < 2**40):
+        raise IndexError("steps that do not add up")
+    if not (0 <= flag[0] < first.width and -1 <= flag[2] < first.width):
+        raise IndexError("steps that do not add up")
+    cdef PairColumns wanted = PairColumns(columns, n, first.width, second.width, last.width)
+    if first_row >= n_rows:
+        return 0 if n else -1
+    begin, span = rows[3 * first_row + 1] >> 8, (rows[3 * n_rows - 2] >> 8) + 1
+    cdef double scale = <double>(n_rows - first_row) / <double>(span - begin) if span > begin else 0
+    span, wide = min(<int64_t>64, first.n + n_next), min(<int64_t>128, first.width + second.width)
+    with nogil:
+        # The three stages of ``gather_steps``; the rows say which fields a step has, so the types are not looked at.
+        for i in range(n + 12):
+            if i < n:
+                row = within(first_row, n_rows - 1, first_row + <double>(id_[i] - begin) * scale)
+                at[i & 15] = row
+                poolish_prefetch(rows + 3 * row - 2)
+                for j in range(0, 3 * span + 3, 8):
+                    poolish_prefetch(rows + 3 * row + j)
+            if 8 <= i < n + 8:
+                row = at[(i - 8) & 15]
+                if rows[3 * row + 1] < id_[i - 8] << 8 or (row > first_row and rows[3 * row - 2] >= id_[i - 8] << 8):
+                    row = first_not_below(rows + 1, 3, first_row, n_rows, id_[i - 8] << 8, row)
+                    for j in range(8, 3 * span, 8):
+                        poolish_prefetch(rows + 3 * row + j)
+                at[(i - 8) & 15] = row
+                if 0 <= rows[3 * row] <= n_tokens - wide:
+                    ask_for(source, NULL, rows[3 * row], wide)
+                    poolish_prefetch(source + rows[3 * row] + wide - 1)  # where it ends, in a line of its own maybe
+            if i >= 12:
+                j = i - 12
+                if not low <= id_[j] < high or is_one_of(id_[j], lost_id, n_lost):
+                    bad = j
+                else:
+                    bad = read_pair(wanted, source, n_tokens, rows, at[j & 15], n_rows, id_[j], first, second, last, flag,
+                                    is_one_of(id_[j], cut_id, n_cuts), is_terminated, is_truncated, j)
+                if bad >= 0:
+                    break
+    return bad
+
+
 def step_sizes(types, index, int64_t first_row, int64_t n_rows, edges, out):
     cdef Views views = Views()
     cdef const uint8_t *type_source = <const uint8_t *>views.read(types)

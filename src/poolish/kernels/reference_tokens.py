@@ -24,6 +24,9 @@ ColumnTuple = tuple[int, Array, int, Int64 | None, Bytes | None]
 #: type, is_float, numbers a step, values or None, present or None, lengths or None
 WantedTuple = tuple[int, bool, int, Array | None, Bytes | None, Int64 | None]
 
+#: place, place among the final fields or -1, numbers a step, is_float, values
+PairTuple = tuple[int, int, int, bool, Array]
+
 #: Words of the head page, counted in int64s: what is published, and where it begins.
 PUBLISHED, FIRST = 8, 16
 
@@ -454,6 +457,126 @@ def gather_steps(
             numbers = (tokens.view(np.float64) if is_float else tokens).astype(values.dtype)
             values.reshape(-1)[np.repeat(places * width, each) + inside] = numbers
     return min(bad, default=-1)
+
+
+def gather_pairs(
+    data: Int64,
+    index: Int64,
+    first_row: int,
+    n_rows: int,
+    ids: Int64,
+    low: int,
+    high: int,
+    lost: Int64,
+    cuts: Int64,
+    plain: Int64,
+    final: Int64,
+    n_next: int,
+    flags: Int64,
+    columns: Sequence[PairTuple],
+    terminated: Bytes,
+    truncated: Bytes,
+) -> int:
+    """Read steps and what was seen behind each; the place of the first that is lost or laid out otherwise, or -1.
+
+    A step has the fields ``plain``, as rows of type and place among its tokens, with a last row for the end. Behind
+    them lie ``final`` ones if one of the flags is set or the step is one of ``cuts``, and the first ``n_next`` plain
+    ones of the next step if not. ``flags`` is place and kind (0 whole, 1 float64, 2 float32) of terminated and of
+    truncated, -1 for none. A column is (place, place in the final ones, width, is_float, values); the second place is
+    -1 for what is read of the step itself. Ids are from [low, high), without ``lost``; what follows a bad one is
+    not read.
+    """
+    n, (width, final_width) = len(ids), _check_pairs(index, first_row, n_rows, low, high, plain, final, n_next, flags)
+    next_width = int(plain.reshape(-1, 2)[n_next, 1])
+    if len(terminated) != n or len(truncated) != n:
+        raise IndexError("steps that do not add up")
+    _check_pair_columns(columns, n, width, next_width, final_width)
+    if first_row >= n_rows or not n:
+        return 0 if n else -1
+    rows, before, after = index.reshape(-1, 3), plain.reshape(-1, 2), final.reshape(-1, 2)
+    good = (ids >= low) & (ids < high) & ~np.isin(ids, lost)
+    keys, at = np.where(good, ids, low) << 8, np.empty(n, np.int64)
+    search(index, 3, 1, first_row, n_rows, keys, at)
+    begins = rows[at, 0]
+    good &= _are_fields(rows, at, n_rows, keys, begins, before) & (begins >= 0) & (begins + width <= len(data))
+    begins = np.where(good, begins, 0)
+    terminated[:] = _is_set(data, begins, int(flags[0]), int(flags[1])) & good
+    truncated[:] = (_is_set(data, begins, int(flags[2]), int(flags[3])) | np.isin(ids, cuts)) & good
+    stops = (terminated | truncated).astype(np.bool_)
+    behind, at = begins + width, at + len(before) - 1
+    goes_on = _are_fields(rows, at, n_rows, keys + (1 << 8), behind, before[: n_next + 1])
+    ends = _are_fields(rows, at, n_rows, keys, behind, after)
+    good &= np.where(stops, ends, goes_on) & (behind + np.where(stops, final_width, next_width) <= len(data))
+    n_good = int(np.argmin(good)) if not good.all() else n
+    for place, final_place, size, is_float, values in columns:
+        starts = begins + place if final_place < 0 else behind + np.where(stops, final_place, place)
+        tokens = data[starts[:n_good, None] + np.arange(size)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            numbers = (tokens.view(np.float64) if is_float else tokens).astype(values.dtype)
+        values.reshape(n, size)[:n_good] = numbers
+    return n_good if n_good < n else -1
+
+
+def _check_pairs(
+    index: Int64,
+    first_row: int,
+    n_rows: int,
+    low: int,
+    high: int,
+    plain: Int64,
+    final: Int64,
+    n_next: int,
+    flags: Int64,
+) -> tuple[int, int]:
+    """How many tokens the plain and the final fields have."""
+    sizes = plain.size // 2 - 1, final.size // 2 - 1
+    if first_row < 0 or n_rows < first_row or n_rows + 1 > index.size // 3:
+        raise IndexError("outside of the table")
+    if min(sizes) < 1 or not 0 <= n_next <= sizes[0] or flags.size != 4 or not 0 <= low <= high < 2**54:
+        raise IndexError("steps that do not add up")
+    width, final_width = int(plain.reshape(-1)[-1]), int(final.reshape(-1)[-1])
+    if not 0 <= plain.reshape(-1, 2)[n_next, 1] <= width < 2**40 or not 0 <= final_width < 2**40:
+        raise IndexError("steps that do not add up")
+    if not (0 <= flags[0] < width and -1 <= flags[2] < width):
+        raise IndexError("steps that do not add up")
+    return width, final_width
+
+
+def _check_pair_columns(columns: Sequence[PairTuple], n: int, width: int, next_width: int, final_width: int) -> None:
+    for place, final_place, size, is_float, values in columns:
+        if place < 0 or size < 0 or final_place < -1 or place + size > (width if final_place < 0 else next_width):
+            raise IndexError("columns that do not add up")
+        if final_place + size > final_width and final_place >= 0:
+            raise IndexError("columns that do not add up")
+        if values.dtype.kind not in "biuf" or (is_float and values.itemsize < 4):
+            raise TypeError("numbers in this machine's byte order are needed, floats of 4 or 8 bytes")
+        if values.size != n * size:
+            raise IndexError("columns that do not add up")
+
+
+def _are_fields(rows: Int64, at: Int64, n_rows: int, keys: Int64, begins: Int64, fields: Int64) -> NDArray[np.bool_]:
+    """Whether the rows from each on are these fields of a step, each as long as there."""
+    n = len(fields) - 1
+    is_so: NDArray[np.bool_] = at + n <= n_rows
+    at = np.where(is_so, at, 0)
+    for j, (type_, place) in enumerate(fields[:n].tolist()):
+        is_so &= (rows[np.minimum(at + j, n_rows), 0] == begins + place) & (
+            rows[np.minimum(at + j, n_rows), 1] == keys + type_
+        )
+    is_so &= rows[np.minimum(at + n, n_rows), 0] == begins + fields[n, 1]
+    return is_so
+
+
+def _is_set(data: Int64, begins: Int64, place: int, kind: int) -> NDArray[np.bool_]:
+    """Whether flags are not zero, as numbers of their field are compared."""
+    if place < 0:
+        return np.zeros(len(begins), np.bool_)
+    tokens: Array = data[begins + place]
+    if kind:
+        with np.errstate(over="ignore", under="ignore"):
+            tokens = tokens.view(np.float64).astype(np.float64 if kind == 1 else np.float32)
+    is_set: NDArray[np.bool_] = tokens != 0
+    return is_set
 
 
 def _check_wanted(columns: Sequence[WantedTuple], n: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from poolish import kernels
 from poolish.arguments import check_whole
 from poolish.errors import ConfigError, ResumeError
 from poolish.files.membership import ID_BITS
@@ -177,10 +178,14 @@ class TransitionSampler:
         return {**batch, "id": drawn.ids | (drawn.ordinal << ID_BITS), **drawn.extra}
 
     def _drawn_uniformly(self, stores: Mapping[int, StreamStore], n: int, rng: np.random.Generator) -> list[_Drawn]:
-        indexes = {ordinal: store.transition_ids(**self._roles()) for ordinal, store in stores.items()}
+        roles = self._roles()
+        indexes = {ordinal: store.transition_ids(**roles) for ordinal, store in stores.items()}
         ordinals, counts = list(indexes), np.array([index.n for index in indexes.values()], np.int64)
         if not counts.any():
             raise self._nothing()
+        if len(ordinals) == 1:  # sorting the places of a batch would take a third of its time
+            numbers = kernels.draw(rng, 0, int(counts[0]), n)
+            return [_Drawn(ordinals[0], np.arange(n), indexes[ordinals[0]].select(numbers), {})]
         choice, drawn = draw_uniformly(rng, counts, n), []
         for owner, places in by_owner(choice.owners):
             ordinal = ordinals[owner]
@@ -191,22 +196,24 @@ class TransitionSampler:
         """Each stream gives its share of the draw, as if all priorities lay in one tree."""
         assert self._prioritized is not None
         beta = self._prioritized.beta if beta is None else beta
-        each = {ordinal: own for ordinal, own in self._priorities.items() if own.total > 0}
+        # Totals of 0 are left out, and each is looked at once: it follows what its stream appended.
+        each = [(ordinal, own, total) for ordinal, own in self._priorities.items() if (total := own.total) > 0]
         if not each:
             raise self._nothing()
-        totals = np.array([own.total for own in each.values()])
-        smallest, total = min(own.smallest for own in each.values()), totals.sum()
+        if len(each) == 1:
+            ordinal, own, _ = each[0]
+            return [_drawn_from(ordinal, np.arange(n), own, rng, beta)]
+        totals = np.array([total for _, _, total in each])
+        smallest, total = min(own.smallest for _, own, _ in each), totals.sum()
         marks = (rng.random(n) + np.arange(n)) * (total / n)
         owners = np.searchsorted(np.cumsum(totals), marks, side="right").clip(max=len(totals) - 1)
         drawn = []
         for owner, places in by_owner(owners):
-            ordinal = list(each)[owner]
-            draw = each[ordinal].sample(len(places), rng=rng, beta=beta)
-            extra = {
-                "probability": draw.probabilities * (totals[owner] / total),
-                "weight": draw.weights * (smallest / each[ordinal].smallest) ** beta,
-            }
-            drawn.append(_Drawn(ordinal, places, draw.ids, extra))
+            ordinal, own, _ = each[owner]
+            part = _drawn_from(ordinal, places, own, rng, beta)
+            part.extra["probability"] *= totals[owner] / total
+            part.extra["weight"] *= (smallest / own.smallest) ** beta
+            drawn.append(part)
         return drawn
 
     def _nothing(self) -> ConfigError:
@@ -223,18 +230,20 @@ class TransitionSampler:
         if self._prioritized is None:
             raise ConfigError("a uniform sampler has no priorities; pass sampler=Prioritized()")
         given = np.atleast_1d(np.asarray(on_host(ids)))
-        values = np.broadcast_to(np.asarray(on_host(priorities), np.float64), given.shape)
+        values = np.asarray(on_host(priorities), np.float64)
+        if values.shape != given.shape:
+            values = np.broadcast_to(values, given.shape)
         owners, missing = given >> ID_BITS, [np.empty(0, np.int64)]
         self._refresh()
         n_given = self.streams.present().n_given
         if given.size and not 0 <= owners.min() <= owners.max() < n_given:
             raise ConfigError(f"id {given[np.argmax(owners)]}: of a stream that is not drawn from")
-        for owner in np.unique(owners).tolist():
-            asked, own = given[owners == owner], self._priorities.get(owner)
+        for owner, places in by_owner(owners):
+            asked, own = given[places], self._priorities.get(owner)
             if own is None:  # the stream has left
                 missing.append(asked)
             else:
-                missing.append(own.update(asked & _LOW, values[owners == owner]) | (owner << ID_BITS))
+                missing.append(own.update(asked & _LOW, values[places]) | (owner << ID_BITS))
         return np.concatenate(missing)
 
     # Keeping ------------------------------------------------------------------------------------------------------
@@ -302,6 +311,12 @@ class TransitionSampler:
     def _roles(self) -> dict[str, Any]:
         """The options that decide which steps are transitions."""
         return {name: value for name, value in self._options.items() if name in _ROLES}
+
+
+def _drawn_from(ordinal: int, places: Int64, own: StreamPriorities, rng: np.random.Generator, beta: float) -> _Drawn:
+    """A transition of one stream for each place, by its own priorities."""
+    draw = own.sample(len(places), rng=rng, beta=beta)
+    return _Drawn(ordinal, places, draw.ids, {"probability": draw.probabilities, "weight": draw.weights})
 
 
 _ROLES = {*CONVENTIONS, "stack", "repeat_final"}

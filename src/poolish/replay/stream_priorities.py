@@ -216,6 +216,8 @@ class StreamPriorities:
         """Which ids are transitions that the stream still has."""
         valid = np.frombuffer(self._valid, np.bool_)
         inside = (ids >= self._first + self._cleared) & (ids < self._end)
+        if inside.all():
+            return valid[ids - self._first]
         inside[inside] = valid[ids[inside] - self._first]
         return inside
 
@@ -244,7 +246,9 @@ class StreamPriorities:
         with self._alone():
             self._follow()
             known = self._are_transitions(given)
-            taken, values = given[known], values[known]
+            taken = given
+            if not known.all():
+                taken, values = given[known], values[known]
             if self._file is not None and len(taken):
                 self._file.append({"kind": "update", "n": len(taken)}, taken, values)
             self._tree.update(taken - self._first, values)

@@ -24,6 +24,7 @@ from poolish.tokens.transitions import (
     Target,
     TransitionIds,
     Transitions,
+    final_types,
     group_of,
 )
 
@@ -83,7 +84,8 @@ class ExperienceReads(StreamReads):
         hold a step, ``id`` is its number. ``short="pad"`` takes what is shorter too, zeros behind it. Sequences begin
         ``n_steps - overlap`` steps apart in each episode, by default one; ``burn_in`` steps come before each, as far as
         its episode has them. A field of varying length is padded, with ``lengths``; one that steps may lack is named in
-        ``optional``. ``output`` is "numpy", "torch" or "jax", ``device`` one of theirs.
+        ``optional``. ``final_obs``, which last steps alone have, is read where ``fields`` or ``optional`` name it.
+        ``output`` is "numpy", "torch" or "jax", ``device`` one of theirs.
 
         >>> from poolish import StreamStore
         >>> store = StreamStore(fields={"obs": ("float32", (2,)), "done": "bool"})
@@ -134,7 +136,7 @@ class ExperienceReads(StreamReads):
         """The sequences of a shape that there are now."""
         shape = SequenceShape.of(n_steps, overlap, short, burn_in)
         reader = StepReader(self._read())
-        types, absent = self._chosen(fields, optional)
+        types, absent = self._chosen_of_sequences(fields, optional)
         end = reader.complete_end([type_ for type_ in types if type_ not in absent])
         sequences = self._sequences.of(self._episodes_of(reader, within), shape)
         low, high = sequences.bounds(reader.view, end)
@@ -161,7 +163,7 @@ class ExperienceReads(StreamReads):
         """The sequences that begin at these steps, as ``sample(n_steps=)`` gives them; shorter ones are padded."""
         shape = SequenceShape.of(n_steps, None, "pad", burn_in)
         reader = StepReader(self._read())
-        types, absent = self._chosen(fields, optional)
+        types, absent = self._chosen_of_sequences(fields, optional)
         asked = self._numbers_of_steps(reader, ids)
         if asked.ndim != 1:
             raise ConfigError(f"ids are the first steps of sequences, in one row, got the shape {asked.shape}")
@@ -323,6 +325,21 @@ class ExperienceReads(StreamReads):
         repeat_final: bool,
         names: Mapping[str, Any],
     ) -> Transitions:
+        reader = StepReader(self._read())
+        numbers = gamma, n_step, stack
+        # Their types, too: True is not a number of steps, and equals 1.
+        how = [type(each) for each in numbers], numbers, hindsight, repeat_final, names
+        return self._known_transitions.reading(reader, how, lambda: self._new_transitions(reader, *how[1:]))
+
+    def _new_transitions(
+        self,
+        reader: StepReader,
+        numbers: tuple[float, int, int],
+        hindsight: Hindsight | None,
+        repeat_final: bool,
+        names: Mapping[str, Any],
+    ) -> Transitions:
+        gamma, n_step, stack = numbers
         target = Target(
             check_fraction(gamma, "gamma"),
             check_whole(n_step, "n_step", unit="steps"),
@@ -332,10 +349,10 @@ class ExperienceReads(StreamReads):
         if hindsight is not None and not isinstance(hindsight, Hindsight):
             raise ConfigError(f"hindsight={hindsight!r}: give a poolish.tokens.Hindsight(reward)")
         roles = self._roles(names, repeat_final)
-        reader = StepReader(self._read())
         ends = {type_: reader.fields[type_] for type_ in roles.ends}
         ids = self._known_transitions.ids(reader, roles, target.stack)
-        return Transitions(reader, roles, ids, lambda: self._starts.episodes(reader.view, ends), target)
+        starts = self._starts  # and not the stream itself, which keeps what is made here
+        return Transitions(reader, roles, ids, lambda: starts.episodes(reader.view, ends), target)
 
     def _roles(self, names: Mapping[str, Any], repeat_final: bool) -> Roles:
         self._read()
@@ -356,6 +373,14 @@ class ExperienceReads(StreamReads):
         chosen, absent = (self._group_types(names) for names in (fields, optional))
         types = list(range(len(self._fields))) if fields is None else chosen
         return list(dict.fromkeys([*types, *absent])), absent
+
+    def _chosen_of_sequences(
+        self, fields: Sequence[str] | None, optional: Sequence[str]
+    ) -> tuple[list[int], list[int]]:
+        """The same; final observations, which last steps alone have, only where they are named."""
+        types, absent = self._chosen(fields, optional)
+        finals = final_types(self._ids) if fields is None else set()
+        return [type_ for type_ in types if type_ not in finals or type_ in absent], absent
 
     def _group_types(self, names: Sequence[str] | None) -> list[int]:
         if isinstance(names, str):

@@ -37,7 +37,7 @@ OUTPUTS = ("numpy", "torch", "jax")
 _MOST_PADDED = 1 << 33
 
 #: What kernels read a field as.
-_CARRIERS = {dtype: np.dtype("float64" if dtype == "float16" else dtype) for dtype in DTYPES}
+CARRIERS = {dtype: np.dtype("float64" if dtype == "float16" else dtype) for dtype in DTYPES}
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,11 @@ class StepReader:
         longest = self._longest(steps, lengths, present)
         new = np.zeros if steps.is_padded or lengths or present else np.empty
         shapes = {type_: place + self._shape(type_, longest) for type_ in types}
-        values = {type_: new(shape, _CARRIERS[self.fields[type_].dtype]) for type_, shape in shapes.items()}
+        values = {type_: new(shape, CARRIERS[self.fields[type_].dtype]) for type_, shape in shapes.items()}
         self._gather(steps, values, present, lengths)
-        batch: Batch = {self.fields[type_].name: self._declared(type_, numbers) for type_, numbers in values.items()}
+        batch: Batch = {
+            self.fields[type_].name: in_declared_dtype(self.fields[type_], numbers) for type_, numbers in values.items()
+        }
         if lengths:
             sizes = {type_: each // math.prod(values[type_].shape[3:]) for type_, each in lengths.items()}
             batch["lengths"] = {self.fields[type_].name: each for type_, each in sizes.items()}
@@ -193,9 +195,10 @@ class StepReader:
             "read other fields with fields=, or name it in optional= to have zeros there and `present` say so"
         )
 
-    def _declared(self, type_: int, numbers: NDArray[Any]) -> NDArray[Any]:
-        """The numbers in the dtype of their field: kernels know no halves."""
-        return numbers.astype(np.float16) if self.fields[type_].dtype == "float16" else numbers
+
+def in_declared_dtype(field: TokenField, numbers: NDArray[Any]) -> NDArray[Any]:
+    """The numbers in the dtype of their field: kernels know no halves."""
+    return numbers.astype(np.float16) if field.dtype == "float16" else numbers
 
 
 # What a user gets ------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from poolish.tokens.pairs import PairLayout
 from poolish.tokens.sampling import Episodes
 from poolish.tokens.sequences import bounds_of
 from poolish.tokens.steps import Batch, StepReader, Steps, nested, padded
+from poolish.tokens.stream_files import View
 from poolish.tokens.transforms import Hindsight, goal_steps, n_step_returns, stack_ids
 
 Int64 = NDArray[np.int64]
@@ -53,6 +54,16 @@ def group_of(ids: Mapping[str, int], name: str) -> Group:
     if name in ids:
         return {"": ids[name]}
     return {field[len(name) + 1 :]: type_ for field, type_ in ids.items() if field.startswith(f"{name}.")}
+
+
+def final_types(ids: Mapping[str, int]) -> set[int]:
+    """The fields that are final observations by convention, where there are observations that they end.
+
+    >>> final_types({"obs": 0, "final_obs": 1}), final_types({"final_obs": 0})
+    ({1}, set())
+    """
+    groups = {role: [group_of(ids, name) for name in CONVENTIONS[role]] for role in ("obs", "final_obs")}
+    return {type_ for group in groups["final_obs"] for type_ in group.values()} if any(groups["obs"]) else set()
 
 
 @dataclass(frozen=True)
@@ -137,9 +148,8 @@ class TransitionIds:
     def __init__(self, reader: StepReader, roles: Roles, stack: int = 1, before: TransitionIds | None = None) -> None:
         """``before`` is what was known when the stream was looked at last: breaks that it knows are not read again."""
         self._reader, self._roles = reader, roles
-        self.layout: PairLayout = (
-            PairLayout(reader.fields, [*roles.final_obs.values()]) if before is None else before.layout
-        )
+        is_known = before is not None and before.layout.fields == reader.fields
+        self.layout: PairLayout = before.layout if before is not None and is_known else PairLayout(reader.fields, roles)
         self.first, last = reader.span
         self.end = max(self.first, reader.complete_end(roles.needed))
         self._broken = reader.view.breaks() - 1
@@ -156,6 +166,8 @@ class TransitionIds:
         has_next = has_end | has_final | bool(roles.next_obs)
         lost = steps[~has_next & (steps >= self.first + self.cut) & (steps < self.end)]
         self._gaps = lost - self.first - self.cut
+        #: What the ids of transitions lie in, and those in between that are none.
+        self.reach, self.lost_ids = (self.first + self.cut, self.end), lost
         is_pending = int(len(lost) > 0 and lost[-1] == self.end - 1)
         self.pending, self.lost = is_pending + last - self.end, len(lost) - is_pending
         self.n = self.end - self.first - self.cut - len(lost)
@@ -169,12 +181,14 @@ class TransitionIds:
     def select(self, numbers: Any) -> Int64:
         """The ids of transitions, given by their numbers from 0 to ``n``."""
         chosen = np.asarray(numbers, np.int64)
-        if chosen.size and not 0 <= chosen.min() <= chosen.max() < self.n:
+        if chosen.size and int(chosen.view(np.uint64).max()) >= self.n:  # negative ones are the largest
             raise IndexError(
                 f"transitions are numbered 0 to {self.n - 1:,}, got {int(chosen.min())} to {int(chosen.max())}"
             )
-        shifts = np.searchsorted(self._gaps - np.arange(len(self._gaps)), chosen, side="right")
-        return self.first + self.cut + chosen + shifts
+        if len(self._gaps):
+            chosen = chosen + np.searchsorted(self._gaps - np.arange(len(self._gaps)), chosen, side="right")
+        ids: Int64 = chosen + (self.first + self.cut)
+        return ids
 
     def are_valid(self, ids: Any) -> Bools:
         """Which of some ids are transitions."""
@@ -218,6 +232,7 @@ class KnownTransitions:
     def __init__(self) -> None:
         self._roles: dict[Any, Roles] = {}
         self._ids: dict[tuple[int, int], tuple[Any, TransitionIds]] = {}
+        self._reading: tuple[Any, Any, Transitions | None] = None, None, None
 
     def roles(self, ids: Mapping[str, int], given: Mapping[str, str | None], repeats_final: bool) -> Roles:
         """The roles that fields play."""
@@ -226,14 +241,28 @@ class KnownTransitions:
             self._roles[key] = Roles.find(ids, given, repeats_final)
         return self._roles[key]
 
+    def reading(self, reader: StepReader, how: Any, make: Callable[[], Transitions]) -> Transitions:
+        """What ``make`` returned the last time, if it was asked for in the same way, and nothing was appended since."""
+        at = reader.source, _reach(reader.view)
+        known_at, known_how, reading = self._reading
+        if reading is None or known_at != at or known_how != how:
+            reading = make()
+            self._reading = at, how, reading
+        return reading
+
     def ids(self, reader: StepReader, roles: Roles, stack: int) -> TransitionIds:
         """The steps that are transitions now."""
-        reach = reader.view.reach, reader.view.branches.n_records
+        reach = _reach(reader.view)
         known, ids = self._ids.get((id(roles), stack), (None, None))
         if ids is None or known != reach:
             ids = TransitionIds(reader, roles, stack, ids)
             self._ids[id(roles), stack] = reach, ids
         return ids
+
+
+def _reach(view: View) -> tuple[Any, ...]:
+    """How far a stream reaches; it changes when breaks become known, too."""
+    return view.reach, view.branches.n_records
 
 
 @dataclass(frozen=True)
@@ -257,52 +286,29 @@ class Transitions:
 
     def read(self, ids: Int64, rng: np.random.Generator) -> Batch:
         """The transitions of these steps."""
+        target, layout = self.target, self.ids.layout
+        if layout.is_usable and target.n_step == 1 and target.stack == 1 and target.hindsight is None:
+            batch = self._read_pairs(ids, layout)
+            if batch is not None:
+                return batch
         self.ids.check(ids)
-        layout = self._pair_layout()
-        if layout is None:
-            return self._read_generally(ids, rng)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self._read_pairs(ids, layout) or self._read_generally(ids, rng)
-
-    def _pair_layout(self) -> PairLayout | None:
-        """How a step and the next one lie side by side, if they are all that is needed and all steps are alike."""
-        roles, target = self.roles, self.target
-        if target.n_step > 1 or target.stack > 1 or target.hindsight or roles.next_obs or not roles.final_obs:
-            return None
-        layout = self.ids.layout
-        return layout if layout.is_usable else None
+        return self._read_generally(ids, rng)
 
     def _read_pairs(self, ids: Int64, layout: PairLayout) -> Batch | None:
-        """The transitions, if the steps are laid out as expected."""
-        roles, width = self.roles, layout.width
-        values, first, second, final = layout.windows(self.reader, ids)
-        terminated = layout.decode(values, roles.terminated) != 0
-        truncated = np.zeros_like(terminated)
-        if roles.truncated is not None:
-            truncated = layout.decode(values, roles.truncated) != 0
-        if len(self.ids.cuts):
-            truncated = truncated | np.isin(ids, self.ids.cuts)
-        stops = terminated | truncated
-        if stops.ndim > 1 or not (first & np.where(stops, final, second)).all():
+        """The transitions, if all are laid out as expected."""
+        found = layout.read(self.reader, self.ids, ids)
+        if found is None:
             return None
-        obs = {path: layout.decode(values, type_) for path, type_ in roles.obs.items()}
-        next_obs = {path: layout.decode(values, type_, width) for path, type_ in roles.obs.items()}
-        if stops.any():
-            ended = values[stops]
-            for path, type_ in roles.final_obs.items():
-                next_obs[path][stops] = layout.decode(ended, type_, width)
-        action = {path: layout.decode(values, type_) for path, type_ in roles.action.items()}
-        reward = layout.decode(values, roles.reward)
-        dtype = reward.dtype if reward.dtype.kind == "f" else np.dtype(np.float64)
+        roles, reward = self.roles, found.now[self.roles.reward]
         return {
             "id": ids,
-            "obs": self._value(roles.obs, obs)[0],
-            "action": self._value(roles.action, action)[0],
-            "next_obs": self._value(roles.obs, next_obs)[0],
+            "obs": _member_values(roles.obs, found.now),
+            "action": _member_values(roles.action, found.now),
+            "next_obs": _member_values(roles.obs, found.behind),
             "reward": reward,
-            "terminated": terminated,
-            "truncated": truncated,
-            "discount": np.where(terminated, 0, self.target.gamma).astype(dtype),
+            "terminated": found.terminated,
+            "truncated": found.truncated,
+            "discount": np.array([self.target.gamma, 0], _dtype_of_returns(reward)).take(found.terminated),
         }
 
     def _read_generally(self, ids: Int64, rng: np.random.Generator) -> Batch:
@@ -326,7 +332,7 @@ class Transitions:
             rewards, batch["relabelled"] = self._relabel(ids, used, ended, rewards, obs, next_obs, rng)
             batch["obs"], _ = self._value(roles.obs, obs)
         batch["next_obs"], next_lengths = self._value(roles.obs, next_obs)
-        dtype = rewards.dtype if rewards.dtype.kind == "f" else np.dtype(np.float64)
+        dtype = _dtype_of_returns(rewards)
         batch["reward"] = rewards[:, 0]
         if target.n_step > 1:
             batch["reward"] = n_step_returns(rewards.astype(np.float64), used, target.gamma).astype(dtype)
@@ -486,6 +492,16 @@ class Transitions:
             "them "
             "with Hindsight(goal=, achieved=)"
         )
+
+
+def _member_values(group: Group, values: Mapping[int, NDArray[Any]]) -> Any:
+    """A role as a user sees it, of the values of its fields."""
+    return values[group[""]] if "" in group else nested({path: values[type_] for path, type_ in group.items()})
+
+
+def _dtype_of_returns(rewards: NDArray[Any]) -> np.dtype[Any]:
+    """The dtype of what is computed of rewards."""
+    return rewards.dtype if rewards.dtype.kind == "f" else np.dtype(np.float64)
 
 
 def _rewards(hindsight: Hindsight, reached: NDArray[Any], goals: NDArray[Any]) -> NDArray[Any]:
