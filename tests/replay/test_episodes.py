@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -163,3 +165,17 @@ def test_transitions_read_in_pairs_are_those_read_field_by_field(lengths, lacks_
         for name, column in other.items():
             assert np.array_equal(one[name], column), name
             assert one[name].dtype == column.dtype, name
+
+
+def test_a_stream_is_closed_when_it_and_its_writer_are_gone():
+    """A writer in the middle of an episode keeps nothing alive; a program that makes many runs out of no files."""
+    store = StreamStore(fields=["obs", "action", "reward", "terminated", "truncated", "final_obs"])
+    writer = EpisodeWriter(store)
+    writer.begin([1.0])
+    writer.step([2.0], action=[0], reward=0.5)
+    gone = weakref.ref(store)
+
+    del store, writer
+    gc.collect()
+
+    assert gone() is None

@@ -25,8 +25,9 @@ from poolish.tokens.store import StreamStore
 #: What each step of an episode has beside observations and what the recorder adds.
 OUTCOME = ("action", "reward", "terminated", "truncated")
 
-#: Who writes the episodes of a stream, so that a new writer can complete what the last one left.
-_writers: weakref.WeakKeyDictionary[StreamStore, EpisodeWriter] = weakref.WeakKeyDictionary()
+#: The episode that is open in a stream, so that a new writer can complete what the last one left. It does not refer to
+#: the stream, which would keep it for ever.
+_open_episodes: weakref.WeakKeyDictionary[StreamStore, _OpenEpisode] = weakref.WeakKeyDictionary()
 
 #: Leaves of an observation: one array, or those of a dict in a fixed order.
 Leaves = Sequence[Any]
@@ -47,6 +48,22 @@ def observations_of(store: StreamStore) -> list[str]:
     if not names:
         raise SchemaError(f"{store!r}: no field has a final_ field beside it, so this is no recording of episodes")
     return names
+
+
+class _OpenEpisode:
+    """How far the episode of a writer has come: the observation behind its last step, while it goes on."""
+
+    def __init__(self, step: int, finals: Sequence[str]) -> None:
+        self.step, self.finals = step, finals
+        self.obs: list[Any] | None = None
+        self.has_steps = False
+
+    def end(self, store: StreamStore) -> None:
+        """Give the last step the observation that came behind it, if an episode goes on."""
+        if self.has_steps and self.obs is not None:
+            store.append(self.step - 1, self.finals, self.obs)
+            store.end_episode()
+        self.obs, self.has_steps = None, False
 
 
 class EpisodeWriter:
@@ -89,30 +106,24 @@ class EpisodeWriter:
                 "episode is given up"
             )
         self._known = known
-        self._obs: list[Any] | None = None  # behind the last step, while an episode goes on
-        self._step = store.last_step + 1
-        self._has_steps = False
-        before = _writers.get(store)
+        before = _open_episodes.get(store)
         if before is not None:
-            before.end()
-        _writers[store] = self
+            before.end(store)
+        self._open = _open_episodes[store] = _OpenEpisode(store.last_step + 1, self._finals)
 
     @property
     def has_begun(self) -> bool:
         """Whether an episode has begun and not ended."""
-        return self._obs is not None
+        return self._open.obs is not None
 
     def begin(self, obs: Leaves) -> None:
         """Start an episode at an observation; one that is going on ends here."""
         self.end()
-        self._obs = [np.array(leaf) for leaf in obs]
+        self._open.obs = [np.array(leaf) for leaf in obs]
 
     def end(self) -> None:
         """End the episode that is going on, if any: its last step gets the observation that came behind it."""
-        if self._has_steps and self._obs is not None:
-            self._store.append(self._step - 1, self._finals, self._obs)
-            self._store.end_episode()
-        self._obs, self._has_steps = None, False
+        self._open.end(self._store)
 
     def step(
         self,
@@ -125,19 +136,19 @@ class EpisodeWriter:
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Append one transition, which ended at ``next_obs``; ``extra`` are values of further fields of the stream."""
-        if self._obs is None:
+        if self._open.obs is None:
             raise ConfigError("a step before the first observation of its episode; call begin(obs), or reset() the env")
         after = [np.array(leaf) for leaf in next_obs]
-        values = [*self._obs, *action, reward, terminated, truncated]
+        values = [*self._open.obs, *action, reward, terminated, truncated]
         names, writes = self._names, [values[i] for i in self._order]
         is_last = bool(terminated or truncated)
         if is_last:
             names, writes = names + self._finals, writes + after
         if extra:
             names, writes = self._with_extra(names, writes, extra)
-        self._store.append(self._step, names, writes)
-        self._step += 1
-        self._obs, self._has_steps = (None, False) if is_last else (after, True)
+        self._store.append(self._open.step, names, writes)
+        self._open.step += 1
+        self._open.obs, self._open.has_steps = (None, False) if is_last else (after, True)
 
     def _with_extra(self, names: list[str], writes: list[Any], extra: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
         """The writes of a step in the order of the stream's fields."""
@@ -153,7 +164,7 @@ class EpisodeWriter:
 
     def continues(self, obs: Leaves) -> bool:
         """Whether an episode goes on whose last observation is this one."""
-        return self._obs is not None and all(map(_is_same, self._obs, obs))
+        return self._open.obs is not None and all(map(_is_same, self._open.obs, obs))
 
     def steps(
         self,
@@ -184,14 +195,14 @@ class EpisodeWriter:
             names, columns = self._with_extra(names, columns, extra)
         n_plain = n - ends
         plain = {name: column[:n_plain] for name, column in zip(names, columns, strict=True)}
-        self._store.append_many(np.arange(self._step, self._step + n_plain), plain)
+        self._store.append_many(np.arange(self._open.step, self._open.step + n_plain), plain)
         after = [np.array(leaf[n]) for leaf in obs]
         if ends:  # the last step by itself: it alone has the observation behind it
             last = dict(zip([*names, *self._finals], [*(column[n - 1] for column in columns), *after], strict=True))
             last["truncated"] = last["truncated"] or not last["terminated"]
-            self._store.append(self._step + n - 1, [*last], [*last.values()])
-        self._obs, self._has_steps = (None, False) if ends else (after, True)
-        self._step += n
+            self._store.append(self._open.step + n - 1, [*last], [*last.values()])
+        self._open.obs, self._open.has_steps = (None, False) if ends else (after, True)
+        self._open.step += n
 
 
 def _is_same(one: Any, other: Any) -> bool:
