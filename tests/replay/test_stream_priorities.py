@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -333,3 +334,17 @@ def test_priorities_are_those_of_a_plain_dict(tmp_path_factory: pytest.TempPathF
             model |= known
         assert len(priorities) == len(model)
         assert priorities.priorities_of(np.arange(low, end)).tolist() == [model[i] for i in range(low, end)]
+
+
+def test_priorities_that_are_gone_leave_their_file_to_others(tmp_path: Path):
+    """Without a word: what was updated is there for the next one that opens it, and nothing stays open."""
+    store = stream()
+    record(store, 4)
+    priorities = StreamPriorities(store, tmp_path / "td")
+    priorities.update([0], [2.0])
+
+    del priorities
+    gc.collect()
+
+    with StreamPriorities(store, tmp_path / "td") as again:
+        assert again.priorities_of([0]).tolist() == [2.0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -87,6 +88,7 @@ class StreamPriorities:
         self._branch = ""
         self._file: PriorityFile | None = None
         self._lock: Lock | None = None
+        self._closing: weakref.finalize[..., StreamPriorities] | None = None
         if path is not None:
             self._open(Path(path), rebuild)
         self._follow()
@@ -112,6 +114,7 @@ class StreamPriorities:
             self._file = self._lock = None
             lock.release()
             raise
+        self._closing = weakref.finalize(self, _close, file, lock, self._pid)
 
     # Reading the file back --------------------------------------------------------------------------------------
 
@@ -300,14 +303,9 @@ class StreamPriorities:
 
     def close(self) -> None:
         """Commit, close the side file, and let another process have it."""
-        file, lock = self._file, self._lock
         self._file = self._lock = None
-        if file is not None and lock is not None and os.getpid() == self._pid:
-            try:
-                file.commit()
-            finally:
-                file.close()
-                lock.release()
+        if self._closing is not None:
+            self._closing()
 
     def _write_state(self) -> None:
         assert self._file is not None
@@ -339,6 +337,16 @@ class StreamPriorities:
         raise TypeError(
             "priorities belong to the process that draws by them; make them there, with a path of their own"
         )
+
+
+def _close(file: PriorityFile, lock: Lock, pid: int) -> None:
+    """Commit a side file and give it up, in the process that opened it."""
+    if os.getpid() == pid:
+        try:
+            file.commit()
+        finally:
+            file.close()
+            lock.release()
 
 
 _REPLAY = {
