@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-#: Loading one of these loads a framework: seconds, and a process that is slow to fork. ``tests/integrations`` runs
-#: their examples in children.
+#: Loading one of these loads a framework: seconds, and a process that is slow to fork; torchrl even sets how all later
+#: processes start. ``tests/integrations`` runs them, and their examples, in children.
 collect_ignore = [
-    f"src/poolish/integrations/{framework}.py"
+    f"{place}.py"
     for framework in ("lightning", "transformers", "accelerate", "trl", "jax", "sb3", "torchrl")
+    for place in (f"src/poolish/integrations/{framework}", f"tests/integrations/{framework}_runs")
 ]
 
 
