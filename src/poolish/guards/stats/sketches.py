@@ -110,7 +110,9 @@ class Moments:
         times = whole.n / self.n
         off_mean = _ROUNDING * (abs(whole.mean) + abs(part.mean)) * times
         apart = abs(part.mean - self.mean)
-        off_2 = rounding * (whole.m2 + part.m2) + 2 * apart * off_mean * (self.n * part.n / whole.n)
+        # The square too: means that are rounded to the same number are 0 apart, and know nothing of it.
+        off_square = (2 * apart + off_mean) * off_mean
+        off_2 = rounding * (whole.m2 + part.m2) + off_square * (self.n * part.n / whole.n)
         # Sums of higher powers are off by as much as their largest terms are.
         off_3 = rounding * (abs(whole.m3) + abs(part.m3) + 3 * apart * whole.m2 + apart * apart * off_mean * self.n)
         off_4 = rounding * (whole.m4 + part.m4 + 6 * apart * apart * whole.m2) + 4 * apart * off_3
